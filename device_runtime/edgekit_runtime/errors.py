@@ -1,0 +1,83 @@
+"""The error tree. Each class carries the exit code with which the command line ends.
+
+A message says what, expected, got, where, and what to do next. Foreign exceptions are translated once, where
+the foreign library is called.
+"""
+
+from typing import ClassVar
+
+
+class EdgekitError(Exception):
+    """An error that edgekit explains; the command line prints it without a traceback."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ModelError(EdgekitError):
+    """The source model cannot be used: not a model, truncated, unsupported, unsafe or with NaN weights."""
+
+    exit_code = 3
+
+
+class DataError(EdgekitError):
+    """Calibration, evaluation or input data do not fit the model."""
+
+    exit_code = 4
+
+
+class BudgetError(EdgekitError):
+    """No candidate meets all limits at once."""
+
+    exit_code = 5
+
+
+class TargetError(EdgekitError):
+    """The target is unknown or its file is invalid."""
+
+    exit_code = 6
+
+
+class PackageError(EdgekitError):
+    """A package is not in the canonical form, or exceeds a limit."""
+
+    exit_code = 7
+
+
+class ManifestError(PackageError):
+    """The manifest is malformed, inconsistent or needs a newer reader."""
+
+
+class DigestError(PackageError):
+    """Content does not have the size or digest that was signed."""
+
+
+class SignatureError(PackageError):
+    """The signature is missing, malformed, wrong, or by a key that is not trusted.
+
+    Attributes:
+        key_id: id of the key that the envelope names, or None where there is none.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, key_id: str | None = None) -> None:
+        super().__init__(message)
+        self.key_id = key_id
+
+
+class BackendError(EdgekitError):
+    """An inference engine is missing or refused a model or an input."""
+
+    exit_code = 9
+
+
+class OutputError(EdgekitError):
+    """A result cannot be written: no permission, no space, not a folder."""
+
+    exit_code = 10
+
+
+class RecipeError(EdgekitError):
+    """A recipe is malformed, of another model, or cannot be repeated with these tool versions."""
+
+    exit_code = 11

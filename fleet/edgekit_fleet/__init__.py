@@ -1,0 +1,1 @@
+"""Pushing versions and rollbacks to a fleet over MQTT. Nothing is implemented here yet."""

@@ -1,0 +1,1 @@
+"""Splitting a graph between device and cloud. Nothing is implemented here yet."""
