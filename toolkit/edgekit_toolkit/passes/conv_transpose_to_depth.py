@@ -1,0 +1,80 @@
+"""Write a transposed convolution whose kernel equals its stride as a 1x1 convolution and DepthToSpace.
+
+Without overlap each input pixel makes its own block of kernel x kernel output pixels, which is a 1x1
+convolution to channels x kernel x kernel and a reordering. The engines have fast int8 kernels for 1x1
+convolutions and none for transposed ones.
+
+Source: W. Shi et al., Is the deconvolution layer the same as a convolutional layer?, 2016.
+"""
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from edgekit_toolkit.graph import (
+    GraphIndex,
+    add_constant,
+    attribute,
+    fresh_name,
+    remove_unused_initializers,
+    replace_nodes,
+)
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` without transposed convolutions that do not overlap."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    while _rewrite_one(result.graph):
+        pass
+    remove_unused_initializers(result.graph)
+    return result
+
+
+def _rewrite_one(graph: onnx.GraphProto) -> bool:
+    index = GraphIndex(graph)
+    for node in graph.node:
+        block = _block(index, node)
+        if block is None:
+            continue
+        weight = index.constant(node.input[1])
+        assert weight is not None
+        ins, outs = weight.shape[:2]
+        # DepthToSpace in CRD mode reads channel c * block * block + row * block + column.
+        pointwise = weight.transpose(1, 2, 3, 0).reshape(outs * block * block, ins, 1, 1)
+        inputs = [
+            node.input[0],
+            add_constant(index, f"{node.input[1]}_pointwise", np.ascontiguousarray(pointwise)),
+        ]
+        if len(node.input) > 2 and node.input[2]:
+            bias = np.repeat(np.asarray(index.constant(node.input[2])), block * block)
+            inputs.append(add_constant(index, f"{node.input[2]}_repeated", bias))
+        deep = fresh_name(index, f"{node.output[0]}_deep")
+        conv = helper.make_node("Conv", inputs, [deep], name=node.name, kernel_shape=[1, 1])
+        space = helper.make_node(
+            "DepthToSpace", [deep], [node.output[0]], name=f"{node.name}_space", blocksize=block, mode="CRD"
+        )
+        replace_nodes(graph, [node], [conv, space])
+        return True
+    return False
+
+
+def _block(index: GraphIndex, node: onnx.NodeProto) -> int | None:
+    """The block size where the node is a transposed convolution without overlap, else None."""
+    if node.op_type != "ConvTranspose" or attribute(node, "group", 1) != 1:
+        return None
+    weight = index.constant(node.input[1])
+    bias = index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.float32(0)
+    if weight is None or bias is None or weight.dtype != np.float32 or weight.ndim != 4:
+        return None
+    block = weight.shape[2]
+    plain = (
+        weight.shape[3] == block
+        and list(attribute(node, "strides", [])) == [block, block]
+        and not any(attribute(node, "pads", []))
+        and not any(attribute(node, "output_padding", []))
+        and all(value == 1 for value in attribute(node, "dilations", []))
+        and attribute(node, "auto_pad", b"NOTSET") in {b"NOTSET", b"VALID"}
+        and attribute(node, "output_shape") is None
+    )
+    return block if plain and block > 1 else None

@@ -1,0 +1,64 @@
+"""Write x + x * g as x * (1 + g) where the gate g is much smaller than x.
+
+A squeeze-and-excite block with a residual path costs two passes over the full tensor; adding 1 to the gate, one value a channel, leaves one.
+"""
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from edgekit_toolkit.graph import GraphIndex, add_constant, fresh_name, replace_nodes
+
+# A gate of one value a channel comes from one of these, through a chain that keeps its 1x1 size.
+_POOLS = {"GlobalAveragePool", "GlobalMaxPool"}
+_KEEPS_SIZE = {"Conv", "Relu", "Sigmoid", "HardSigmoid", "Clip", "Mul", "Add"}
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` in which gated residuals are single products."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    while _distribute_one(result.graph):
+        pass
+    return result
+
+
+def _distribute_one(graph: onnx.GraphProto) -> bool:
+    index = GraphIndex(graph)
+    for add in graph.node:
+        if add.op_type != "Add":
+            continue
+        for at in (0, 1):
+            mul, source = index.producers.get(add.input[at]), add.input[1 - at]
+            if (
+                mul is None
+                or mul.op_type != "Mul"
+                or source not in mul.input
+                or not index.only_feeds(mul.output[0], add)
+            ):
+                continue
+            gates = [name for name in mul.input if name != source]
+            if len(gates) == 1 and _is_gate(index, gates[0]):
+                _write(index, add, mul, source, gates[0])
+                return True
+    return False
+
+
+def _is_gate(index: GraphIndex, name: str) -> bool:
+    node = index.producers.get(name)
+    while node is not None and node.op_type in _KEEPS_SIZE:
+        node = index.producers.get(next((n for n in node.input if n not in index.initializers), ""))
+    return node is not None and node.op_type in _POOLS
+
+
+def _write(index: GraphIndex, add: onnx.NodeProto, mul: onnx.NodeProto, source: str, gate: str) -> None:
+    one = add_constant(index, f"{gate}_one", np.asarray(1, np.float32))
+    plus = fresh_name(index, f"{gate}_plus_one")
+    replace_nodes(
+        index.graph,
+        [mul, add],
+        [
+            helper.make_node("Add", [gate, one], [plus], name=add.name),
+            helper.make_node("Mul", [source, plus], [add.output[0]], name=mul.name),
+        ],
+    )

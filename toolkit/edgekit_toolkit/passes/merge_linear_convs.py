@@ -1,0 +1,80 @@
+"""Merge two 1x1 convolutions with nothing between them into one, where that needs fewer weights and operations.
+
+The product of two linear maps is one linear map: W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
+It does not merge a bottleneck (a narrow middle), whose product is larger than its factors.
+"""
+
+import numpy as np
+import onnx
+
+from edgekit_toolkit.graph import (
+    GraphIndex,
+    add_constant,
+    attribute,
+    remove_unused_initializers,
+    replace_nodes,
+)
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` in which consecutive linear 1x1 convolutions are merged where that pays."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    while _merge_one(result.graph):
+        pass
+    remove_unused_initializers(result.graph)
+    return result
+
+
+def _merge_one(graph: onnx.GraphProto) -> bool:
+    index = GraphIndex(graph)
+    for second in graph.node:
+        first = index.producers.get(second.input[0]) if second.input else None
+        if first is None or not _is_pointwise(index, first) or not _is_pointwise(index, second):
+            continue
+        if not index.only_feeds(first.output[0], second):
+            continue
+        w1, b1 = _matrix(index, first)
+        w2, b2 = _matrix(index, second)
+        if w1.size + w2.size <= w1.shape[1] * w2.shape[0]:
+            continue
+        weight = add_constant(
+            index, f"{second.input[1]}_merged", (w2 @ w1)[:, :, None, None].astype(np.float32)
+        )
+        inputs = [first.input[0], weight]
+        if b1 is not None or b2 is not None:
+            bias = (0 if b1 is None else w2 @ b1) + (0 if b2 is None else b2)
+            inputs.append(add_constant(index, f"{second.input[1]}_merged_bias", np.asarray(bias, np.float32)))
+        del second.input[:]
+        second.input.extend(inputs)
+        replace_nodes(graph, [first], [])
+        return True
+    return False
+
+
+def _is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    if (
+        node.op_type != "Conv"
+        or attribute(node, "group", 1) != 1
+        or attribute(node, "auto_pad", b"NOTSET") != b"NOTSET"
+    ):
+        return False
+    if any(value != 1 for value in attribute(node, "strides", [])) or any(attribute(node, "pads", [])):
+        return False
+    values = [index.constant(name) for name in node.input[1:] if name]
+    return all(v is not None and v.dtype == np.float32 for v in values) and values[0].shape[2:] == (1, 1)  # type: ignore[union-attr]
+
+
+def _matrix(
+    index: GraphIndex, node: onnx.NodeProto
+) -> tuple[
+    np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None,
+]:
+    weight = np.asarray(index.constant(node.input[1]), np.float64)[:, :, 0, 0]
+    bias = (
+        np.asarray(index.constant(node.input[2]), np.float64)
+        if len(node.input) > 2 and node.input[2]
+        else None
+    )
+    return weight, bias
