@@ -1,0 +1,90 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.feeds import generate_feeds
+
+IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
+
+
+def test_same_seed_gives_the_bytes_of_every_machine_and_version():
+    feeds = generate_feeds([IMAGE, TensorSpec("ids", "int64", (1, 5))], 2, seed=7)
+    digest = hashlib.sha256(b"".join(array.tobytes() for feed in feeds for array in feed.values()))
+    # Recipes repeat packages byte for byte, so this value may only change together with their version.
+    assert digest.hexdigest() == "a285e42829892a57a85b53202fcce66f51b975e8c8d0ff49166818c216b2be8b"
+
+
+def test_other_seed_or_position_gives_other_values():
+    first, second = generate_feeds([IMAGE], 2, seed=7)
+    other = generate_feeds([IMAGE], 1, seed=8)[0]
+    assert not np.array_equal(first["image"], second["image"])
+    assert not np.array_equal(first["image"], other["image"])
+
+
+def test_float_image_fits_its_spec_and_default_range():
+    feed = generate_feeds([IMAGE], 1, seed=0)[0]["image"]
+    IMAGE.check(feed)
+    assert feed.shape == (1, 3, 32, 32)
+    assert -1 <= feed.min() < -0.3
+    assert 0.3 < feed.max() <= 1
+
+
+def test_image_neighbours_are_closer_than_distant_pixels():
+    plane = generate_feeds([IMAGE], 1, seed=0)[0]["image"][0, 0]
+    near = np.abs(np.diff(plane, axis=1)).mean()
+    far = np.abs(plane[:, 16:] - plane[:, :16]).mean()
+    assert near < far / 1.5  # equal in expectation for white noise
+
+
+def test_8_bit_image_spans_its_dtype():
+    spec = TensorSpec("image", "uint8", (1, 64, 64, 3))
+    feed = generate_feeds([spec], 1, seed=0)[0]["image"]
+    spec.check(feed)
+    assert feed.min() < 50
+    assert feed.max() > 205
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+def test_integers_and_booleans_are_both_0_and_1(dtype):
+    spec = TensorSpec("mask", dtype, (1, 64))
+    feed = generate_feeds([spec], 1, seed=0)[0]["mask"]
+    spec.check(feed)
+    assert sorted(set(feed.ravel().tolist())) == [0, 1]
+
+
+def test_range_of_an_integer_input_includes_both_ends():
+    spec = TensorSpec("ids", "int64", (1, 500))
+    feed = generate_feeds([spec], 1, seed=0, ranges={"ids": (3, 6)})[0]["ids"]
+    assert sorted(set(feed.ravel().tolist())) == [3, 4, 5, 6]
+
+
+def test_range_of_a_float_input_is_kept():
+    feed = generate_feeds([IMAGE], 1, seed=0, ranges={"image": (0, 255)})[0]["image"]
+    assert 0 <= feed.min() < 100
+    assert 150 < feed.max() <= 255
+
+
+def test_scalar_input_gets_a_scalar():
+    feed = generate_feeds([TensorSpec("sr", "int64", ())], 1, seed=0, ranges={"sr": (16000, 16000)})
+    assert feed[0]["sr"].shape == ()
+    assert feed[0]["sr"] == 16000
+
+
+def test_named_dimensions_take_the_sizes_given():
+    spec = TensorSpec("x", "float32", ("N", 3, "H", "W"))
+    feed = generate_feeds([spec], 1, seed=0, dims={"N": 2, "H": 16, "W": 8})[0]["x"]
+    assert feed.shape == (2, 3, 16, 8)
+
+
+def test_free_dimension_without_size_asks_for_it():
+    with pytest.raises(DataError, match="--dim T=VALUE"):
+        generate_feeds([TensorSpec("x", "float32", ("N", "T"))], 1, seed=0)
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [("uint8", (0, 256)), ("bool", (0, 2)), ("float32", (1, 0))])
+def test_range_beyond_the_dtype_is_refused(dtype, limits):
+    with pytest.raises(DataError, match="not a range of its values"):
+        generate_feeds([TensorSpec("x", dtype, (1, 4))], 1, seed=0, ranges={"x": limits})

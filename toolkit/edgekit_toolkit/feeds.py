@@ -1,0 +1,123 @@
+"""Generated inputs: the same seed gives the same bytes on every machine and with every numpy version.
+
+They exercise a model; they are no substitute for calibration or evaluation data (see `data`).
+
+Only PCG64's raw stream and single IEEE operations are used: `Generator` may change its streams between numpy
+versions, and sums or transcendental functions may round differently between machines.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+Feeds = dict[str, NDArray[Any]]
+
+DEFAULT_RANGE = (-1.0, 1.0)
+KNOTS = 6  # random points that a smooth axis is drawn through
+NOISE_SHARE = 0.25  # of the range; the smooth field has the rest
+SMALLEST_SMOOTH_AXIS = 9  # shorter axes are taken for channels, which need not vary smoothly
+
+
+def generate_feeds(
+    inputs: Sequence[TensorSpec],
+    n: int,
+    seed: int,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> list[Feeds]:
+    """Return `n` feeds: smooth fields with noise for images and the like, noise for other floats.
+
+    Args:
+        inputs: what the model takes.
+        n: how many feeds, each of the model's own shapes.
+        seed: of the random stream, at least 0.
+        dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
+            named here is 1.
+        ranges: input name -> smallest and largest value. Default: -1..1 for floats, the whole range for 8-bit
+            inputs of rank 3 and more, 0..1 for other integers (which suits masks and is a valid index).
+
+    Raises:
+        DataError: a free dimension without a size, or a range that does not fit its input.
+    """
+    shapes = {spec.name: bound_shape(spec, dims or {}) for spec in inputs}
+    limits = {spec.name: _range(spec, (ranges or {}).get(spec.name)) for spec in inputs}
+    stream = np.random.PCG64(seed)
+    return [
+        {spec.name: _values(stream, spec, shapes[spec.name], limits[spec.name]) for spec in inputs}
+        for _ in range(n)
+    ]
+
+
+def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape with the free dimensions filled in; a leading one without a size is 1.
+
+    Raises:
+        DataError: another free dimension without a size.
+    """
+    shape = []
+    for axis, size in enumerate(spec.shape):
+        if isinstance(size, str):
+            if size not in dims and axis > 0:
+                raise DataError(
+                    f"input '{spec.name}' {list(spec.shape)}: dimension '{size}' is free; give it a size with"
+                    f" --dim {size}=VALUE"
+                )
+            size = dims.get(size, 1)  # noqa: PLW2901 - the bound size takes the place of the name
+        shape.append(size)
+    return tuple(shape)
+
+
+def _range(spec: TensorSpec, given: tuple[float, float] | None) -> tuple[float, float]:
+    dtype = DTYPES[spec.dtype]
+    if dtype.kind == "f":
+        low, high = given or DEFAULT_RANGE
+        smallest, largest = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    elif dtype.kind == "b":
+        low, high = given or (0, 1)
+        smallest, largest = 0, 1
+    else:
+        smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        is_image = dtype.itemsize == 1 and len(spec.shape) >= 3
+        low, high = given or ((smallest, largest) if is_image else (0, 1))
+    if not smallest <= low <= high <= largest:
+        raise DataError(f"input '{spec.name}' ({spec.dtype}): {low}..{high} is not a range of its values")
+    return low, high
+
+
+def _values(
+    stream: np.random.PCG64, spec: TensorSpec, shape: tuple[int, ...], limits: tuple[float, float]
+) -> NDArray[Any]:
+    dtype = DTYPES[spec.dtype]
+    low, high = limits
+    unit = _uniform(stream, shape)
+    if len(shape) >= 3 and (dtype.kind == "f" or dtype.itemsize == 1):
+        unit = _smooth(stream, shape) * (1 - NOISE_SHARE) + unit * NOISE_SHARE
+    if dtype.kind == "f":
+        return (low + unit * (high - low)).astype(dtype)
+    # Each integer of the range is as likely; the minimum guards the rounding of the product up to its end.
+    return np.minimum(np.floor(unit * (high - low + 1)) + low, high).astype(dtype)
+
+
+def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return float64 [*shape] in 0..1, 53 random bits each."""
+    raw = np.asarray(stream.random_raw(math.prod(shape)), np.uint64)
+    unit: NDArray[np.float64] = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return unit.reshape(shape)
+
+
+def _smooth(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a low-frequency field float64 [*shape] in 0..1: random knots joined linearly, axis by axis."""
+    smooth_axes = [axis for axis, size in enumerate(shape) if axis > 0 and size >= SMALLEST_SMOOTH_AXIS]
+    field = _uniform(stream, tuple(KNOTS if axis in smooth_axes else size for axis, size in enumerate(shape)))
+    for axis in smooth_axes:
+        places = np.arange(shape[axis], dtype=np.float64) * (KNOTS - 1) / (shape[axis] - 1)
+        left = np.minimum(places.astype(np.intp), KNOTS - 2)
+        weight = (places - left).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        field = field.take(left, axis) * (1 - weight) + field.take(left + 1, axis) * weight
+    return field

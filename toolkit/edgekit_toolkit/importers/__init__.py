@@ -1,0 +1,1 @@
+"""Importers: one a source format. Each returns a `SourceModel` and never touches the file that it reads."""

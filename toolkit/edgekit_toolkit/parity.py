@@ -1,0 +1,148 @@
+"""Parity: how far the outputs of a candidate are from those of the reference model.
+
+It compares arrays. It does not run models, and it does not judge a lossy step by task accuracy.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Outputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far an output may move.
+
+    Attributes:
+        range_fraction: allowed error as a fraction of the output's range (largest less smallest finite
+            value).
+        ulps: allowed error on top, in units of the dtype's rounding step at the largest value. It keeps an
+            output with a large offset and a small range from being judged below its own resolution.
+
+    Raises:
+        ValueError: a negative or NaN tolerance.
+    """
+
+    range_fraction: float = 1e-5
+    ulps: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (self.range_fraction >= 0 and self.ulps >= 0):
+            raise ValueError(f"tolerances must be at least 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The verdict on a candidate's outputs.
+
+    Attributes:
+        max_abs_error: largest absolute difference over all outputs; infinite where outputs do not line up.
+        relative_to_range: the same as a fraction of each output's own range, largest over the outputs.
+        argmax_agreement: share of rows whose largest element is at the same place, over the rows where the
+            reference leads by more than twice the allowed error; None where there is no such row.
+        ok: whether every output is within the tolerance.
+        reason: why not; empty when ok.
+    """
+
+    max_abs_error: float
+    relative_to_range: float
+    argmax_agreement: float | None
+    ok: bool
+    reason: str
+
+
+def compare(reference: Outputs, outputs: Outputs, tolerance: Tolerance | None = None) -> Parity:
+    """Return how `outputs` differ from `reference`.
+
+    Names, dtypes and shapes must be the same; integers and booleans must be equal; a value that is finite in
+    the reference must stay finite, and NaN or infinities must stay what they are.
+
+    Args:
+        reference: output name -> array, any shape.
+        outputs: the candidate's.
+        tolerance: default: `Tolerance()`.
+    """
+    tolerance = tolerance or Tolerance()
+    if list(reference) != list(outputs):
+        return _refused(f"outputs are {list(outputs)}, expected {list(reference)}")
+    return worst([_compare_one(name, want, outputs[name], tolerance) for name, want in reference.items()])
+
+
+def worst(verdicts: Sequence[Parity]) -> Parity:
+    """Return the verdict over several: the largest errors, the lowest agreement, the first reason."""
+    agreements = [v.argmax_agreement for v in verdicts if v.argmax_agreement is not None]
+    return Parity(
+        max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
+        relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),
+        argmax_agreement=min(agreements, default=None),
+        ok=all(v.ok for v in verdicts),
+        reason=next((v.reason for v in verdicts if not v.ok), ""),
+    )
+
+
+def _refused(reason: str) -> Parity:
+    return Parity(math.inf, math.inf, None, ok=False, reason=reason)
+
+
+def _compare_one(name: str, want: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Parity:
+    if want.dtype != got.dtype:
+        return _refused(f"output '{name}' has dtype {got.dtype}, expected {want.dtype}")
+    if want.shape != got.shape:
+        return _refused(f"output '{name}' has shape {list(got.shape)}, expected {list(want.shape)}")
+    if want.dtype.kind != "f":
+        return _compare_exact(name, want, got)
+    finite = np.isfinite(want)
+    if not np.array_equal(want[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        changed = int(np.count_nonzero(np.isfinite(got) != finite))
+        return _refused(f"output '{name}' has {changed} values that are NaN or infinite in one model only")
+    kept = want[finite].astype(np.float64)
+    if kept.size == 0:
+        return Parity(0.0, 0.0, None, ok=True, reason="")
+    error = float(np.abs(kept - got[finite].astype(np.float64)).max())
+    span = float(kept.max() - kept.min())
+    largest = float(np.abs(kept).max())
+    resolution = float(np.finfo(want.dtype).eps) * largest
+    allowed = tolerance.range_fraction * span + tolerance.ulps * resolution
+    ok = error <= allowed
+    return Parity(
+        max_abs_error=error,
+        relative_to_range=error / (span or largest or 1.0),
+        argmax_agreement=_argmax_agreement(want, got, margin=2 * allowed),
+        ok=ok,
+        reason="" if ok else f"output '{name}' differs by {error:.3g}, allowed {allowed:.3g}",
+    )
+
+
+def _compare_exact(name: str, want: NDArray[Any], got: NDArray[Any]) -> Parity:
+    different = int(np.count_nonzero(want != got))
+    if different == 0:
+        return Parity(0.0, 0.0, None, ok=True, reason="")
+    # In float64, because a difference of integers can overflow their own dtype.
+    error = float(np.abs(want.astype(np.float64) - got.astype(np.float64)).max())
+    span = float(want.max()) - float(want.min())
+    reason = f"output '{name}' ({want.dtype}) differs in {different} of {want.size} values"
+    return Parity(error, error / (span or 1.0), None, ok=False, reason=reason)
+
+
+def _argmax_agreement(want: NDArray[Any], got: NDArray[Any], margin: float) -> float | None:
+    """Return the share of rows with equal argmax over the class axis, or None when no row is clear.
+
+    The class axis is the last one longer than 1: rows are [N] of an output [N, C] or [N, C, 1, 1].
+    """
+    while want.ndim > 2 and want.shape[-1] == 1:
+        want, got = want[..., 0], got[..., 0]
+    if want.ndim < 2 or want.shape[-1] < 2 or want.size == 0:
+        return None
+    rows = want.reshape(-1, want.shape[-1]).astype(np.float64)
+    top_two = np.partition(rows, -2, axis=-1)[:, -2:]
+    with np.errstate(invalid="ignore"):  # inf - inf in a row that has no clear winner
+        clear = top_two[:, 1] - top_two[:, 0] > margin
+    if not clear.any():
+        return None
+    agree = rows[clear].argmax(-1) == got.reshape(rows.shape)[clear].argmax(-1)
+    return float(agree.mean())
