@@ -1,0 +1,78 @@
+"""A number that says where it comes from: `Figure` and `Source`, and the checks that records share."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from edgekit_runtime.errors import TargetError
+
+Status = Literal["datasheet", "published", "measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures come from.
+
+    Attributes:
+        key: what figures call it by.
+        title: title of the document, or a name for a derivation or a measurement.
+        date: date of the document or of the measurement, ISO 8601 (a year or a month will do).
+        where: page, section or address at which the figure stands; empty for our own.
+        derivation: how an estimate was derived or a measurement was made; empty for a plain citation.
+    """
+
+    key: str
+    title: str
+    date: str
+    where: str = ""
+    derivation: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("key", "title"):
+            if not getattr(self, name).strip():
+                raise TargetError(f"{name}: expected text, got nothing")
+        if not re.fullmatch(r"\d{4}(-\d{2}){0,2}", self.date):
+            raise TargetError(f"date: expected YYYY, YYYY-MM or YYYY-MM-DD, got {self.date!r}")
+        if not (self.where.strip() or self.derivation.strip()):
+            raise TargetError("where: expected a place or a derivation, got neither")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its unit, its status and the key of its source.
+
+    Attributes:
+        value: finite, at least 0.
+        unit: B, Hz, W, MAC/s, B/s, s, or 1 for a count or a ratio.
+        status: `datasheet` (the vendor says so), `published` (a third party measured it), `measured` (we
+            measured it, the source says how), `estimated` (derived, the source says how).
+        source: key of a `Source` of the same target.
+    """
+
+    value: float
+    unit: str
+    status: Status
+    source: str
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value) or self.value < 0:
+            raise TargetError(f"value: expected a finite number of at least 0, got {self.value}")
+        if self.status not in get_args(Status):
+            raise TargetError(f"status: expected one of {listed(get_args(Status))}, got {self.status!r}")
+
+
+def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
+    """Raise TargetError unless the named figures of `record` have this unit and, `zero` aside, are not 0."""
+    for name in names:
+        figure: Figure = getattr(record, name)
+        if figure.unit != unit:
+            raise TargetError(f"{name}.unit: expected {unit!r}, got {figure.unit!r}")
+        if figure.value == 0 and not zero:
+            raise TargetError(f"{name}.value: expected more than 0, got 0")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names)

@@ -1,0 +1,301 @@
+"""What edgekit knows of a target, as frozen records that check themselves when they are made.
+
+Each number is a `Figure`: it carries its unit, how far it can be trusted (`status`) and the key of the
+source that it comes from. This module reads no files.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from edgekit_runtime.errors import TargetError
+from edgekit_toolkit.targets.figures import Figure, Source, check_figures, listed
+
+Precision = Literal["fp32", "fp16", "int8"]
+Form = Literal["symmetric", "asymmetric"]
+
+NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+ARCHITECTURES = ("aarch64", "x86_64")
+BACKENDS = ("ort", "tensorrt", "litert")
+_DTYPES = ("int8", "uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """RAM, bytes. `free` is what a model may reasonably take beside the system and the application."""
+
+    total: Figure
+    free: Figure
+
+    def __post_init__(self) -> None:
+        check_figures(self, "B", "total", "free")
+        if self.free.value > self.total.value:
+            raise TargetError(f"free: expected at most total ({self.total.value}), got {self.free.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where packages lie. `free` is what is reasonably left for them, bytes."""
+
+    kind: str
+    free: Figure
+
+    def __post_init__(self) -> None:
+        check_figures(self, "B", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """Cores that inference may use, their top clock, and the instructions that matter to int8 and fp16."""
+
+    model: str
+    cores: Figure
+    clock: Figure
+    isa: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_figures(self, "1", "cores")
+        check_figures(self, "Hz", "clock")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMode:
+    """One setting of the power governor.
+
+    Attributes:
+        name: the vendor's name for it.
+        active: draw of the whole board while it runs a network, watts (idle draw included).
+        compute_scale: speed of arithmetic and of kernel starts against the figures in `Costs`.
+        bandwidth_scale: memory bandwidth against the figure in `Costs`.
+        limit: the cap that the vendor names, watts, or None where there is none.
+    """
+
+    name: str
+    active: Figure
+    compute_scale: Figure
+    bandwidth_scale: Figure
+    limit: Figure | None = None
+
+    def __post_init__(self) -> None:
+        check_figures(self, "W", "active")
+        check_figures(self, "1", "compute_scale", "bandwidth_scale")
+        if self.limit is not None:
+            check_figures(self, "W", "limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Idle draw of the whole board, and the power modes, the one that is set out of the box named."""
+
+    idle: Figure
+    default_mode: str
+    modes: tuple[PowerMode, ...]
+
+    def __post_init__(self) -> None:
+        check_figures(self, "W", "idle")
+        names = [mode.name for mode in self.modes]
+        if len(set(names)) != len(names):
+            raise TargetError(f"modes: expected distinct names, got {listed(names)}")
+        self.mode(self.default_mode)
+        for mode in self.modes:
+            if mode.active.value < self.idle.value:
+                raise TargetError(
+                    f"modes.{mode.name}.active: expected at least idle ({self.idle.value} W), "
+                    f"got {mode.active.value}"
+                )
+
+    def mode(self, name: str) -> PowerMode:
+        """The power mode called `name`.
+
+        Raises:
+            TargetError: there is no such mode.
+        """
+        for mode in self.modes:
+            if mode.name == name:
+                return mode
+        raise TargetError(
+            f"power mode: expected one of {listed([mode.name for mode in self.modes])}, got {name!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of the device's operating system: its Python, and the version of each engine for it.
+
+    Attributes:
+        name: the vendor's name.
+        python: major.minor of the Python that comes with it.
+        engines: (engine, newest version known to install there), sorted by engine.
+        source: key of a `Source`.
+    """
+
+    name: str
+    python: str
+    engines: tuple[tuple[str, str], ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"3\.\d+|none", self.python):
+            raise TargetError(f"python: expected 3.N or none, got {self.python!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The form of int8 that the target's default backend runs fast.
+
+    Attributes:
+        form: of the activations; `symmetric` has all zero points at 0.
+        activations: dtype, int8 or uint8.
+        weights: dtype, int8 or uint8 (always symmetric).
+        per_channel: whether each output channel may have its own weight scale.
+        quantized_bias: whether biases become int32; TensorRT wants them left in float.
+        dedicated_qdq: whether each quantized input needs a QuantizeLinear/DequantizeLinear pair of its own.
+        reduce_range: whether weights keep to 7 bits, since an 8-bit product can saturate in 16 bits there.
+        source: key of a `Source`.
+    """
+
+    form: Form
+    activations: str
+    weights: str
+    per_channel: bool
+    quantized_bias: bool
+    dedicated_qdq: bool
+    reduce_range: bool
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise TargetError(f"form: expected one of {listed(get_args(Form))}, got {self.form!r}")
+        for name in ("activations", "weights"):
+            if getattr(self, name) not in _DTYPES:
+                raise TargetError(f"{name}: expected one of {listed(_DTYPES)}, got {getattr(self, name)!r}")
+        if self.form == "symmetric" and self.activations != "int8":
+            raise TargetError(f"activations: expected int8 in the symmetric form, got {self.activations!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The backend to package for, and the one to fall back to on the device."""
+
+    default: str
+    fallback: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("default", self.default), ("fallback", self.fallback)):
+            if value is not None and value not in BACKENDS:
+                raise TargetError(f"{name}: expected one of {listed(BACKENDS)}, got {value!r}")
+        if self.fallback == self.default:
+            raise TargetError(f"fallback: expected another backend than {self.default!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Coefficients of the latency model, for the default backend in the power mode with both scales at 1.
+
+    Attributes:
+        fp32, int8: effective multiply-accumulates per second in large kernels.
+        fp16: the same in half precision, or None where the backend has no such kernels (it casts to fp32).
+        memory: effective bytes per second to and from where activations and weights lie.
+        kernel_overhead: seconds to start one kernel.
+        uncertainty: factor by which a modelled latency may be off either way, at least 1.
+    """
+
+    fp32: Figure
+    int8: Figure
+    memory: Figure
+    kernel_overhead: Figure
+    uncertainty: Figure
+    fp16: Figure | None = None
+
+    def __post_init__(self) -> None:
+        check_figures(self, "MAC/s", "fp32", "int8", *(["fp16"] if self.fp16 is not None else []))
+        check_figures(self, "B/s", "memory")
+        check_figures(self, "s", "kernel_overhead", zero=True)
+        check_figures(self, "1", "uncertainty")
+        if self.uncertainty.value < 1:
+            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value}")
+
+    def macs_per_s(self, precision: Precision) -> float:
+        """Effective multiply-accumulates per second; fp16 counts as fp32 where there are no such kernels."""
+        figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
+        return figure.value
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a model is compiled for: architecture, backend and device class, with the figures of the class."""
+
+    name: str
+    title: str
+    arch: str
+    memory: Memory
+    storage: Storage
+    cpu: Cpu
+    power: Power
+    releases: tuple[Release, ...]
+    quantization: Quantization
+    backend: Backend
+    costs: Costs
+    sources: tuple[Source, ...]
+    aliases: tuple[str, ...] = ()
+    accelerator: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.aliases):
+            if not NAME_PATTERN.fullmatch(name):
+                raise TargetError(f"name: expected lower-case words joined by hyphens, got {name!r}")
+        if self.arch not in ARCHITECTURES:
+            raise TargetError(f"arch: expected one of {listed(ARCHITECTURES)}, got {self.arch!r}")
+        if not self.releases:
+            raise TargetError("releases: expected at least one, got none")
+        keys = [source.key for source in self.sources]
+        if len(set(keys)) != len(keys):
+            raise TargetError(f"sources: expected distinct keys, got {listed(keys)}")
+        self._check_sources()
+
+    def source(self, key: str) -> Source:
+        """The source called `key`.
+
+        Raises:
+            TargetError: there is no such source.
+        """
+        for source in self.sources:
+            if source.key == key:
+                return source
+        raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
+
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        """Each figure with its path, such as `power.modes.25W.active`."""
+        for part in ("memory", "storage", "cpu", "power", "costs"):
+            yield from _figures(part, getattr(self, part))
+
+    def _check_sources(self) -> None:
+        for path, figure in self.figures():
+            try:
+                source = self.source(figure.source)
+            except TargetError as error:
+                raise TargetError(f"{path}.{error}") from error
+            # A figure of our own must say how it came about; another's must say where it stands.
+            wanted = "derivation" if figure.status in {"measured", "estimated"} else "where"
+            if not getattr(source, wanted).strip():
+                raise TargetError(
+                    f"{path}.source: expected a source with `{wanted}` for a figure with status "
+                    f"{figure.status!r}, got {source.key!r} without"
+                )
+        for key in (self.quantization.source, *(release.source for release in self.releases)):
+            self.source(key)
+
+
+def _figures(path: str, record: object) -> Iterator[tuple[str, Figure]]:
+    if isinstance(record, Figure):
+        yield path, record
+    elif isinstance(record, tuple):
+        for mode in record:
+            if isinstance(mode, PowerMode):
+                yield from _figures(f"{path}.{mode.name}", mode)
+    elif dataclasses.is_dataclass(record):
+        for item in dataclasses.fields(record):
+            yield from _figures(f"{path}.{item.name}", getattr(record, item.name))
