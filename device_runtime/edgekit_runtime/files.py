@@ -1,0 +1,67 @@
+"""Atomic file writing and digests of files."""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from edgekit_runtime.errors import OutputError
+
+
+@contextlib.contextmanager
+def write_atomically(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.
+
+    The content and the rename are on the disk before this returns, and a file that was at `path` stays whole
+    until then. Only a power cut or SIGKILL in mid-write leaves the temporary file, named `.NAME.<16
+    digits>.tmp`.
+
+    Args:
+        path: where the file shall be; its folder must exist.
+        mode: permissions before the umask.
+
+    Raises:
+        OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            # Also on KeyboardInterrupt; after the rename there is nothing left to remove. A second error here
+            # would hide the first, and the folder that refuses a removal has refused the creation before.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as cause:
+        reason = cause.strerror or str(cause)
+        raise OutputError(f"cannot write {path}: {reason}; free space or choose another folder") from cause
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of the file at `path`, in lower-case hexadecimal digits, with bounded memory.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

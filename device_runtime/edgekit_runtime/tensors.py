@@ -1,0 +1,103 @@
+"""Tensor specs: the name, dtype and shape of an input or output, and the check of an array against them.
+
+It does not convert arrays: a caller that passes float64 where float32 is expected is told so.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.canonical import Fields, JsonValue
+from edgekit_runtime.errors import DataError
+
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+}
+MAX_RANK: Final = 32  # the most dimensions that every supported numpy version can hold
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What an input or output holds.
+
+    Attributes:
+        name: the name in the model graph.
+        dtype: a numpy dtype name out of `DTYPES`, such as `float32`.
+        shape: sizes of the dimensions; a string names a dimension of any size.
+        extra: fields of a newer writer, kept for the round trip.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise DataError(f"tensor spec: name is {self.name!r}, expected a string that is not empty")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise DataError(
+                f"tensor '{self.name}': dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
+            )
+        if not isinstance(self.shape, tuple) or len(self.shape) > MAX_RANK:
+            raise DataError(f"tensor '{self.name}': shape must be a tuple of at most {MAX_RANK} dimensions")
+        for size in self.shape:
+            is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+            if not is_size and not (isinstance(size, str) and size):
+                raise DataError(
+                    f"tensor '{self.name}': shape has dimension {size!r}, expected a size from 0 or a name"
+                )
+
+    def check(self, array: object) -> None:
+        """Return when `array` fits.
+
+        Raises:
+            DataError: not a numpy array, another dtype or byte order, another rank or size.
+        """
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"tensor '{self.name}': got {type(array).__name__}, expected a numpy array")
+        if array.dtype != DTYPES[self.dtype]:
+            raise DataError(
+                f"tensor '{self.name}': got dtype {array.dtype.str}, expected {DTYPES[self.dtype].str}"
+                f" ({self.dtype}); convert it with .astype('{self.dtype}')"
+            )
+        got = array.shape
+        if got == self.shape:  # the usual case; the loop below costs a microsecond
+            return
+        if len(got) != len(self.shape) or any(
+            want != size for want, size in zip(self.shape, got, strict=True) if isinstance(want, int)
+        ):
+            raise DataError(f"tensor '{self.name}': got shape {list(got)}, expected {list(self.shape)}")
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The size of an array of this spec, or None when a dimension is free."""
+        sizes = [size for size in self.shape if isinstance(size, int)]
+        if len(sizes) < len(self.shape):
+            return None
+        return math.prod(sizes) * DTYPES[self.dtype].itemsize
+
+    @classmethod
+    def from_json(cls, value: object, where: str = "tensor spec") -> "TensorSpec":
+        """Return the spec that a parsed JSON object states.
+
+        Raises:
+            DataError: a field is missing or wrong.
+        """
+        fields = Fields(value, where, DataError)
+        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
+        return cls(name, dtype, shape, fields.rest())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this spec."""
+        return {**self.extra, "name": self.name, "dtype": self.dtype, "shape": list(self.shape)}

@@ -1,0 +1,288 @@
+"""Signing keys: making, listing, exporting and trusting them, and signing statements with them.
+
+A key is a name in one folder: `NAME.pub.pem` is trusted by readers on this machine; `NAME.pem` (mode 0600) or
+`NAME.uri` beside it says how to sign with it. The URI is one of securesystemslib's (`hsm:`, `awskms:`,
+`gcpkms:`, `azurekms:`, `hv:` ...), so a key in an HSM or KMS is used without ever being here. Passwords on
+private key files are not supported: keys that need such protection belong in an HSM or KMS.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import Error as SecuresystemslibError
+from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[attr-defined]  # has no __all__
+
+from edgekit_runtime.errors import OutputError, SignatureError
+from edgekit_runtime.files import write_atomically
+from edgekit_runtime.signing import (
+    MAX_KEY_FILE_BYTES,
+    PAYLOAD_TYPE,
+    PUBLIC_KEY_SUFFIX,
+    encode_envelope,
+    find_keys_folder,
+    read_public_key,
+)
+
+DEFAULT_KEY_NAME: Final = "default"
+
+_PRIVATE_KEY_SUFFIX: Final = ".pem"
+_URI_SUFFIX: Final = ".uri"
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII
+)  # no dot, so that the suffixes stay unambiguous
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """One key in the folder.
+
+    Attributes:
+        name: of its files.
+        key_id: sha256 of the public key, as signatures name it.
+        signs_with: `file`, a URI, or None for a key that is only trusted.
+    """
+
+    name: str
+    key_id: str
+    signs_with: str | None
+
+
+class StatementSigner:
+    """Signs in-toto statements with one key: call it with the payload, get the bytes of the DSSE envelope.
+
+    Attributes:
+        key_id: of the key.
+    """
+
+    __slots__ = ("_signer", "key_id")
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self.key_id: str = signer.public_key.keyid
+
+    def __call__(self, payload: bytes) -> bytes:
+        """Return the canonical envelope around `payload`; an ed25519 key gives the same bytes each time.
+
+        Raises:
+            SignatureError: the signer failed, or its signature does not fit its public key.
+        """
+        envelope = Envelope(payload, PAYLOAD_TYPE, {})
+        try:
+            signature = envelope.sign(self._signer)
+            # A KMS that signs with another key than configured would show only on the devices.
+            self._signer.public_key.verify_signature(signature, envelope.pae())
+        except Exception as cause:  # securesystemslib documents that signers may raise anything
+            raise SignatureError(f"signing with key {self.key_id} failed: {cause}", self.key_id) from cause
+        return encode_envelope(envelope)
+
+
+def generate_key(name: str, folder: Path | None = None) -> KeyInfo:
+    """Return a new ed25519 key, written to `folder` (see `find_keys_folder` for the default).
+
+    Raises:
+        SignatureError: the name is malformed or taken.
+        OutputError: the folder cannot be written.
+    """
+    folder = _prepare_folder(name, folder)
+    signer = CryptoSigner.generate_ed25519()
+    public_path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
+    if public_path.exists():
+        raise SignatureError(f"key '{name}' exists in {folder}; choose another name or remove its files")
+    _create_private_file(folder / f"{name}{_PRIVATE_KEY_SUFFIX}", signer.private_bytes)
+    _write_public_file(public_path, _public_pem(signer))
+    return KeyInfo(name, signer.public_key.keyid, "file")
+
+
+def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
+    """Return the keys in `folder`, by name; a missing folder holds none.
+
+    Raises:
+        SignatureError: a file there is not what its name says.
+    """
+    folder = folder or find_keys_folder()
+    keys = []
+    for path in sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")):
+        name = path.name.removesuffix(PUBLIC_KEY_SUFFIX)
+        keys.append(KeyInfo(name, read_public_key(path).keyid, _find_means(name, folder)))
+    return tuple(keys)
+
+
+def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:
+    """Write the public key `name` to `destination`, for the devices and people who shall trust it.
+
+    Raises:
+        SignatureError: there is no such key.
+        OutputError: the destination cannot be written.
+    """
+    folder = folder or find_keys_folder()
+    public_key, pem = _read_public_file(folder / f"{_check_name(name)}{PUBLIC_KEY_SUFFIX}")
+    _write_public_file(destination, pem)
+    return KeyInfo(name, public_key.keyid, _find_means(name, folder))
+
+
+def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
+    """Return the public key at `source`, from now on trusted under `name`.
+
+    Raises:
+        SignatureError: the file is no public key, or the name is malformed or that of another key.
+        OutputError: the folder cannot be written.
+    """
+    folder = _prepare_folder(name, folder)
+    public_key, pem = _read_public_file(source)
+    path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
+    if path.exists() and read_public_key(path).keyid != public_key.keyid:
+        raise SignatureError(
+            f"key '{name}' in {folder} is another key; choose another name", public_key.keyid
+        )
+    _write_public_file(path, pem)
+    return KeyInfo(name, public_key.keyid, _find_means(name, folder))
+
+
+def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
+    """Return a key that is held elsewhere (HSM, KMS), from now on trusted and used under `name`.
+
+    Args:
+        name: of the key here.
+        uri: as securesystemslib's `Signer.from_priv_key_uri` takes it.
+        public_key_path: PEM file of its public half.
+        folder: of the keys.
+
+    Raises:
+        SignatureError: the URI cannot be used with that public key, or the name is that of another key.
+        OutputError: the folder cannot be written.
+    """
+    _open_uri(uri, read_public_key(public_key_path))
+    key = trust_key(public_key_path, name, folder)
+    with write_atomically((folder or find_keys_folder()) / f"{name}{_URI_SUFFIX}") as file:
+        file.write(uri.encode())
+    return KeyInfo(name, key.key_id, uri)
+
+
+def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> StatementSigner:
+    """Return the signer of the key `name`; the default key is made on first use.
+
+    Raises:
+        SignatureError: there is no such key, it cannot sign, or others can read its private file.
+        OutputError: the default key cannot be written.
+    """
+    folder = folder or find_keys_folder()
+    means = _find_means(_check_name(name), folder)
+    if means is None and name == DEFAULT_KEY_NAME:
+        # Of two processes that get here at once one makes the key; both then load that one.
+        with contextlib.suppress(SignatureError):
+            generate_key(name, folder)
+        means = _find_means(name, folder)
+    if means is None:
+        raise SignatureError(f"no signing key '{name}' in {folder}; generate it, or give its URI")
+    public_path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
+    if means != "file":
+        return StatementSigner(_open_uri(means, read_public_key(public_path)))
+    signer = _open_private_file(folder / f"{name}{_PRIVATE_KEY_SUFFIX}")
+    if not public_path.exists():  # the private file comes first, and a power cut may fall between the two
+        _write_public_file(public_path, _public_pem(signer))
+    if read_public_key(public_path).keyid != signer.public_key.keyid:
+        raise SignatureError(f"key '{name}' in {folder}: its private and public files are of different keys")
+    return StatementSigner(signer)
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
+    return name
+
+
+def _prepare_folder(name: str, folder: Path | None) -> Path:
+    folder = folder or find_keys_folder()
+    _check_name(name)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(
+            f"cannot make the key folder {folder}: {cause.strerror}; set EDGEKIT_HOME"
+        ) from cause
+    return folder
+
+
+def _find_means(name: str, folder: Path) -> str | None:
+    if (folder / f"{name}{_PRIVATE_KEY_SUFFIX}").exists():
+        return "file"
+    try:
+        return (folder / f"{name}{_URI_SUFFIX}").read_text("utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as cause:
+        raise SignatureError(f"cannot read the URI of key '{name}' in {folder}: {cause}") from cause
+
+
+def _open_uri(uri: str, public_key: Key) -> Signer:
+    try:
+        return Signer.from_priv_key_uri(uri, public_key)
+    except Exception as cause:  # securesystemslib documents that signers may raise anything
+        raise SignatureError(f"cannot sign by {uri}: {cause}", public_key.keyid) from cause
+
+
+def _open_private_file(path: Path) -> CryptoSigner:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            pem = file.read(MAX_KEY_FILE_BYTES)
+    except OSError as cause:
+        raise SignatureError(f"cannot read private key {path}: {cause.strerror}") from cause
+    if mode & 0o077:
+        raise SignatureError(
+            f"private key {path} has mode {mode:04o}, so others can use it; chmod 600 {path}"
+        )
+    try:
+        return CryptoSigner(load_pem_private_key(pem, None))
+    except (ValueError, TypeError, UnsupportedAlgorithm, SecuresystemslibError) as cause:
+        raise SignatureError(
+            f"private key {path}: not a PEM private key without password: {cause}"
+        ) from cause
+
+
+def _create_private_file(path: Path, pem: bytes) -> None:
+    """Write a private key that appears complete or not at all, and never replaces one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(pem)
+                file.flush()
+                os.fsync(file.fileno())
+            path.hardlink_to(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError as cause:
+        raise SignatureError(f"private key {path} exists; choose another name or remove it") from cause
+    except OSError as cause:
+        raise OutputError(f"cannot write private key {path}: {cause.strerror}") from cause
+
+
+def _public_pem(signer: CryptoSigner) -> bytes:
+    public_key = load_pem_private_key(signer.private_bytes, None).public_key()
+    return public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _read_public_file(path: Path) -> tuple[Key, bytes]:
+    public_key = read_public_key(path)
+    pem = load_pem_public_key(path.read_bytes())
+    return public_key, pem.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _write_public_file(path: Path, pem: bytes) -> None:
+    with write_atomically(path) as file:
+        file.write(pem)
