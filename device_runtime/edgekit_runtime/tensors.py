@@ -71,13 +71,10 @@ class TensorSpec:
                 f"tensor '{self.name}': got dtype {array.dtype.str}, expected {DTYPES[self.dtype].str}"
                 f" ({self.dtype}); convert it with .astype('{self.dtype}')"
             )
-        got = array.shape
-        if got == self.shape:  # the usual case; the loop below costs a microsecond
-            return
-        if len(got) != len(self.shape) or any(
-            want != size for want, size in zip(self.shape, got, strict=True) if isinstance(want, int)
-        ):
-            raise DataError(f"tensor '{self.name}': got shape {list(got)}, expected {list(self.shape)}")
+        if not _fits(array.shape, self.shape):
+            raise DataError(
+                f"tensor '{self.name}': got shape {list(array.shape)}, expected {list(self.shape)}"
+            )
 
     @property
     def size_bytes(self) -> int | None:
@@ -101,3 +98,15 @@ class TensorSpec:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this spec."""
         return {**self.extra, "name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+
+def _fits(got: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
+    """Return whether sizes agree; a plain loop, since this runs before every inference."""
+    if got == expected:
+        return True
+    if len(got) != len(expected):
+        return False
+    for size, wanted in zip(got, expected, strict=True):  # a generator costs a microsecond
+        if size != wanted and not isinstance(wanted, str):
+            return False
+    return True

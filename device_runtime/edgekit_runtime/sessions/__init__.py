@@ -1,0 +1,11 @@
+"""Sessions: loaded models behind one protocol, whatever engine runs them."""
+
+from edgekit_runtime.sessions.session import (
+    ENTRY_POINT_GROUP,
+    EngineMissingError,
+    OpenBackend,
+    Session,
+    open_session,
+)
+
+__all__ = ["ENTRY_POINT_GROUP", "EngineMissingError", "OpenBackend", "Session", "open_session"]
