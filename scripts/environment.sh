@@ -1,0 +1,61 @@
+# Sourced by ./edgekit and the scripts beside this file, with `root` set to the checkout.
+#
+# use_environment KIND makes sure that .venv holds requirements/KIND.txt and that our four source folders are
+# importable, so that edits are live. When the stamp is current this costs one `cksum`; everything slow is in
+# environment.py. The stamp is written last, so whatever was interrupted is repaired by the next run.
+
+use_environment() {
+    [ -n "${root##*:*}" ] || fail "PYTHONPATH cannot hold a path with a colon; move this checkout: $root"
+    unset PYTHONHOME
+    PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet"
+    export PYTHONPATH
+    wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
+    found=
+    if [ -r "$root/.venv/edgekit-$1.stamp" ]; then
+        IFS= read -r found <"$root/.venv/edgekit-$1.stamp"
+    fi
+    # A prefix: without EDGEKIT_PYTHON, whatever Python the environment was made with will do.
+    case $found in
+        "$wanted"*) [ -x "$root/.venv/bin/python" ] && return ;;
+    esac
+    find_python
+    "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit
+}
+
+fail() {
+    echo "edgekit: $1" >&2
+    exit 1
+}
+
+# Sets `python` to the first usable interpreter.
+find_python() {
+    if [ -n "${EDGEKIT_PYTHON-}" ]; then
+        set -- "$EDGEKIT_PYTHON"
+    else
+        set -- python3 python3.13 python3.12 python3.11 python3.10
+    fi
+    seen=
+    for python in "$@"; do
+        command -v -- "$python" >/dev/null 2>&1 || continue
+        version=$("$python" -c '
+import sys
+print(sys.version.split()[0])
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(3)
+try:
+    import ensurepip, venv
+except ImportError:
+    sys.exit(4)
+' 2>/dev/null)
+        case $? in
+            0) return ;;
+            3) seen="$seen
+  $python is Python $version" ;;
+            4) seen="$seen
+  $python ($version) lacks venv or ensurepip; on Debian and Ubuntu: apt-get install python3-venv" ;;
+        esac
+    done
+    fail "needs Python 3.10 to 3.13 with the modules venv and ensurepip. Looked for: $*${seen:-
+  found none of them}
+Install one, or name one: EDGEKIT_PYTHON=/path/to/python3.12 ./edgekit ..."
+}
