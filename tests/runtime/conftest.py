@@ -1,0 +1,141 @@
+"""One small model, one package of it, and a signer with a fixed key."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib.signer import CryptoSigner
+
+from edgekit_runtime.archive import write_package
+from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Artifact,
+    BackendChoice,
+    Manifest,
+)
+from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement, TrustStore
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.zipform import Member, read_members, write_archive
+from edgekit_toolkit.sign import StatementSigner
+
+WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
+CODES = np.array([[0, 1, 2, 3]], np.uint8)
+SCALE, OFFSET = 0.5, -1.0
+
+
+def make_signer(seed: int) -> CryptoSigner:
+    return CryptoSigner(Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32))
+
+
+def make_model() -> bytes:
+    """Y[N, 2] = X[N, 4] @ WEIGHT."""
+    onnx = pytest.importorskip("onnx")
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", float32, ["N", 4])],
+        [helper.make_tensor_value_info("y", float32, ["N", 2])],
+        [onnx.numpy_helper.from_array(WEIGHT, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+@dataclasses.dataclass
+class PackageMaker:
+    """Makes packages, valid and hostile."""
+
+    signer: StatementSigner
+    trust: TrustStore
+    artifacts: dict[str, bytes]
+    roles: dict[str, str]
+
+    def manifest(self, artifacts: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:
+        contents = self.artifacts if artifacts is None else artifacts
+        entries = tuple(
+            Artifact(path, len(content), hashlib.sha256(content).hexdigest(), self.roles[path])
+            for path, content in sorted(contents.items())
+        )
+        golden = Golden(
+            (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", SCALE, OFFSET)),),
+            (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 1e-5),),
+        )
+        plain = Manifest(
+            name="linear",
+            version="1.0.0",
+            target="x86-64",
+            inputs=(TensorSpec("x", "float32", ("N", 4)),),
+            outputs=(TensorSpec("y", "float32", ("N", 2)),),
+            artifacts=entries,
+            backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
+            golden=golden,
+            labels="labels.txt",
+            budget={"max_latency_ms": 10.0},
+            figures={"size_bytes": 100, "accuracy": 0.75},
+            provenance={"source_sha256": "0" * 64},
+        )
+        return dataclasses.replace(plain, **changes)
+
+    def write(self, path: Path, **changes: Any) -> bytes:
+        write_package(path, self.manifest(**changes), self.artifacts, self.signer)
+        return path.read_bytes()
+
+    def write_signed(self, path: Path, manifest_bytes: bytes) -> None:
+        """Write a well-signed package around any bytes in the place of the manifest."""
+        digest = hashlib.sha256(manifest_bytes).hexdigest()
+        envelope = self.signer(Statement(MANIFEST_NAME, digest, PACKAGE_PREDICATE_TYPE, {}).to_bytes())
+        head = [(MANIFEST_NAME, manifest_bytes), (SIGNATURE_NAME, envelope)]
+        with path.open("wb") as file:
+            write_archive(file, [*head, *sorted(self.artifacts.items())])
+
+    @staticmethod
+    def layout(data: bytes) -> dict[str, Member]:
+        return {member.name: member for member in read_members(memoryview(data), "test", 1024)}
+
+
+@pytest.fixture(scope="session")
+def maker() -> PackageMaker:
+    signer = make_signer(1)
+    values = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
+    artifacts = {
+        "golden/x.bin": CODES.tobytes(),
+        "golden/y.bin": (values @ WEIGHT).tobytes(),
+        "labels.txt": b"no\nyes\n",
+        "model.onnx": make_model(),
+    }
+    roles = {"golden/x.bin": "golden", "golden/y.bin": "golden", "labels.txt": "labels", "model.onnx": "model"}
+    return PackageMaker(StatementSigner(signer), TrustStore([signer.public_key]), artifacts, roles)
+
+
+@pytest.fixture
+def other_signer() -> StatementSigner:
+    """A key that nobody trusts."""
+    return StatementSigner(make_signer(2))
+
+
+@pytest.fixture
+def package_path(maker: PackageMaker, tmp_path: Path) -> Path:
+    path = tmp_path / "linear-1.0.0-x86-64.edgepkg"
+    maker.write(path)
+    return path
+
+
+@pytest.fixture
+def edit(package_path: Path) -> Callable[[int, bytes], None]:
+    """Overwrites bytes of the package at an offset."""
+
+    def overwrite(offset: int, replacement: bytes) -> None:
+        data = bytearray(package_path.read_bytes())
+        data[offset : offset + len(replacement)] = replacement
+        package_path.write_bytes(data)
+
+    return overwrite

@@ -1,0 +1,224 @@
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgekit_runtime.errors import DataError, ManifestError
+from edgekit_runtime.golden import Codes, GoldenInput, GoldenOutput
+from edgekit_runtime.manifest import BackendChoice, parse_manifest
+from edgekit_runtime.tensors import TensorSpec
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.fixture
+def document(maker: Any) -> dict[str, Any]:
+    """The parsed JSON of a valid manifest, to be changed by a test."""
+    backend = BackendChoice("tensorrt", "model.onnx", {}, BackendChoice("ort", "model.onnx", {"threads": 1}))
+    value: dict[str, Any] = json.loads(maker.manifest(backend=backend).to_bytes())
+    return value
+
+
+def test_a_manifest_survives_the_round_trip(maker: Any) -> None:
+    manifest = maker.manifest()
+    assert parse_manifest(manifest.to_bytes()) == manifest
+
+
+def test_the_document_has_the_documented_fields(document: dict[str, Any]) -> None:
+    assert set(document) == {
+        "format", "name", "version", "target", "inputs", "outputs", "artifacts", "backend", "preprocessing",
+        "labels", "budget", "figures", "golden", "provenance",
+    }  # fmt: skip
+
+
+OBJECTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "manifest": lambda document: document,
+    "format": lambda document: document["format"],
+    "input": lambda document: document["inputs"][0],
+    "output": lambda document: document["outputs"][0],
+    "artifact": lambda document: document["artifacts"][1],
+    "backend": lambda document: document["backend"],
+    "options": lambda document: document["backend"]["options"],
+    "fallback": lambda document: document["backend"]["fallback"],
+    "golden": lambda document: document["golden"],
+    "golden input": lambda document: document["golden"]["inputs"][0],
+    "codes": lambda document: document["golden"]["inputs"][0]["codes"],
+    "golden output": lambda document: document["golden"]["outputs"][0],
+    "figures": lambda document: document["figures"],
+    "provenance": lambda document: document["provenance"],
+}
+
+
+@pytest.mark.parametrize("place", OBJECTS)
+def test_an_unknown_field_survives_the_round_trip(place: str, document: dict[str, Any]) -> None:
+    OBJECTS[place](document)["x-new"] = {"deep": [1, None, "ü", 0.1]}
+    assert parse_manifest(encode(document)).to_bytes() == encode(document)
+
+
+@pytest.mark.parametrize(
+    ("place", "field"),
+    [
+        *(("manifest", field) for field in ("name", "format", "golden", "labels", "budget", "artifacts", "backend")),
+        *(("format", field) for field in ("version", "critical")),
+        *(("artifact", field) for field in ("path", "bytes", "sha256", "role")),
+        *(("backend", field) for field in ("name", "artifact", "options", "fallback")),
+        *(("golden input", field) for field in ("name", "dtype", "shape", "path", "codes")),
+        *(("golden output", field) for field in ("path", "atol", "rtol")),
+        *(("codes", field) for field in ("dtype", "scale", "offset")),
+        ("golden", "inputs"),
+        ("input", "shape"),
+    ],
+)  # fmt: skip
+def test_a_missing_field_is_named(place: str, field: str, document: dict[str, Any]) -> None:
+    del OBJECTS[place](document)[field]
+    with pytest.raises(ManifestError, match=f"'{field}' is missing"):
+        parse_manifest(encode(document))
+
+
+BAD_VALUES: list[tuple[str, str, Any, str]] = [
+    ("format", "version", 2, "update edgekit"),
+    ("format", "version", 0, "at least 1"),
+    ("format", "version", True, "at least 1"),
+    ("format", "version", "1", "at least 1"),
+    ("format", "critical", ["delta-weights"], "delta-weights.*update edgekit"),
+    ("format", "critical", [1], "strings"),
+    ("format", "critical", "x", "list"),
+    ("manifest", "name", "../x", "name is"),
+    ("manifest", "name", "", "name is"),
+    ("manifest", "version", None, "version is"),
+    ("manifest", "target", "a b", "target is"),
+    ("manifest", "inputs", [], "inputs is empty"),
+    ("manifest", "outputs", {}, "list"),
+    ("manifest", "format", [], "expected an object"),
+    ("manifest", "golden", None, "expected an object"),
+    ("manifest", "artifacts", [], "no artifact of role 'model'"),
+    ("manifest", "artifacts", [7], r"artifacts\[0\].*expected an object"),
+    ("manifest", "labels", "model.onnx", "role 'labels'"),
+    ("manifest", "preprocessing", ["x"], "role 'preprocessing'"),
+    ("manifest", "budget", {"max_bytes": "ten"}, "max_bytes"),
+    ("manifest", "budget", {"max_bytes": True}, "max_bytes"),
+    ("manifest", "budget", [], "budget"),
+    ("manifest", "figures", [], "figures"),
+    ("input", "dtype", "float31", "float31"),
+    ("input", "shape", [-1, 4], "-1"),
+    ("artifact", "path", "../x", "'../x'"),
+    ("artifact", "path", "manifest.json", "not sorted|twice"),
+    ("artifact", "path", 7, "expected a string"),
+    ("artifact", "bytes", -1, "bytes is -1"),
+    ("artifact", "bytes", 1.0, "bytes is 1.0"),
+    ("artifact", "bytes", 9, "9 bytes, expected 8"),
+    ("artifact", "sha256", "A" * 64, "sha256"),
+    ("artifact", "sha256", None, "sha256"),
+    ("artifact", "role", "model", "role 'golden'"),
+    ("artifact", "role", 3, "role is 3"),
+    ("backend", "artifact", "labels.txt", "role 'model'"),
+    ("backend", "artifact", None, "must be a path"),
+    ("backend", "name", "", "backend name"),
+    ("backend", "options", None, "options"),
+    ("fallback", "artifact", "nowhere.onnx", "nowhere.onnx"),
+    ("golden", "inputs", [], "golden inputs"),
+    ("golden", "outputs", [], "golden outputs"),
+    ("golden input", "shape", ["N", 4], "free dimension"),
+    ("golden input", "shape", [1, 5], r"expected float32 \['N', 4\]"),
+    ("golden input", "shape", [10**30, 4], "golden/x.bin"),
+    ("golden input", "dtype", "float64", "float32"),
+    ("golden input", "path", "golden/y.bin", "golden/y.bin"),
+    ("golden input", "path", None, "path is None"),
+    ("golden input", "name", "z", "golden inputs"),
+    ("golden output", "name", "z", "which the model has not"),
+    ("golden output", "atol", -1, "atol"),
+    ("golden output", "rtol", "0", "rtol"),
+    ("golden output", "rtol", 10**400, "rtol"),
+    ("codes", "dtype", "uint16", "uint16"),
+    ("codes", "scale", None, "scale"),
+]
+
+
+@pytest.mark.parametrize(("place", "field", "value", "reason"), BAD_VALUES)
+def test_a_wrong_value_is_refused_with_its_place(
+    place: str, field: str, value: Any, reason: str, document: dict[str, Any]
+) -> None:
+    OBJECTS[place](document)[field] = value
+    with pytest.raises(ManifestError, match=reason):
+        parse_manifest(encode(document))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not a JSON"),
+        (b"[]", "expected an object"),
+        (b"\xff{}", "UTF-8"),
+        (b'{"a":NaN}', "not a JSON"),
+        (b'{"a":1e999}', "not a JSON"),
+        (b'{"a":"\\ud800"}', "not a JSON"),
+        (b'{"a":1' + b"0" * 5000 + b"}", "not a JSON"),
+        (b'{"a":' + b"[" * 200_000, "nested too deeply"),
+        (b'{"a": 1}', "not canonical"),
+        (b'{"b":1,"a":1}', "not canonical"),
+        (b'{"a":1,"a":1}', "not canonical"),
+        (b'{"a":1.50}', "not canonical"),
+        (b'{"a":"\\u0041"}', "not canonical"),
+        (b'{"a":1}\n', "not canonical"),
+        (b"{}", "'format' is missing"),
+    ],
+)
+def test_a_document_that_is_not_canonical_json_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason):
+        parse_manifest(data)
+
+
+def test_unsorted_artifacts_are_refused(document: dict[str, Any]) -> None:
+    document["artifacts"].reverse()
+    with pytest.raises(ManifestError, match="not sorted"):
+        parse_manifest(encode(document))
+
+
+def test_a_tensor_name_twice_is_refused(maker: Any) -> None:
+    with pytest.raises(ManifestError, match="twice"):
+        maker.manifest(outputs=(TensorSpec("y", "float32", (1, 2)),) * 2)
+
+
+def test_figures_that_are_no_json_are_refused_on_writing(maker: Any) -> None:
+    with pytest.raises(ManifestError, match="cannot be written"):
+        maker.manifest(figures={"accuracy": float("nan")}).to_bytes()
+
+
+def test_a_fallback_of_a_fallback_is_refused() -> None:
+    second = BackendChoice("b", "m", {}, BackendChoice("c", "m", {}))
+    with pytest.raises(ManifestError, match="no fallback of its own"):
+        BackendChoice("a", "m", {}, second)
+
+
+def test_the_file_name_joins_name_version_and_target(maker: Any) -> None:
+    assert maker.manifest().file_name == "linear-1.0.0-x86-64.edgepkg"
+
+
+def test_a_manifest_cannot_be_changed(maker: Any) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        maker.manifest().name = "other"
+
+
+def test_codes_decode_with_one_rounding_an_operation() -> None:
+    golden = GoldenInput("x", "float32", (3,), "x.bin", Codes("int8", 0.1, 0.3))
+    # Computed by hand in float32: 0.1f = 0.100000001490116, 0.3f = 0.300000011920929.
+    assert golden.decode(bytes([0xFF, 0, 127])).tolist() == [0.20000001788139343, 0.30000001192092896, 13.0]
+
+
+def test_values_are_little_endian() -> None:
+    golden = GoldenOutput("y", "int16", (2,), "y.bin", 0, 0)
+    assert golden.decode(b"\x01\x00\x00\x01").tolist() == [1, 256]
+
+
+def test_golden_values_of_another_size_are_refused() -> None:
+    with pytest.raises(DataError, match="3 bytes, expected 4"):
+        GoldenOutput("y", "int16", (2,), "y.bin", 0, 0).decode(b"123")
+
+
+def test_codes_for_integers_are_refused() -> None:
+    with pytest.raises(DataError, match="codes need dtype float32"):
+        GoldenInput("x", "int8", (2,), "x.bin", Codes("int8", 1, 0))

@@ -1,0 +1,39 @@
+import pytest
+
+from edgekit_runtime.names import find_name_problem, find_names_problem
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "golden/x_0.bin", "a/b/c", "v1.2+rc-1", "_x", "console.txt"])
+def test_a_plain_name_is_accepted(name: str) -> None:
+    assert find_name_problem(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "C:\\x", "C:x", "a\0b", "a b", "a\nb",
+        ".hidden", "-rf", "x.", "x ", "é", "\u2024\u2024/x", "con", "CON.txt", "a/nul", "lpt1.bin", "a" * 256, "a:b",
+        "~", "$HOME", "a*", "%2e%2e",
+    ],
+)  # fmt: skip
+def test_a_tricky_name_is_refused(name: str) -> None:
+    assert find_name_problem(name) is not None
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["a", "b", "a"], "stands twice"),
+        (["Model.onnx", "model.onnx"], "differ only in case"),
+        (["A/x", "a/y"], "differ only in case"),
+        (["a", "a/b"], "is a file and a folder"),
+        (["a/b", "A"], "differ only in case"),
+        (["ok", "../bad"], "'../bad'"),
+    ],
+)
+def test_names_that_collide_are_refused(names: list[str], reason: str) -> None:
+    assert reason in (find_names_problem(names) or "")
+
+
+def test_names_in_shared_folders_are_accepted() -> None:
+    assert find_names_problem(["a/b", "a/c", "ab", "a/d/e"]) is None
