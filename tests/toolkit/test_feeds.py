@@ -68,9 +68,10 @@ def test_range_of_a_float_input_is_kept():
 
 
 def test_scalar_input_gets_a_scalar():
-    feed = generate_feeds([TensorSpec("sr", "int64", ())], 1, seed=0, ranges={"sr": (16000, 16000)})
-    assert feed[0]["sr"].shape == ()
-    assert feed[0]["sr"] == 16000
+    spec = TensorSpec("sr", "int64", ())
+    feed = generate_feeds([spec], 1, seed=0, ranges={"sr": (16000, 16000)})[0]
+    spec.check(feed["sr"])
+    assert feed["sr"] == 16000
 
 
 def test_named_dimensions_take_the_sizes_given():

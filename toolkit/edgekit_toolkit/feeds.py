@@ -1,27 +1,39 @@
 """Generated inputs: the same seed gives the same bytes on every machine and with every numpy version.
 
-They exercise a model; they are no substitute for calibration or evaluation data (see `data`).
+They exercise a model; they are no substitute for calibration or evaluation data (see `data`). Sizes for the
+model's free dimensions are found by trying.
 
 Only PCG64's raw stream and single IEEE operations are used: `Generator` may change its streams between numpy
 versions, and sums or transcendental functions may round differently between machines.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_toolkit.specs import tensor_specs
 
 Feeds = dict[str, NDArray[Any]]
 
-DEFAULT_RANGE = (-1.0, 1.0)
-KNOTS = 6  # random points that a smooth axis is drawn through
-NOISE_SHARE = 0.25  # of the range; the smooth field has the rest
-SMALLEST_SMOOTH_AXIS = 9  # shorter axes are taken for channels, which need not vary smoothly
+DEFAULT_RANGE: Final = (-1.0, 1.0)
+KNOTS: Final = 6  # random points that a smooth axis is drawn through
+NOISE_SHARE: Final = 0.25  # of the range; the smooth field has the rest
+SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes are taken for channels, which need not vary smoothly
+
+BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
+# Tried for all free dimensions alike, in this order: usual image sizes, then sequences, windows and channels.
+COMMON_SIZES: Final = (224, 320, 640, 128, 64, 48, 32, 512, 256, 96, 16, 8, 3, 1)
+MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # tried in every combination after that
+MAX_TRIALS: Final = 100
 
 
 def generate_feeds(
@@ -52,6 +64,70 @@ def generate_feeds(
         {spec.name: _values(stream, spec, shapes[spec.name], limits[spec.name]) for spec in inputs}
         for _ in range(n)
     ]
+
+
+def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the names of the free dimensions, in order."""
+    return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
+
+
+def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the free dimensions that count samples: leading ones, and those named after a batch."""
+    leading = {spec.shape[0] for spec in inputs if spec.shape}
+    return tuple(name for name in free_dims(inputs) if name in leading or BATCH_NAME.fullmatch(name))
+
+
+def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return sizes of all free dimensions with which the model runs; it has been run with them.
+
+    Args:
+        model: an imported model.
+        dims: sizes that are settled. Other batch dimensions get 1, and usual sizes are tried for the rest.
+
+    Raises:
+        ModelError: `dims` names a dimension that is not free, or no size that was tried runs.
+    """
+    inputs, _ = tensor_specs(model)
+    free = free_dims(inputs)
+    settled = dict(dims or {})
+    for name, size in settled.items():
+        if name not in free or size < 1:
+            known = f"free dimensions are {', '.join(free)}" if free else "the model has no free dimension"
+            raise ModelError(
+                f"--dim {name}={size}: expected a free dimension and a size of at least 1; {known}"
+            )
+    session = OrtSession(model.SerializeToString(), OrtOptions(optimise=False))
+    reason = ""
+    for trial in _trials(free, settled, batch_dims(inputs)):
+        reason = _refusal(session, generate_feeds(inputs, 1, seed=0, dims=trial)[0])
+        if not reason:
+            return trial
+    wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled)
+    advice = f"give {wanted}" if wanted else "give other sizes, or export the model again"
+    raise ModelError(f"the model does not run with the input sizes that were tried; {advice}. Last: {reason}")
+
+
+def _refusal(session: OrtSession, feeds: Feeds) -> str:
+    """Return why the model does not run with these inputs; nothing when it does."""
+    try:
+        session.run(feeds)
+    except BackendError as err:
+        return str(err)
+    return ""
+
+
+def _trials(
+    free: Sequence[str], settled: Mapping[str, int], batch: Sequence[str]
+) -> Iterator[dict[str, int]]:
+    start = {name: settled.get(name, 1) for name in free if name in settled or name in batch}
+    rest = [name for name in free if name not in start]
+    if not rest:
+        yield start
+        return
+    alike = ((size,) * len(rest) for size in COMMON_SIZES)
+    mixed = itertools.product(MIXED_SIZES, repeat=len(rest)) if len(rest) > 1 else ()
+    for sizes in itertools.islice(itertools.chain(alike, mixed), MAX_TRIALS):
+        yield {**start, **dict(zip(rest, sizes, strict=True))}
 
 
 def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
@@ -99,9 +175,9 @@ def _values(
     if len(shape) >= 3 and (dtype.kind == "f" or dtype.itemsize == 1):
         unit = _smooth(stream, shape) * (1 - NOISE_SHARE) + unit * NOISE_SHARE
     if dtype.kind == "f":
-        return (low + unit * (high - low)).astype(dtype)
+        return np.asarray(low + unit * (high - low), dtype)
     # Each integer of the range is as likely; the minimum guards the rounding of the product up to its end.
-    return np.minimum(np.floor(unit * (high - low + 1)) + low, high).astype(dtype)
+    return np.asarray(np.minimum(np.floor(unit * (high - low + 1)) + low, high), dtype)
 
 
 def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -66,7 +66,8 @@ class StoredArray:
                 if start + count == total and stream.read(1):  # zipfile compares the checksum at the very end
                     raise DataError(f"{self.where}: goes on after its last row; the file is corrupt")
                 chunk = raw.view(self.dtype).reshape(count, *self.shape[1:])
-                yield from chunk.astype(self.dtype.newbyteorder("="), copy=False)
+                chunk = chunk.astype(self.dtype.newbyteorder("="), copy=False)
+                yield from (chunk[row, ...] for row in range(count))  # `...` keeps a scalar an array
 
 
 def read_npy(path: Path) -> StoredArray:

@@ -1,0 +1,59 @@
+"""Walks over everything in an ONNX model: the graphs inside control flow, and every stored tensor.
+
+It changes nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield `graph` and every graph inside its `If`, `Loop` and `Scan` nodes, outer ones first."""
+    yield graph
+    yield from _inner_graphs(graph.node)
+
+
+def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node, those inside control flow included."""
+    for graph in graphs(model.graph):
+        yield from graph.node
+
+
+def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield every tensor that the file stores, with a name for messages: initializers and node attributes.
+
+    A sparse tensor is seen as its values and its indices. Tensors in the bodies of functions are included.
+    """
+    bodies = [graph for function in model.functions for graph in _inner_graphs(function.node)]
+    for graph in (*graphs(model.graph), *bodies):
+        for tensor in graph.initializer:
+            yield tensor.name, tensor
+        for sparse in graph.sparse_initializer:
+            yield sparse.values.name, sparse.values
+            yield f"{sparse.values.name} (indices)", sparse.indices
+        yield from _attribute_tensors(graph.node)
+    for function in model.functions:
+        yield from _attribute_tensors(function.node)
+
+
+def _inner_graphs(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in found:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs(attribute.g)
+            for inner in attribute.graphs:
+                yield from graphs(inner)
+
+
+def _attribute_tensors(found: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for node in found:
+        name = node.output[0] if node.output else node.name
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield name, attribute.t
+            for tensor in attribute.tensors:
+                yield name, tensor
+            if attribute.HasField("sparse_tensor"):
+                yield name, attribute.sparse_tensor.values
+                yield f"{name} (indices)", attribute.sparse_tensor.indices

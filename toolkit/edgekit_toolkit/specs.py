@@ -1,0 +1,70 @@
+"""The tensor specs of an ONNX model: what it takes and gives, without its weights."""
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+UNNAMED_DIMENSIONS = frozenset({"", "?"})  # `?` is what some exporters write for every dimension alike
+
+
+def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the specs of the inputs and of the outputs.
+
+    A graph input that an initializer also names is a weight (IR below 4) or has a default (IR 4 and later),
+    so it is not an input. A free dimension without a name is called after its tensor and axis, such as `x_0`.
+
+    Raises:
+        ModelError: a sequence or map, an unknown rank, or an element type that numpy does not have.
+    """
+    return (
+        tuple(_spec(value, "input") for value in real_inputs(model.graph)),
+        tuple(_spec(value, "output") for value in model.graph.output),
+    )
+
+
+def real_inputs(graph: onnx.GraphProto) -> Sequence[onnx.ValueInfoProto]:
+    """Return the graph's inputs without those that are initializers."""
+    stored = {tensor.name for tensor in graph.initializer}
+    stored |= {sparse.values.name for sparse in graph.sparse_initializer}
+    return [value for value in graph.input if value.name not in stored]
+
+
+def dimension(name: str, axis: int, size: onnx.TensorShapeProto.Dimension) -> int | str:
+    """Return the size of one dimension of tensor `name`, or the name of a free one."""
+    if size.HasField("dim_value") and size.dim_value >= 0:  # -1 is some exporters' word for free
+        return size.dim_value
+    return f"{name}_{axis}" if size.dim_param in UNNAMED_DIMENSIONS else size.dim_param
+
+
+def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        what = (kind or "nothing").removesuffix("_type").replace("_", " ")
+        raise ModelError(f"{role} '{value.name}' holds a {what}, expected a tensor; export without it")
+    tensor = value.type.tensor_type
+    dtype = _dtype_name(tensor.elem_type)
+    if dtype not in DTYPES:
+        raise ModelError(
+            f"{role} '{value.name}' holds {dtype}, which numpy arrays cannot; export the model with one of"
+            f" {', '.join(DTYPES)} there"
+        )
+    if not tensor.HasField("shape"):
+        raise ModelError(
+            f"{role} '{value.name}' has no known number of dimensions; export the model with shapes (free"
+            " dimensions may stay free)"
+        )
+    shape = tuple(dimension(value.name, axis, size) for axis, size in enumerate(tensor.shape.dim))
+    return TensorSpec(value.name, dtype, shape)
+
+
+def _dtype_name(element_type: int) -> str:
+    if element_type == onnx.TensorProto.STRING:
+        return "strings"
+    try:
+        return str(helper.tensor_dtype_to_np_dtype(element_type).name)
+    except KeyError:
+        return f"element type {element_type}"
