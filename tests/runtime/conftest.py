@@ -112,7 +112,12 @@ def maker() -> PackageMaker:
         "labels.txt": b"no\nyes\n",
         "model.onnx": make_model(),
     }
-    roles = {"golden/x.bin": "golden", "golden/y.bin": "golden", "labels.txt": "labels", "model.onnx": "model"}
+    roles = {
+        "golden/x.bin": "golden",
+        "golden/y.bin": "golden",
+        "labels.txt": "labels",
+        "model.onnx": "model",
+    }
     return PackageMaker(StatementSigner(signer), TrustStore([signer.public_key]), artifacts, roles)
 
 
