@@ -31,7 +31,7 @@ HINTS = {
     UNREACHABLE: "the package index cannot be reached: check the network, pip's index and proxy settings",
     "DO NOT MATCH THE HASHES": "a file is not the one that was pinned: check the index that pip uses",
     "No matching distribution found": (
-        "no ready-made package fits this machine (x86-64 or aarch64 with glibc 2.28+, or macOS), "
+        "no ready-made package fits this machine (x86-64 with glibc 2.28+, or macOS 14+ on arm64), "
         "or the index that pip uses lacks it"
     ),
 }

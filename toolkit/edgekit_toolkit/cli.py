@@ -1,0 +1,132 @@
+"""The `edgekit` command line: finds the command, and turns errors into messages and exit codes.
+
+Each command is one file in `commands/` that exposes `command`. Help, version and completion import none of
+them, so that they answer at once. It does no work of its own (see `docs/exit-codes.md` for the codes).
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from edgekit_runtime import __version__
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit import commands
+
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
+
+# In the order of a first use; the text is what `edgekit --help` shows.
+COMMANDS = {
+    "package": "Turn a trained model into a signed package that keeps a device's budget.",
+    "targets": "List the targets, or show one.",
+    "inspect": "Show what a package or a model holds.",
+    "verify": "Check a package's form, digests and signature.",
+    "run": "Run a verified package on its golden inputs or on yours.",
+    "keys": "Make and list the keys that sign packages.",
+    "completion": "Print the completion script of a shell.",
+}
+
+
+class LazyCommand(click.Command):
+    """Stands for a command in help and completion; the command's module is imported when it is called."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Hand over to the real command: its context is the one that click goes on with."""
+        module = importlib.import_module(f"{commands.__name__}.{self.name}")
+        command: click.Command = module.command
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def lazy_commands(names: Mapping[str, str]) -> list[click.Command]:
+    """The commands that this install holds, in the order of `names` (name -> short help)."""
+    return [
+        LazyCommand(name, short_help=text)
+        for name, text in names.items()
+        if importlib.util.find_spec(f"{commands.__name__}.{name}")
+    ]
+
+
+class OrderedGroup(click.Group):
+    """Lists its commands as they were given, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names, in the order of a first use."""
+        return list(self.commands)
+
+
+cli = OrderedGroup(
+    "edgekit",
+    commands=lazy_commands(COMMANDS),
+    help="Package a trained model for a device, under its budget, with proof.",
+    epilog="Exit codes: docs/exit-codes.md. With --json, output and errors are for programs to read.",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            help="Show the version and exit.",
+            callback=lambda ctx, _, asked: _print_version(ctx) if asked else None,
+        )
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(ctx: click.Context) -> NoReturn:
+    click.echo(f"edgekit {__version__}")
+    ctx.exit()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of the process.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where a closed pipe can still be answered quietly
+    except BrokenPipeError:
+        # The reader (`| head`) has all it wants. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE_EXIT_CODE
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = cli.main(arguments, prog_name="edgekit", standalone_mode=False)
+    except EdgekitError as error:
+        click.echo(f"edgekit: {error}", err=True)
+        return _report(arguments, error, str(error), error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return _report(arguments, error, error.format_message(), error.exit_code)
+    except click.Abort as error:
+        click.echo("interrupted", err=True)
+        return _report(arguments, error, "interrupted", INTERRUPTED_EXIT_CODE)
+    # Only `ctx.exit(code)` gives a number; commands return nothing.
+    return result if isinstance(result, int) else 0
+
+
+def _report(arguments: list[str], error: Exception, message: str, exit_code: int) -> int:
+    """Print the error as JSON on stdout where the caller asked for JSON, and pass the exit code on.
+
+    Looked up in the arguments, not in a parsed option, so that usage errors are covered too.
+    """
+    if "--json" in arguments:
+        data = dict(vars(error)) if isinstance(error, EdgekitError) else {}
+        data.pop("__notes__", None)
+        body = {"type": type(error).__name__, "message": message, "exit_code": exit_code, **data}
+        click.echo(json.dumps({"error": body}, default=str))
+    return exit_code

@@ -1,0 +1,21 @@
+"""`edgekit completion`: the script with which a shell completes edgekit's commands and options."""
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    bash:  eval "$(edgekit completion bash)"    in ~/.bashrc
+    zsh:   eval "$(edgekit completion zsh)"     in ~/.zshrc
+    fish:  edgekit completion fish | source     in ~/.config/fish/config.fish
+    """  # noqa: D301 - click reads the control character \\b as "keep these lines"
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise click.UsageError(f"this click release cannot complete for {shell}; update click")
+    click.echo(completion(ctx.find_root().command, {}, "edgekit", "_EDGEKIT_COMPLETE").source())
