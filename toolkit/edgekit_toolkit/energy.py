@@ -83,10 +83,9 @@ class ModelledCost:
 
 def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
     """Modelled time of one kernel on `target` in `mode`, seconds."""
-    speed = mode.compute_scale.value
-    arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * speed)
+    arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * mode.compute_scale.value)
     transfer_s = node.traffic_bytes / (target.costs.memory.value * mode.bandwidth_scale.value)
-    return max(arithmetic_s, transfer_s) + target.costs.kernel_overhead.value / speed
+    return max(arithmetic_s, transfer_s) + target.costs.kernel_overhead.value
 
 
 def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None = None) -> ModelledCost:

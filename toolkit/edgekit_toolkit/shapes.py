@@ -60,6 +60,8 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     """
     bound = onnx.ModelProto()
     bound.CopyFrom(model)
+    # Before version 4 an initializer had to be an input too, and folding makes initializers that are not.
+    bound.ir_version = max(bound.ir_version, 4)
     _bind(bound.graph, dims)
     while True:
         # Stale dynamic shapes would hide what inference can find out now.
@@ -69,7 +71,8 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
         try:
             bound = shape_inference.infer_shapes(bound, strict_mode=True, data_prop=True)
         except (shape_inference.InferenceError, ValueError) as error:
-            raise ModelError(f"shapes cannot be inferred: {error}") from error
+            first = str(error).partition("\n")[0]
+            raise ModelError(f"shapes cannot be inferred: {first}") from error
         if not _fold(bound):
             return bound
 
@@ -135,6 +138,10 @@ def _value(
     if node.op_type == "ConstantOfShape" and math.prod(values[node.input[0]].tolist()) > _MAX_FOLDED_ELEMENTS:
         return None
     feeds = {name: values[name] for name in node.input if name}
-    (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, feeds)
+    try:
+        (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, feeds)
+    except (LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        # The reference has not every old version of an operator; what it cannot evaluate stays in the graph.
+        return None
     array = np.asarray(result)
     return array if array.size <= _MAX_FOLDED_ELEMENTS else None

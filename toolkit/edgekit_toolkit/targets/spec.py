@@ -67,7 +67,7 @@ class PowerMode:
     Attributes:
         name: the vendor's name for it.
         active: draw of the whole board while it runs a network, watts (idle draw included).
-        compute_scale: speed of arithmetic and of kernel starts against the figures in `Costs`.
+        compute_scale: speed of arithmetic against the figures in `Costs`.
         bandwidth_scale: memory bandwidth against the figure in `Costs`.
         limit: the cap that the vendor names, watts, or None where there is none.
     """

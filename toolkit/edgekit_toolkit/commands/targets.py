@@ -1,0 +1,99 @@
+"""`edgekit targets`: which targets there are, and what is known of one, with the source of each figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from edgekit_toolkit.targets import Release, Target
+
+
+@click.command("targets")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def targets(name: str | None, *, as_json: bool) -> None:
+    """List the targets, or show the one called NAME (a name, an alias, or the path of a .toml file)."""
+    from edgekit_toolkit.targets import list_targets, load_target, user_target_dir
+
+    dirs = [user_target_dir()]
+    found = [load_target(name, dirs)] if name else list_targets(dirs)
+    if as_json:
+        import dataclasses
+        import json
+
+        documents = [dataclasses.asdict(target) for target in found]
+        click.echo(json.dumps(documents[0] if name else documents, indent=2))
+        return
+    from rich.console import Console
+
+    # Texts of a user's file are shown as they are; nothing in them is markup.
+    console = Console(markup=False, highlight=False)
+    if name:
+        _show(console, found[0])
+    else:
+        _list(console, found)
+
+
+def _list(console: Console, found: Sequence[Target]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("target", no_wrap=True)
+    for title in ("device class", "backend", "int8", "free RAM", "power modes"):
+        table.add_column(title)
+    for target in found:
+        names = "\n".join((target.name, *(f"= {alias}" for alias in target.aliases)))
+        backend = " > ".join(name for name in (target.backend.default, target.backend.fallback) if name)
+        modes = ", ".join(mode.name for mode in target.power.modes)
+        free = f"{target.memory.free.value / 1e9:.1f} GB"
+        table.add_row(names, target.title, backend, target.quantization.form, free, modes)
+    console.print(table)
+    console.print("`edgekit targets NAME` shows the figures of one, and where each comes from.", style="dim")
+
+
+def _show(console: Console, target: Target) -> None:
+    from rich.table import Table
+
+    form = target.quantization
+    console.print(f"{target.name}: {target.title}", style="bold")
+    if target.notes:
+        console.print(target.notes)
+    table = Table(show_header=False)
+    for label, text in (
+        ("aliases", ", ".join(target.aliases) or "none"),
+        ("architecture", f"{target.arch}, {target.cpu.model} ({', '.join(target.cpu.isa)})"),
+        ("accelerator", target.accelerator or "none"),
+        ("storage", target.storage.kind),
+        ("backend", f"{target.backend.default}, fallback {target.backend.fallback or 'none'}"),
+        ("int8 form", f"{form.form}, {form.activations} activations, {form.weights} weights"),
+        ("default power mode", target.power.default_mode),
+        *((release.name, _engines(release)) for release in target.releases),
+    ):
+        table.add_row(label, text)
+    console.print(table)
+
+    figures = Table()
+    figures.add_column("figure", overflow="fold")
+    for title in ("value", "unit", "status", "source"):
+        figures.add_column(title)
+    for path, figure in target.figures():
+        figures.add_row(path, f"{figure.value:.4g}", figure.unit, figure.status, figure.source)
+    console.print(figures)
+
+    sources = Table("source", "date")
+    sources.add_column("title, place, derivation", overflow="fold")
+    for source in target.sources:
+        text = "\n".join(part for part in (source.title, source.where, source.derivation) if part)
+        sources.add_row(source.key, source.date, text)
+    console.print(sources)
+
+
+def _engines(release: Release) -> str:
+    versions = ", ".join(f"{engine} {version}" for engine, version in release.engines)
+    return f"Python {release.python}; {versions}"
