@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError
@@ -20,6 +21,7 @@ from edgekit_toolkit import commands
 
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
+COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit completion` prints
 
 # In the order of a first use; the text is what `edgekit --help` shows.
 COMMANDS = {
@@ -104,22 +106,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    # Not `cli.main()`: it answers a closed pipe with exit code 1, which means an error of ours.
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        return shell_complete(cli, {}, "edgekit", COMPLETION_VARIABLE, instruction)
     try:
-        result = cli.main(arguments, prog_name="edgekit", standalone_mode=False)
+        with cli.make_context("edgekit", arguments) as ctx:
+            cli.invoke(ctx)
+    except click.exceptions.Exit as request:
+        return request.exit_code
     except EdgekitError as error:
         click.echo(f"edgekit: {error}", err=True)
         return _report(arguments, error, str(error), error.exit_code)
     except click.ClickException as error:
         error.show()
         return _report(arguments, error, error.format_message(), error.exit_code)
-    except click.Abort as error:
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        click.echo("\ninterrupted", err=True)  # the line break closes the terminal's ^C
         return _report(arguments, error, "interrupted", INTERRUPTED_EXIT_CODE)
-    # Only `ctx.exit(code)` gives a number; commands return nothing.
-    return result if isinstance(result, int) else 0
+    return 0
 
 
-def _report(arguments: list[str], error: Exception, message: str, exit_code: int) -> int:
+def _report(arguments: list[str], error: BaseException, message: str, exit_code: int) -> int:
     """Print the error as JSON on stdout where the caller asked for JSON, and pass the exit code on.
 
     Looked up in the arguments, not in a parsed option, so that usage errors are covered too.
