@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import helper
 
-from edgekit_runtime.errors import ModelError
+from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 UNNAMED_DIMENSIONS = frozenset({"", "?"})  # `?` is what some exporters write for every dimension alike
@@ -58,7 +58,10 @@ def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
             " dimensions may stay free)"
         )
     shape = tuple(dimension(value.name, axis, size) for axis, size in enumerate(tensor.shape.dim))
-    return TensorSpec(value.name, dtype, shape)
+    try:
+        return TensorSpec(value.name, dtype, shape)
+    except DataError as err:  # no name, or more dimensions than numpy can hold
+        raise ModelError(f"{role}: {err}; export the model again") from err
 
 
 def _dtype_name(element_type: int) -> str:

@@ -18,6 +18,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.external import external_files, merge_external
 from edgekit_toolkit.importers.screen import (
     check_interface,
+    check_names,
     check_operators,
     check_weights,
     explain_refusal,
@@ -90,6 +91,7 @@ def load_onnx(path: Path, limits: ImportLimits | None = None) -> SourceModel:
 def _load(path: Path, limits: ImportLimits) -> SourceModel:
     content = _read(path, limits)
     model = _parse(path, content)
+    check_names(model)
     files = external_files(model, path.parent)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
     _check_size(total_bytes, limits)
@@ -173,7 +175,7 @@ def _complete_outputs(model: onnx.ModelProto) -> None:
 def _check_structure(model: onnx.ModelProto) -> None:
     try:
         checker.check_model(model)
-    except checker.ValidationError as err:
+    except Exception as err:  # ValidationError, and whatever a damaged field sets off in the C++ checker
         first_line = str(err).strip().splitlines()[0]
         raise ModelError(f"is not valid ONNX: {first_line}; export it again") from err
 

@@ -5,11 +5,14 @@ It changes nothing and runs nothing.
 
 import math
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
@@ -23,6 +26,33 @@ STANDARD_DOMAINS: Final = DEFAULT_DOMAINS | {"ai.onnx.ml"}
 FLOAT_TYPES: Final = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 )
+
+
+def check_names(message: Message) -> None:
+    """Return when every name in an ONNX model, or in a part of it, is text; protobuf does not check that.
+
+    Raises:
+        ModelError: a name is not UTF-8.
+    """
+    for field, value in _fields(message):
+        is_single = isinstance(value, str | bytes | Message)
+        for item in [value] if is_single else value:
+            if field.type == field.TYPE_MESSAGE:
+                check_names(item)
+            elif isinstance(item, bytes):  # what protobuf gives for a string that is not UTF-8
+                raise ModelError(f"{field.full_name} is not UTF-8 text; the file is damaged, export it again")
+
+
+def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
+    """Yield the fields of text and messages that are set."""
+    if isinstance(message, onnx.TensorProto):  # listing its fields would copy the values
+        descriptors = message.DESCRIPTOR.fields_by_name
+        yield descriptors["name"], message.name
+        yield descriptors["external_data"], message.external_data
+        return
+    for field, value in message.ListFields():
+        if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            yield field, value
 
 
 def check_interface(model: onnx.ModelProto) -> None:

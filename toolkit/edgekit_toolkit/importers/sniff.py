@@ -51,7 +51,7 @@ def describe(path: Path, content: bytes) -> str:
         return f"truncated: {missing}; copy or export the file again"
     if _is_text(content[:256]):
         return f"text that begins with {content[:40].decode('utf-8', 'replace')!r}; give an .onnx file"
-    return "not an ONNX model; give an .onnx file"
+    return "not an ONNX model, or damaged; give an .onnx file, or copy it again"
 
 
 def missing_end(content: bytes) -> str:
