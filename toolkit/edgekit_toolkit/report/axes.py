@@ -1,0 +1,116 @@
+"""Axes of the scatter plots: range, ticks, place of a value. Numbers only; drawing is in `plots`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Beyond this ratio of largest to smallest value a linear axis would push most points into one corner.
+_LOG_RATIO = 8.0
+# The data keep at least this share of the axis when a far limit wants to be on it too.
+_DATA_SHARE = 0.45
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What an axis shows, in display units.
+
+    Attributes:
+        title: `Size`.
+        unit: `MB`.
+        values: one a point, in display units.
+        limit: the budget's limit, or None.
+        baseline: the source model's value, or None.
+    """
+
+    title: str
+    unit: str
+    values: tuple[float, ...]
+    limit: float | None = None
+    baseline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range with ticks; `low` < `high`, both positive where `log`."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    decimals: int
+    log: bool
+
+    def place(self, value: float) -> float:
+        """Return where on the axis `value` lies, 0..1, held to the ends."""
+        if self.log:
+            # A log axis has no place for 0 and less: they lie at its low end.
+            inner = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            inner = (value - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, inner))
+
+    def shows(self, value: float) -> bool:
+        """Return whether the value lies within the range."""
+        return self.low <= value <= self.high
+
+
+def scale_axis(quantity: Quantity) -> Axis:
+    """Return the axis for costs (size, latency): all points, and the limit unless it lies far off."""
+    low, high = min(quantity.values), max(quantity.values)
+    if low > 0 and high / low > _LOG_RATIO:
+        return _log_axis(low, high, quantity.limit)
+    low, high = _with_limit(low, high, quantity.limit)
+    return _linear_axis(low, high, floor=0.0)
+
+
+def focus_axis(quantity: Quantity) -> Axis:
+    """Return the axis for scores: a collapsed candidate (1 % among 55 %) does not flatten the others.
+
+    Values below the range are drawn on its lower edge by the caller.
+    """
+    best = max((*quantity.values, *([] if quantity.baseline is None else [quantity.baseline])))
+    low = min(quantity.values)
+    window = 10.0 if quantity.limit is None else max(4 * (best - quantity.limit), 0.2)
+    inside = [value for value in quantity.values if value >= best - window]
+    if inside and 2 * len(inside) >= len(quantity.values):
+        low = min(inside)
+    low, high = _with_limit(low, best, quantity.limit)
+    return _linear_axis(low, high, floor=None)
+
+
+def _with_limit(low: float, high: float, limit: float | None) -> tuple[float, float]:
+    if limit is None:
+        return low, high
+    wide_low, wide_high = min(low, limit), max(high, limit)
+    # All points at one place need the limit beside them to give the axis a scale at all.
+    if low == high or high - low >= _DATA_SHARE * (wide_high - wide_low):
+        return wide_low, wide_high
+    return low, high
+
+
+def _linear_axis(low: float, high: float, *, floor: float | None) -> Axis:
+    span = high - low or abs(high) * 0.1 or 1.0
+    low, high = low - 0.09 * span, high + 0.09 * span
+    if floor is not None:
+        low = max(low, floor)
+    step = nice_step((high - low) / 5)
+    first = math.ceil(low / step - 1e-9)
+    ticks = tuple(step * n for n in range(first, math.floor(high / step + 1e-9) + 1))
+    return Axis(low, high, ticks, max(0, -math.floor(math.log10(step) + 1e-9)), log=False)
+
+
+def _log_axis(low: float, high: float, limit: float | None) -> Axis:
+    if limit is not None and limit > 0:
+        logs = _with_limit(math.log(low), math.log(high), math.log(limit))
+        low, high = math.exp(logs[0]), math.exp(logs[1])
+    pad = (high / low) ** 0.08
+    low, high = low / pad, high * pad
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps: Sequence[int] = (1, 2, 5) if high / low < 200 else (1,)
+    ticks = tuple(float(s * 10.0**p) for p in powers for s in steps if low <= s * 10.0**p <= high)
+    return Axis(low, high, ticks, max(0, -math.floor(math.log10(low))), log=True)
+
+
+def nice_step(rough: float) -> float:
+    """Return the smallest of 1, 2, 5 times a power of ten that is not under `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

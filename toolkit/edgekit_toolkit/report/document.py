@@ -1,0 +1,224 @@
+"""The report document as types, and its cleaning: what `report.schema.json` states, for the type checker.
+
+This module neither builds a document (the pipeline does) nor checks one against the schema (the tests do).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, cast
+
+SCHEMA_ID = "https://edgekit.dev/report/v1"
+
+Label = Literal["measured", "modelled", "estimated"]
+
+
+class Figure(TypedDict):
+    """A number with its origin; `value` is None where there is no figure."""
+
+    value: float | None
+    label: Label
+    on: str
+
+
+class Target(TypedDict):
+    """What the model was compiled for."""
+
+    name: str
+    title: str
+    backend: str
+    form: str
+
+
+class Tensor(TypedDict):
+    """A tensor spec; a str in the shape is a named dynamic dimension."""
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+
+
+class Source(TypedDict):
+    """The trained model that went in."""
+
+    file: str
+    sha256: str
+    bytes: int
+    opset: int
+    nodes: int
+    parameters: int
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class Calibration(TypedDict):
+    """The samples from which ranges were taken."""
+
+    kind: str
+    samples: int
+    sha256: str | None
+
+
+class Evaluation(TypedDict):
+    """The samples on which scores were taken; `baseline` is the float32 source's score, 0..1."""
+
+    kind: str
+    samples: int
+    sha256: str | None
+    metric: str
+    baseline: float
+
+
+class Data(TypedDict):
+    """Calibration and evaluation data."""
+
+    calibration: Calibration
+    evaluation: Evaluation
+
+
+class Step(TypedDict):
+    """One optimisation step, applied or dropped, with the reason."""
+
+    name: str
+    applied: bool
+    reason: str
+    max_error: float | None
+    bytes_before: int
+    bytes_after: int
+    nodes_before: int
+    nodes_after: int
+
+
+class Candidate(TypedDict):
+    """One variant of the model with its figures."""
+
+    id: str
+    label: str
+    chosen: bool
+    pareto: bool
+    meets: bool
+    figures: dict[str, Figure]
+    violations: list[str]
+    precision: dict[str, int]
+
+
+class BudgetLine(TypedDict):
+    """One limit and the value held against it."""
+
+    limit: str
+    max: float
+    unit: str
+    value: float | None
+    label: Label
+    ok: bool
+
+
+class Outcome(TypedDict):
+    """Packaged or refused, and why."""
+
+    kind: Literal["packaged", "refused"]
+    chosen: str | None
+    reason: str
+    binding: list[str]
+    closest: str | None
+    needed: str | None
+
+
+class Layer(TypedDict):
+    """One layer of the source, before and after."""
+
+    name: str
+    op: str
+    bytes_before: int
+    bytes_after: int
+    precision: str
+    macs: int
+    sensitivity_db: float | None
+
+
+class Package(TypedDict):
+    """The signed file that was written."""
+
+    file: str
+    bytes: int
+    sha256: str
+    key_id: str
+
+
+class Host(TypedDict):
+    """The machine on which the toolkit ran."""
+
+    cpu: str
+    cores: int
+    os: str
+    python: str
+
+
+class Provenance(TypedDict):
+    """What repeats the run: tool versions, host, time per phase."""
+
+    tools: dict[str, str]
+    host: Host
+    seconds: dict[str, float]
+    recipe_sha256: str | None
+
+
+class Report(TypedDict):
+    """The whole document."""
+
+    schema: str
+    edgekit: str
+    created: str
+    command: str
+    name: str
+    version: str
+    target: Target
+    source: Source
+    warnings: list[str]
+    data: Data
+    steps: list[Step]
+    candidates: list[Candidate]
+    budget: list[BudgetLine]
+    outcome: Outcome
+    layers: list[Layer]
+    package: Package | None
+    recipe: str | None
+    evidence: str | None
+    provenance: Provenance
+
+
+def finite_report(document: Mapping[str, Any]) -> Report:
+    """Return a copy without NaN and infinities: each becomes null and is named in a warning.
+
+    JSON has no word for them, and a run of an hour must not end without a report for one of them.
+    """
+    places: list[str] = []
+    copy = _finite(document, "", places)
+    if places:
+        shown = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+        copy["warnings"] = [
+            *copy["warnings"],
+            f"{len(places)} value(s) were not finite and are shown as missing: {shown}.",
+        ]
+    return cast("Report", copy)
+
+
+def _finite(value: Any, place: str, places: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item, f"{place}.{key}".lstrip("."), places) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, f"{place}[{index}]", places) for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        places.append(place)
+        return None
+    return value
+
+
+def find_candidate(report: Report, candidate_id: str | None) -> Candidate | None:
+    """Return the candidate with this id, or None."""
+    return next((candidate for candidate in report["candidates"] if candidate["id"] == candidate_id), None)
+
+
+def subject_of(report: Report) -> Candidate | None:
+    """Return the candidate that the budget speaks of: the chosen one, or the closest after a refusal."""
+    outcome = report["outcome"]
+    return find_candidate(report, outcome["chosen"] or outcome["closest"])

@@ -1,0 +1,147 @@
+"""Numbers as people read them: units, significant digits, headroom. Shared by the page and the terminal."""
+
+import math
+import unicodedata
+from collections.abc import Iterable
+
+from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure
+
+# Figure name -> (heading, unit). The order is that of every table.
+FIGURES = {
+    "size": ("Size", "bytes"),
+    "latency": ("Latency", "ms"),
+    "host_latency": ("Host latency", "ms"),
+    "memory": ("Peak memory", "bytes"),
+    "energy": ("Energy", "mJ"),
+    "score": ("Score", "share"),
+    "drop": ("Accuracy drop", "points"),
+}
+LIMITS = ("size", "latency", "memory", "energy", "drop")
+MISSING = "n/a"
+
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def clean(text: str) -> str:
+    """Return the text without characters that act instead of being shown.
+
+    Control characters would reach the terminal as commands, bidirectional overrides would reorder what the
+    reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\ufffd" if _acts(char) else char for char in text)
+
+
+def _acts(char: str) -> bool:
+    # The two joiners of U+200C and U+200D are part of words and of emoji.
+    return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return the text cut to `limit` characters, keeping more of its end: there layer names differ."""
+    if len(text) <= limit:
+        return text
+    tail = 2 * (limit - 1) // 3
+    return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
+
+
+def show_number(value: float, digits: int = 3) -> str:
+    """Return `value` with at least `digits` significant digits, never in exponent form above 1e-6."""
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-6:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def show(value: float | None, unit: str, digits: int = 3) -> str:
+    """Return a value with its unit, `n/a` for None.
+
+    Args:
+        value: the number, or None where there is no figure.
+        unit: "bytes" (decimal prefixes), "share" (0..1, shown in %), "points" (two decimals, as a share) or
+            any other unit, shown as it is.
+        digits: significant digits, for bytes and plain units.
+    """
+    if value is None:
+        return MISSING
+    if unit == "bytes":
+        return _show_bytes(value, digits)
+    if unit == "share":
+        return f"{100 * value:.2f} %"
+    if unit == "points":
+        return f"{value:.2f} points"
+    return f"{show_number(value, digits)} {unit}"
+
+
+def byte_unit(value: float) -> tuple[float, str]:
+    """Return the decimal unit in which `value` bytes reads best: its size in bytes and its name."""
+    index = 0
+    # 999.5 would be rounded to 1,000 of the smaller unit.
+    while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:
+        index += 1
+    return 1000.0**index, _BYTE_UNITS[index]
+
+
+def _show_bytes(value: float, digits: int) -> str:
+    factor, unit = byte_unit(value)
+    return f"{value:.0f} B" if unit == "B" else f"{show_number(value / factor, digits)} {unit}"
+
+
+def exact(value: float | None, unit: str) -> str:
+    """Return the unrounded value, for a tooltip."""
+    if value is None:
+        return "no figure"
+    return f"{value:,} {'bytes' if unit == 'bytes' else '' if unit == 'share' else unit}".rstrip()
+
+
+def show_macs(macs: int) -> str:
+    """Return multiply-accumulates with a decimal prefix."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if macs >= factor:
+            return f"{show_number(macs / factor)} {prefix}"
+    return str(macs)
+
+
+def show_limit(line: BudgetLine, value: float | None) -> str:
+    """Return a value in the line's unit, with digits enough to tell it from the limit itself."""
+    for digits in (3, 4, 5, 6):
+        text = show(value, line["unit"], digits)
+        if value == line["max"] or text != show(line["max"], line["unit"], digits):
+            return text
+    return exact(value, line["unit"])
+
+
+def headroom(line: BudgetLine) -> str:
+    """Return how much of the limit is left, or by how much it is exceeded, in words."""
+    value, limit = line["value"], line["max"]
+    if value is None:
+        return "no figure to hold against it"
+    if limit <= 0:
+        return "kept" if line["ok"] else f"over by {show(value - limit, line['unit'])}"
+    share = 100 * (limit - value) / limit
+    size = "<0.1" if 0 < abs(share) < 0.1 else f"{abs(share):.{1 if abs(share) < 10 else 0}f}"
+    # No headroom beyond 100 %: a negative drop is a gain, not room on a scale.
+    return f"{'100' if share > 100 else size} % headroom" if share >= 0 else f"{size} % over"
+
+
+def origin(figure: Figure) -> str:
+    """Return a figure's label and where it was taken: `estimated, rpi5`."""
+    return f"{figure['label']}, {figure['on']}"
+
+
+def common_origin(figures: Iterable[Figure]) -> Figure | None:
+    """Return a figure whose label and place all figures with a value share, or None where they differ."""
+    known = [figure for figure in figures if figure["value"] is not None]
+    return known[0] if known and len({origin(figure) for figure in known}) == 1 else None
+
+
+def known_figures(candidates: Iterable[Candidate]) -> list[str]:
+    """Return the names, in table order, for which some candidate has a value."""
+    return [
+        name
+        for name in FIGURES
+        if any(candidate["figures"][name]["value"] is not None for candidate in candidates)
+    ]

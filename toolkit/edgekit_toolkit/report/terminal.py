@@ -1,0 +1,233 @@
+"""The report's summary for the terminal: reads the same at 80 columns, without colour and in ASCII."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edgekit_toolkit.report.document import (
+    BudgetLine,
+    Candidate,
+    Figure,
+    Report,
+    find_candidate,
+    finite_report,
+    subject_of,
+)
+from edgekit_toolkit.report.figures import (
+    FIGURES,
+    clean,
+    common_origin,
+    headroom,
+    known_figures,
+    shorten,
+    show,
+    show_limit,
+)
+
+_BAR_CELLS = 12
+_LABEL_CHARS = 60
+# Columns that fit into 80 characters beside id and label, most wanted first.
+_COLUMNS = ("size", "latency", "score", "drop")
+_SHORT = {name: title for name, (title, _) in FIGURES.items()} | {
+    "host_latency": "Host lat.",
+    "memory": "Memory",
+    "drop": "Drop",
+}
+
+
+def print_summary(document: Mapping[str, Any], console: Console, written: Sequence[Path] = ()) -> None:
+    """Print outcome, warnings, budget, Pareto candidates and files.
+
+    Args:
+        document: the report document (`report.schema.json`).
+        console: where to print; its width, colour and encoding are kept to.
+        written: paths of further files to list, such as the two report files.
+    """
+    report = finite_report(document)
+    _print_outcome(report, console)
+    _print_warnings(report["warnings"], console)
+    _print_budget(report, console)
+    _print_candidates(report, console)
+    _print_files(report, written, console)
+
+
+def _plain(text: str) -> str:
+    """Return foreign text on one line, without control characters."""
+    return " ".join(clean(text).split())
+
+
+def _ascii_only(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def _print(console: Console, *parts: str | tuple[str, str], indent: int = 0) -> None:
+    """Print parts as plain text, never as markup: names may hold brackets."""
+    text = Text.assemble(*parts, overflow="fold")
+    if _ascii_only(console):
+        text = Text.assemble(
+            *((_to_ascii(p), "") if isinstance(p, str) else (_to_ascii(p[0]), p[1]) for p in parts)
+        )
+    for number, line in enumerate(text.wrap(console, console.width - indent)):
+        console.print(Text(" " * (indent if number else 0)) + line, soft_wrap=True)
+
+
+def _to_ascii(text: str) -> str:
+    return text.replace("…", "~").replace("→", "->").encode("ascii", "replace").decode()
+
+
+def _print_outcome(report: Report, console: Console) -> None:
+    outcome, target = report["outcome"], report["target"]
+    title = _plain(f"{report['name']} {report['version']} for {target['title']}")
+    _print(console, (title, "bold"), f" ({_plain(target['name'])}, {_plain(target['backend'])})")
+    subject = subject_of(report)
+    named = "" if subject is None else _plain(f"{subject['id']}, {subject['label']}")
+    if outcome["kind"] == "packaged":
+        _print(console, ("PACKAGED ", "bold green"), named, indent=9)
+        _print(console, _plain(outcome["reason"]))
+        return
+    _print(console, ("REFUSED ", "bold red"), _plain(outcome["reason"]), indent=8)
+    if outcome["binding"]:
+        _print(console, "Binding limit: ", (_plain(", ".join(outcome["binding"])), "bold"))
+    if find_candidate(report, outcome["closest"]) is not None:
+        _print(console, f"Closest candidate: {named}")
+    if outcome["needed"] is not None:
+        _print(console, f"Needed: {_plain(outcome['needed'])}", indent=8)
+
+
+def _print_warnings(warnings: Sequence[str], console: Console) -> None:
+    if warnings:
+        console.print()
+    for warning in warnings:
+        _print(console, ("WARNING ", "bold yellow"), _plain(warning), indent=8)
+
+
+def _print_budget(report: Report, console: Console) -> None:
+    if not report["budget"]:
+        return
+    console.print()
+    grid = Table.grid(padding=(0, 1))
+    for column in range(6):
+        grid.add_column(no_wrap=column < 4, justify="right" if column == 2 else "left", overflow="fold")
+    subject = subject_of(report)
+    for line in report["budget"]:
+        figure = None if subject is None else subject["figures"][line["limit"]]
+        on = report["target"]["name"] if figure is None else figure["on"]
+        style = "green" if line["ok"] else "bold red"
+        limit = show(line["max"], line["unit"])
+        # The unit once, where it is the same: the line has to fit into 80 columns.
+        value = show_limit(line, line["value"]).removesuffix(limit[limit.rindex(" ") :])
+        grid.add_row(
+            Text("ok" if line["ok"] else "OVER", style=style),
+            Text(_SHORT[line["limit"]]),
+            Text(f"{value} of {limit}"),
+            Text(_bar(line, ascii_only=_ascii_only(console)), style=style),
+            Text(headroom(line)),
+            Text(f"({line['label']}, {_plain(on)})"),
+        )
+    console.print(grid)
+
+
+def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
+    full, empty, over = ("#", ".", ">") if ascii_only else ("█", "░", "▶")
+    value, limit = line["value"], line["max"]
+    if value is None:
+        return " " * (_BAR_CELLS + 1)
+    share = value / limit if limit > 0 else 0.0 if line["ok"] else 2.0
+    if share > 1:
+        return full * _BAR_CELLS + over
+    # Only an exhausted limit looks full, only nothing at all looks empty.
+    cells = (
+        min(_BAR_CELLS - 1, max(1, round(share * _BAR_CELLS)))
+        if 0 < share < 1
+        else int(share > 0) * _BAR_CELLS
+    )
+    return full * cells + empty * (_BAR_CELLS - cells) + " "
+
+
+def _print_candidates(report: Report, console: Console) -> None:
+    shown = [c for c in report["candidates"] if c["pareto"] or c["chosen"]]
+    if not shown:
+        return
+    names = _columns(shown)
+    shared = {name: common_origin(c["figures"][name] for c in shown) for name in names}
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    grid.add_column("")
+    grid.add_column("Candidate", ratio=1, overflow="fold")
+    for name in names:
+        grid.add_column(_heading(name, shared[name]), justify="right", no_wrap=True)
+    for candidate in shown:
+        grid.add_row(*_row(candidate, names, shared, console))
+    console.print()
+    console.print(grid)
+    _print_key(report, shown, shared, console)
+
+
+def _columns(shown: Sequence[Candidate]) -> list[str]:
+    known = known_figures(shown)
+    return [
+        "host_latency" if name == "latency" and name not in known and "host_latency" in known else name
+        for name in _COLUMNS
+        if name in known or (name == "latency" and "host_latency" in known)
+    ]
+
+
+def _heading(name: str, shared: Figure | None) -> Text:
+    note = "see cells" if shared is None else f"{shared['label']}\n{shorten(_plain(shared['on']), 12)}"
+    return Text.assemble(_SHORT[name], "\n", (note, "not bold dim"))
+
+
+def _row(
+    candidate: Candidate, names: Sequence[str], shared: Mapping[str, Figure | None], console: Console
+) -> list[Text]:
+    ascii_only = _ascii_only(console)
+    sign = ">" if candidate["chosen"] else " " if candidate["meets"] else "x"
+    style = "bold green" if candidate["chosen"] else "" if candidate["meets"] else "dim"
+    label = shorten(_plain(f"{candidate['id']} {candidate['label']}"), _LABEL_CHARS)
+    cells = [Text(sign, style=style), Text(_to_ascii(label) if ascii_only else label, style=style)]
+    for name in names:
+        figure = candidate["figures"][name]
+        text = show(figure["value"], FIGURES[name][1]).removesuffix(" points")
+        broken = name in candidate["violations"]
+        own = f" {figure['label'][:3]}." if shared[name] is None and figure["value"] is not None else ""
+        cells.append(Text(f"{'!' if broken else ''}{text}{own}", style="red" if broken else style))
+    return cells
+
+
+def _print_key(
+    report: Report, shown: Sequence[Candidate], shared: Mapping[str, Figure | None], console: Console
+) -> None:
+    words = []
+    if any(candidate["chosen"] for candidate in shown):
+        words.append("> chosen")
+    if not all(candidate["meets"] for candidate in shown):
+        words.append("x breaks a limit (!)")
+    if None in shared.values():
+        words.append("mea. measured, mod. modelled, est. estimated")
+    hidden = len(report["candidates"]) - len(shown)
+    if hidden:
+        words.append(f"{hidden} dominated not shown")
+    if words:
+        _print(console, ("; ".join(words), "dim"))
+
+
+def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:
+    package = report["package"]
+    lines: list[tuple[str, str]] = []
+    if package is not None:
+        lines.append(
+            ("Package", f"{package['file']} ({package['bytes']:,} bytes, sha256 {package['sha256'][:12]})")
+        )
+    lines += [
+        (title, name)
+        for title, name in (("Recipe", report["recipe"]), ("Evidence", report["evidence"]))
+        if name
+    ]
+    lines += [("Report", str(path)) for path in written]
+    if lines:
+        console.print()
+    for title, text in lines:
+        _print(console, f"{title:<9}", _plain(text), indent=9)
