@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("targets")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def targets(name: str | None, *, as_json: bool) -> None:
+def command(name: str | None, *, as_json: bool) -> None:
     """List the targets, or show the one called NAME (a name, an alias, or the path of a .toml file)."""
     from edgekit_toolkit.targets import list_targets, load_target, user_target_dir
 

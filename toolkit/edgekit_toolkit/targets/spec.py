@@ -98,7 +98,8 @@ class Power:
         names = [mode.name for mode in self.modes]
         if len(set(names)) != len(names):
             raise TargetError(f"modes: expected distinct names, got {listed(names)}")
-        self.mode(self.default_mode)
+        if self.default_mode not in names:
+            raise TargetError(f"default_mode: expected one of {listed(names)}, got {self.default_mode!r}")
         for mode in self.modes:
             if mode.active.value < self.idle.value:
                 raise TargetError(
