@@ -119,10 +119,11 @@ def make_venv() -> None:
 
 
 def explain(what: str, output: str) -> str:
-    """What failed, the likely cause, and the last lines of the foreign output."""
+    """What failed, the likely cause, and the foreign program's own errors (or its last lines)."""
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, output)), None)
-    tail = "\n".join(f"  {line}" for line in output.strip().splitlines()[-6:])
-    return f"{what}{': ' + hint if hint else ''}\n{tail}"
+    lines = output.strip().splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")] or lines[-6:]
+    return "\n  ".join([what if hint is None else f"{what}: {hint}", *errors])
 
 
 def install(requirements: Path) -> int:
