@@ -373,8 +373,8 @@ def test_mobilenet_like_network_counts_each_layer() -> None:
     assert [cost.op for cost in costs] == ["Conv"] * 5 + ["GlobalAveragePool", "Gemm"]
 
 
-# Millions of multiply-accumulates as torchvision's documentation gives them ("GFLOPS" of the weights), rounded
-# there to 0.01 G.
+# Millions of multiply-accumulates as torchvision's documentation gives them ("GFLOPS" of the weights), which
+# rounds to 0.01 G.
 @pytest.mark.parametrize(
     ("name", "macs_m"),
     [
