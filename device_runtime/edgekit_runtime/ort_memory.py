@@ -1,0 +1,55 @@
+"""Small and predictable memory for onnxruntime sessions, by settings that cost no latency.
+
+Two causes make the memory of a session large and hard to foresee: the C library keeps what loading frees, and
+memory patterns reserve the activations a second time. docs/memory.md has the measurements.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_M_TRIM_THRESHOLD: Final = -1  # mallopt's names, see malloc.h of glibc
+_M_MMAP_THRESHOLD: Final = -3
+_LOADING_THRESHOLD_BYTES: Final = 64 * 1024
+# The values that glibc itself reaches in a process which has freed large blocks; they keep runs fast.
+_RUNNING_THRESHOLD_BYTES: Final = 32 * 1024 * 1024
+_loading = threading.Lock()
+
+
+def make_lean(settings: "onnxruntime.SessionOptions") -> None:
+    """Set what keeps the memory of one session small, in place.
+
+    Memory patterns are off: they allocate the activations in one block after a first run allocated them one
+    by one, and the arena keeps both. Weights are allocated apart from the arena of the activations, so that
+    loading leaves no holes in it.
+    """
+    settings.enable_mem_pattern = False
+    settings.enable_cpu_mem_arena = True
+    settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+
+
+@contextmanager
+def lean_loading() -> Iterator[None]:
+    """Give back to the system what the body frees: for the time in which a session is created.
+
+    Blocks from 64 KiB are mapped one by one while the body runs, and free pages are given back at its end.
+    The thresholds are those of the whole process. Does nothing where the C library is not glibc.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
+        yield
+        return
+    with _loading:
+        library.mallopt(_M_MMAP_THRESHOLD, _LOADING_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * _LOADING_THRESHOLD_BYTES)
+        try:
+            yield
+        finally:
+            library.malloc_trim(0)
+            library.mallopt(_M_MMAP_THRESHOLD, _RUNNING_THRESHOLD_BYTES)
+            library.mallopt(_M_TRIM_THRESHOLD, 2 * _RUNNING_THRESHOLD_BYTES)

@@ -1,0 +1,88 @@
+"""The memory arena of onnxruntime, replayed: which pages a sequence of allocations touches.
+
+The arena takes regions from the system that double in size, splits them, serves the smallest free block that
+fits and never gives back. Only touched pages are resident, so a region's untouched end costs nothing.
+
+Source: onnxruntime, core/framework/bfc_arena.cc, with the defaults of a CPU session (next power of two, first
+region 1 MiB); after TensorFlow's best fit with coalescing.
+"""
+
+from bisect import bisect_left, insort
+from typing import Final, NamedTuple
+
+_GRAIN_BYTES: Final = 256
+_FIRST_REGION_BYTES: Final = 1 << 20
+# A larger rest of a block is always split off; a smaller one only where it is at least half of the block.
+_MOST_WASTE_BYTES: Final = 128 << 20
+
+
+class Block(NamedTuple):
+    """A part of a region; blocks sort by size, then by place, as the arena searches them."""
+
+    size: int
+    region: int
+    offset: int
+
+
+class Arena:
+    """An empty arena."""
+
+    def __init__(self) -> None:
+        self._free: list[Block] = []
+        self._starts: dict[tuple[int, int], Block] = {}  # free blocks by (region, first byte)
+        self._ends: dict[tuple[int, int], Block] = {}  # free blocks by (region, byte behind the last)
+        self._touched: list[int] = []
+        self._next_region_bytes = _FIRST_REGION_BYTES
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes up to the last one in use ever of each region; blocks are cut from its front."""
+        return sum(self._touched)
+
+    def allocate(self, size: int) -> Block:
+        """Return a block of at least `size` bytes, size >= 1."""
+        size = -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
+        if self._fit(size) == len(self._free):
+            self._grow(size)
+        block = self._free[self._fit(size)]
+        self._remove(block)
+        rest = block.size - size
+        if rest >= size or rest >= _MOST_WASTE_BYTES:
+            self._insert(Block(rest, block.region, block.offset + size))
+            block = Block(size, block.region, block.offset)
+        self._touched[block.region] = max(self._touched[block.region], block.offset + size)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Make `block` free again and join it with its free neighbours."""
+        size, region, offset = block
+        if after := self._starts.get((region, offset + size)):
+            self._remove(after)
+            size += after.size
+        if before := self._ends.get((region, offset)):
+            self._remove(before)
+            size, offset = size + before.size, before.offset
+        self._insert(Block(size, region, offset))
+
+    def _fit(self, size: int) -> int:
+        return bisect_left(self._free, Block(size, -1, -1))
+
+    def _grow(self, size: int) -> None:
+        doubled = False
+        while self._next_region_bytes < size:
+            self._next_region_bytes *= 2
+            doubled = True
+        self._insert(Block(self._next_region_bytes, len(self._touched), 0))
+        self._touched.append(0)
+        if not doubled:
+            self._next_region_bytes *= 2
+
+    def _insert(self, block: Block) -> None:
+        insort(self._free, block)
+        self._starts[block.region, block.offset] = block
+        self._ends[block.region, block.offset + block.size] = block
+
+    def _remove(self, block: Block) -> None:
+        del self._free[bisect_left(self._free, block)]
+        del self._starts[block.region, block.offset]
+        del self._ends[block.region, block.offset + block.size]

@@ -1,0 +1,48 @@
+"""The process whose memory `measure` reads: `python -m edgekit_toolkit.measure_child REQUEST.json`.
+
+It imports and does what a minimal device process does: numpy, onnxruntime, load a model from a file, run it.
+It writes one JSON object to the standard output: `{"peak_bytes": int}`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from edgekit_runtime.ort_memory import lean_loading, make_lean
+
+
+def _open(model: str, threads: int) -> onnxruntime.InferenceSession:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    make_lean(settings)
+    with lean_loading():
+        return onnxruntime.InferenceSession(
+            model, settings, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+
+
+def _peak_bytes() -> int:
+    # Not ru_maxrss: Linux hands that one down from the parent process through exec.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def _main(request_path: str) -> None:
+    request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    session = _open(request["model"], request["threads"])
+    feeds = {name: np.load(path, allow_pickle=False) for name, path in request["feeds"].items()}
+    for _ in range(request["runs"]):
+        session.run(None, feeds)  # the outputs are dropped before the next run
+    json.dump({"peak_bytes": _peak_bytes()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
