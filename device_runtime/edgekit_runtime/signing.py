@@ -145,7 +145,11 @@ class Statement:
         predicate = fields.take("predicate")
         if not isinstance(predicate, dict):
             raise SignatureError(f"{where}: predicate is {type(predicate).__name__}, expected an object")
-        return cls(subject.take("name"), digest.take("sha256"), fields.take("predicateType"), predicate)
+        name, sha256 = subject.take("name"), digest.take("sha256")
+        try:
+            return cls(name, sha256, fields.take("predicateType"), predicate)
+        except SignatureError as cause:
+            raise SignatureError(f"{where}: {cause}") from cause
 
 
 def encode_envelope(envelope: Envelope) -> bytes:

@@ -69,21 +69,21 @@ class PackageMaker:
             (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", SCALE, OFFSET)),),
             (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 1e-5),),
         )
-        plain = Manifest(
-            name="linear",
-            version="1.0.0",
-            target="x86-64",
-            inputs=(TensorSpec("x", "float32", ("N", 4)),),
-            outputs=(TensorSpec("y", "float32", ("N", 2)),),
-            artifacts=entries,
-            backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
-            golden=golden,
-            labels="labels.txt",
-            budget={"max_latency_ms": 10.0},
-            figures={"size_bytes": 100, "accuracy": 0.75},
-            provenance={"source_sha256": "0" * 64},
-        )
-        return dataclasses.replace(plain, **changes)
+        fields: dict[str, Any] = {
+            "name": "linear",
+            "version": "1.0.0",
+            "target": "x86-64",
+            "inputs": (TensorSpec("x", "float32", ("N", 4)),),
+            "outputs": (TensorSpec("y", "float32", ("N", 2)),),
+            "artifacts": entries,
+            "backend": BackendChoice("ort", "model.onnx", {"threads": 1}),
+            "golden": golden,
+            "labels": "labels.txt",
+            "budget": {"max_latency_ms": 10.0},
+            "figures": {"size_bytes": 100, "accuracy": 0.75},
+            "provenance": {"source_sha256": "0" * 64},
+        }
+        return Manifest(**{**fields, **changes})
 
     def write(self, path: Path, **changes: Any) -> bytes:
         write_package(path, self.manifest(**changes), self.artifacts, self.signer)

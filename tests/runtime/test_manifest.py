@@ -62,12 +62,15 @@ def test_an_unknown_field_survives_the_round_trip(place: str, document: dict[str
 @pytest.mark.parametrize(
     ("place", "field"),
     [
-        *(("manifest", field) for field in ("name", "format", "golden", "labels", "budget", "artifacts",
-        "backend")), *(("format", field) for field in ("version", "critical")), *(("artifact", field) for
-        field in ("path", "bytes", "sha256", "role")), *(("backend", field) for field in ("name", "artifact",
-        "options", "fallback")), *(("golden input", field) for field in ("name", "dtype", "shape", "path",
-        "codes")), *(("golden output", field) for field in ("path", "atol", "rtol")), *(("codes", field) for
-        field in ("dtype", "scale", "offset")), ("golden", "inputs"), ("input", "shape"),
+        *(("manifest", field) for field in ("name", "format", "golden", "labels", "budget", "backend")),
+        *(("format", field) for field in ("version", "critical")),
+        *(("artifact", field) for field in ("path", "bytes", "sha256", "role")),
+        *(("backend", field) for field in ("name", "artifact", "options", "fallback")),
+        *(("golden input", field) for field in ("name", "dtype", "shape", "path", "codes")),
+        *(("golden output", field) for field in ("path", "atol", "rtol")),
+        *(("codes", field) for field in ("dtype", "scale", "offset")),
+        ("golden", "inputs"),
+        ("input", "shape"),
     ],
 )  # fmt: skip
 def test_a_missing_field_is_named(place: str, field: str, document: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ def test_a_plain_name_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "C:\\x", "C:x", "a\0b", "a b", "a\nb",
-        ".hidden", "-rf", "x.", "x ", "é", "\u2024\u2024/x", "con", "CON.txt", "a/nul", "lpt1.bin", "a" * 256, "a:b",
-        "~", "$HOME", "a*", "%2e%2e",
+        "", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a/", "a\\b", "C:\\x", "C:x", "a\0b", "a b",
+        "a\nb", ".hidden", "-rf", "x.", "x ", "é", "\u2024\u2024/x", "con", "CON.txt", "a/nul", "lpt1.bin",
+        "a:b", "a" * 256, "~", "$HOME", "a*", "%2e%2e",
     ],
 )  # fmt: skip
 def test_a_tricky_name_is_refused(name: str) -> None:

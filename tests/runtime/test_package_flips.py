@@ -12,8 +12,10 @@ from edgekit_runtime.errors import PackageError
 
 
 def undetected(path: Path, maker: Any, flips: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the flips (offset, mask) after which the package still reads; the file is as before at the
-    end.""" data = path.read_bytes() missed = [] with path.open("r+b", buffering=0) as file:
+    """Return the flips (offset, mask) after which the package still reads; leave the file as it was."""
+    data = path.read_bytes()
+    missed = []
+    with path.open("r+b", buffering=0) as file:
         for offset, mask in flips:
             file.seek(offset)
             file.write(bytes([data[offset] ^ mask]))

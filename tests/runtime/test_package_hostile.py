@@ -15,12 +15,12 @@ from edgekit_runtime.errors import DigestError, ManifestError, PackageError
 
 Edit = Callable[[int, bytes], None]
 
-# Offsets of fields within a local header, a directory entry and the end record (APPNOTE 4.3.7, 4.3.12,
-# 4.3.16).
+# Offsets of fields within the three kinds of headers (APPNOTE 4.3.7, 4.3.12, 4.3.16).
 LOCAL = {"version": 4, "flags": 6, "method": 8, "time": 10, "date": 12, "crc": 14, "packed": 18, "size": 22}
-CENTRAL = {"made_by": 4, "flags": 8, "method": 10, "crc": 16, "packed": 20, "size": 24, "comment": 32, "disk":
-34,
-           "external": 38, "offset": 42}  # fmt: skip
+CENTRAL = {
+    "made_by": 4, "flags": 8, "method": 10, "crc": 16, "packed": 20, "size": 24, "comment": 32, "disk": 34,
+    "external": 38, "offset": 42,
+}  # fmt: skip
 END = {"disk": 4, "count_here": 8, "count": 10, "directory_size": 12, "directory_offset": 16, "comment": 20}
 
 
@@ -110,9 +110,10 @@ def test_an_end_record_that_lies_is_refused(
 
 @pytest.mark.parametrize(
     "name",
-    [b"../../etc/", b"/etc/passw", b"..\\..\\evil", b"C:\\windows", b"model\0onnx", b"nul.onnx__",
-    b"./el.onnx_",
-     b"a//el.onnx", b"\xc3\xa9\xc3\xa9.onnx", b"model.onn."],
+    [
+        b"../../etc/", b"/etc/passw", b"..\\..\\evil", b"C:\\windows", b"model\0onnx", b"nul.onnx__",
+        b"./el.onnx_", b"a//el.onnx", b"\xc3\xa9\xc3\xa9.onnx", b"model.onn.",
+    ],
 )  # fmt: skip
 def test_a_path_trick_in_both_headers_is_refused_by_name(
     name: bytes, maker: Any, package_path: Path, edit: Edit

@@ -1,0 +1,133 @@
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgekit_runtime.archive import OpenedPackage, read_package, write_package
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.tensors import TensorSpec
+
+EXPECTED = np.array([[1.0, 0.0]], np.float32)  # [-1, -0.5, 0, 0.5] @ the weights of the test model, by hand
+
+
+class FixedSession:
+    """Returns what it is told to."""
+
+    inputs = (TensorSpec("x", "float32", ("N", 4)),)
+    outputs = (TensorSpec("y", "float32", ("N", 2)),)
+
+    def __init__(self, outputs: dict[str, Any]) -> None:
+        self._outputs = outputs
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        for spec in self.inputs:
+            spec.check(inputs[spec.name])
+        return self._outputs
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def package(maker: Any, package_path: Path) -> Iterator[OpenedPackage]:
+    with read_package(package_path, maker.trust) as opened:
+        yield opened
+
+
+def write_golden(maker: Any, path: Path, expected: np.ndarray, atol: float, rtol: float) -> OpenedPackage:
+    """Write a package whose golden output is `expected`."""
+    artifacts = {**maker.artifacts, "golden/y.bin": expected.tobytes()}
+    name, shape = str(expected.dtype), expected.shape
+    golden = Golden(
+        maker.manifest().golden.inputs, (GoldenOutput("y", name, shape, "golden/y.bin", atol, rtol),)
+    )
+    outputs = (TensorSpec("y", name, shape),)
+    write_package(path, maker.manifest(artifacts, golden=golden, outputs=outputs), artifacts, maker.signer)
+    return read_package(path, maker.trust)
+
+
+def test_the_golden_inputs_are_the_decoded_codes(package: OpenedPackage) -> None:
+    inputs = read_golden_inputs(package)
+    assert (inputs["x"].dtype, inputs["x"].tolist()) == (np.float32, [[-1.0, -0.5, 0.0, 0.5]])
+
+
+def test_the_model_of_the_package_passes(package: OpenedPackage) -> None:
+    pytest.importorskip("onnxruntime")
+    result = run_selftest(open_session(package), package)
+    assert (result.passed, result.checks[0].wrong_count) == (True, 0)
+
+
+def test_a_golden_output_that_the_model_does_not_give_fails(maker: Any, package_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    with write_golden(maker, package_path, EXPECTED + np.float32([[0, 0.25]]), 0.0, 0.0) as package:
+        (check,) = run_selftest(open_session(package), package).checks
+    assert (check.passed, check.wrong_count, check.max_abs_error) == (False, 1, 0.25)
+    assert "1 of 2 values differ" in check.message
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "atol", "rtol", "passes"),
+    [
+        (1.5, 1.0, 0.5, 0.0, True),
+        (1.5, 1.0, 0.4375, 0.0, False),
+        (3.0, 2.0, 0.0, 0.5, True),
+        (3.0, 2.0, 0.0, 0.4375, False),
+        (-3.0, -2.0, 0.0, 0.5, True),
+        (float("nan"), 1.0, 1e30, 1e30, False),
+        (1.0, float("nan"), 1e30, 1e30, False),
+        (float("nan"), float("nan"), 1e30, 0.0, False),
+        (float("inf"), 1.0, 1e30, 1e30, False),
+        (1.0, float("inf"), 1.0, 1.0, False),
+        (float("inf"), float("inf"), 0.0, 0.0, True),
+        (float("-inf"), float("inf"), 1e30, 1.0, False),
+    ],
+)
+def test_the_tolerance_is_atol_plus_rtol_times_expected(
+    got: float, expected: float, atol: float, rtol: float, passes: bool, maker: Any, package_path: Path
+) -> None:
+    with write_golden(maker, package_path, np.float32([[expected, 0]]), atol, rtol) as package:
+        assert run_selftest(FixedSession({"y": np.float32([[got, 0]])}), package).passed is passes
+
+
+def test_exact_integers_are_compared_beyond_float64(maker: Any, package_path: Path) -> None:
+    expected = np.array([[2**60, 2]])
+    with write_golden(maker, package_path, expected, 0, 0) as package:
+        assert run_selftest(FixedSession({"y": expected}), package).passed
+        assert not run_selftest(FixedSession({"y": expected + 1}), package).passed
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ({}, "'y' is missing"),
+        ({"z": EXPECTED}, "'y' is missing"),
+        ({"y": EXPECTED.astype(np.float64)}, "float64"),
+        ({"y": EXPECTED[0]}, r"(2,)"),
+    ],
+)
+def test_an_output_of_another_kind_fails_with_what_it_is(
+    outputs: dict[str, Any], reason: str, package: OpenedPackage
+) -> None:
+    (check,) = run_selftest(FixedSession(outputs), package).checks
+    assert (check.passed, check.wrong_count, reason in check.message) == (False, None, True)
+
+
+def test_a_session_of_other_inputs_is_a_data_error(package: OpenedPackage) -> None:
+    session = FixedSession({})
+    session.inputs = (TensorSpec("x", "float32", ("N", 5)),)
+    with pytest.raises(DataError, match="'x'"):
+        run_selftest(session, package)
+
+
+def test_golden_inputs_without_codes_are_read_as_they_are(maker: Any, package_path: Path) -> None:
+    values = np.float32([[1, 2, 3, 4]])
+    artifacts = {**maker.artifacts, "golden/x.bin": values.tobytes()}
+    golden = Golden((GoldenInput("x", "float32", (1, 4), "golden/x.bin"),), maker.manifest().golden.outputs)
+    write_package(package_path, maker.manifest(artifacts, golden=golden), artifacts, maker.signer)
+    with read_package(package_path, maker.trust) as package:
+        assert read_golden_inputs(package)["x"].tolist() == values.tolist()

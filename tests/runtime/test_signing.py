@@ -1,0 +1,246 @@
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from securesystemslib.signer import CryptoSigner
+
+from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.errors import DigestError, SignatureError
+from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgekit_runtime.signing import (
+    EVIDENCE_PREDICATE_TYPE,
+    PACKAGE_PREDICATE_TYPE,
+    Statement,
+    TrustStore,
+    find_keys_folder,
+    read_public_key,
+    verify_envelope,
+)
+from edgekit_runtime.zipform import write_archive
+from edgekit_toolkit.sign import StatementSigner
+
+PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}).to_bytes()
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def verify(data: bytes, maker: Any) -> Statement:
+    return verify_envelope(data, maker.trust, PACKAGE_PREDICATE_TYPE, "here")[0]
+
+
+def test_a_signed_statement_verifies(maker: Any) -> None:
+    assert verify_envelope(maker.signer(PAYLOAD), maker.trust, PACKAGE_PREDICATE_TYPE, "here") == (
+        Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}),
+        maker.signer.key_id,
+    )
+
+
+def test_the_payload_is_an_in_toto_statement(maker: Any) -> None:
+    envelope = json.loads(maker.signer(PAYLOAD))
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    assert json.loads(base64.b64decode(envelope["payload"])) == {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "manifest.json", "digest": {"sha256": "0" * 64}}],
+        "predicateType": "https://edgekit.dev/package/v1",
+        "predicate": {"a": 1},
+    }
+
+
+def test_the_signature_is_that_of_the_dsse_specification(maker: Any) -> None:
+    envelope = json.loads(maker.signer(PAYLOAD))
+    kind = envelope["payloadType"].encode()
+    signed = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(PAYLOAD), PAYLOAD)
+    public_key = ed25519.Ed25519PrivateKey.from_private_bytes(b"\1" * 32).public_key()
+    assert public_key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), signed) is None
+
+
+def test_an_unknown_key_is_refused_by_its_id(other_signer: StatementSigner, maker: Any) -> None:
+    with pytest.raises(SignatureError, match=f"signed by key {other_signer.key_id}") as caught:
+        verify(other_signer(PAYLOAD), maker)
+    assert caught.value.key_id == other_signer.key_id
+
+
+def test_another_keys_signature_under_a_trusted_id_is_refused(
+    other_signer: StatementSigner, maker: Any
+) -> None:
+    envelope = json.loads(other_signer(PAYLOAD))
+    envelope["signatures"][0]["keyid"] = maker.signer.key_id
+    with pytest.raises(SignatureError, match="does not fit") as caught:
+        verify(encode(envelope), maker)
+    assert caught.value.key_id == maker.signer.key_id
+
+
+def test_an_empty_trust_store_accepts_nothing(maker: Any) -> None:
+    with pytest.raises(SignatureError, match="trusted are: none"):
+        verify_envelope(maker.signer(PAYLOAD), TrustStore([]), PACKAGE_PREDICATE_TYPE, "here")
+
+
+def test_a_signature_for_another_purpose_is_refused(maker: Any) -> None:
+    evidence = Statement("manifest.json", "0" * 64, EVIDENCE_PREDICATE_TYPE, {})
+    with pytest.raises(SignatureError, match="predicate type is"):
+        verify(maker.signer(evidence.to_bytes()), maker)
+
+
+def stray_bits(envelope: dict[str, Any]) -> None:
+    # An ed25519 signature has 64 bytes: its base64 ends in "==" and the digit before has 4 unused bits.
+    signature = envelope["signatures"][0]
+    digit = signature["sig"][85]
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    signature["sig"] = signature["sig"][:85] + digits[digits.index(digit) + 1] + "=="
+
+
+TAMPERINGS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "other payload": lambda e: e.update(payload=base64.b64encode(PAYLOAD.replace(b"0", b"1")).decode()),
+    "other payload type": lambda e: e.update(payloadType="text/plain"),
+    "no signature": lambda e: e.update(signatures=[]),
+    "two signatures": lambda e: e["signatures"].append({"keyid": "x", "sig": "AAAA"}),
+    "the same signature twice": lambda e: e["signatures"].append(dict(e["signatures"][0])),
+    "unknown field": lambda e: e.update(note="hello"),
+    "unknown field of the signature": lambda e: e["signatures"][0].update(note="hello"),
+    "stray bits in base64": stray_bits,
+    "URL-safe base64": lambda e: e.update(payload=e["payload"][:-4] + "-_=="),
+    "missing payload": lambda e: e.pop("payload"),
+    "missing key id": lambda e: e["signatures"][0].pop("keyid"),
+    "missing sig": lambda e: e["signatures"][0].pop("sig"),
+    "number as payload": lambda e: e.update(payload=7),
+    "number as payload type": lambda e: e.update(payloadType=7),
+    "number as signature": lambda e: e.update(signatures=[7]),
+    "number as key id": lambda e: e["signatures"][0].update(keyid=7),
+    "list as key id": lambda e: e["signatures"][0].update(keyid=[]),
+    "object as signatures": lambda e: e.update(signatures={}),
+    "short signature": lambda e: e["signatures"][0].update(sig="AAAA"),
+    "empty signature": lambda e: e["signatures"][0].update(sig=""),
+}
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_an_envelope_that_was_tampered_with_is_refused(tampering: str, maker: Any) -> None:
+    envelope = json.loads(maker.signer(PAYLOAD))
+    before = encode(envelope)
+    TAMPERINGS[tampering](envelope)
+    assert encode(envelope) != before
+    with pytest.raises(SignatureError):
+        verify(encode(envelope), maker)
+
+
+@pytest.mark.parametrize("suffix", [b"\n", b" ", b"\0"])
+def test_bytes_after_the_envelope_are_refused(suffix: bytes, maker: Any) -> None:
+    with pytest.raises(SignatureError):
+        verify(maker.signer(PAYLOAD) + suffix, maker)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        PAYLOAD.replace(b"Statement/v1", b"Statement/v2"),
+        PAYLOAD.replace(b'"sha256"', b'"sha512"'),
+        PAYLOAD.replace(b"0" * 64, b"0" * 63),
+        PAYLOAD.replace(b'{"a":1}', b"[1]"),
+        PAYLOAD.replace(b'"subject":[', b'"subject":[{},'),
+        PAYLOAD.replace(b'"subject":[{', b'"subject":[7,{'),
+        PAYLOAD + b" ",
+    ],
+)
+def test_a_well_signed_payload_that_is_no_statement_is_refused(payload: bytes, maker: Any) -> None:
+    with pytest.raises(SignatureError, match=r"^here: "):
+        verify(maker.signer(payload), maker)
+
+
+def test_a_predicate_that_is_no_json_is_refused() -> None:
+    with pytest.raises(SignatureError, match="cannot be written"):
+        Statement("x", "0" * 64, EVIDENCE_PREDICATE_TYPE, {"t": float("inf")}).to_bytes()
+
+
+def test_a_package_of_an_untrusted_key_is_refused(
+    other_signer: StatementSigner, maker: Any, tmp_path: Path
+) -> None:
+    write_package(tmp_path / "x.edgepkg", maker.manifest(), maker.artifacts, other_signer)
+    with pytest.raises(SignatureError) as caught:
+        read_package(tmp_path / "x.edgepkg", maker.trust)
+    assert caught.value.key_id == other_signer.key_id
+
+
+def test_a_signature_for_another_package_is_refused(maker: Any, tmp_path: Path) -> None:
+    other = maker.manifest(version="0.9.0").to_bytes()
+    statement = Statement(MANIFEST_NAME, hashlib.sha256(other).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
+    head = [
+        (MANIFEST_NAME, maker.manifest().to_bytes()),
+        (SIGNATURE_NAME, maker.signer(statement.to_bytes())),
+    ]
+    with (tmp_path / "x.edgepkg").open("wb") as file:
+        write_archive(file, [*head, *sorted(maker.artifacts.items())])
+    with pytest.raises(DigestError, match=r"manifest\.json has sha256"):
+        read_package(tmp_path / "x.edgepkg", maker.trust)
+
+
+def test_a_signature_for_another_subject_is_refused(maker: Any, tmp_path: Path) -> None:
+    manifest = maker.manifest().to_bytes()
+    statement = Statement("other.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
+    head = [(MANIFEST_NAME, manifest), (SIGNATURE_NAME, maker.signer(statement.to_bytes()))]
+    with (tmp_path / "x.edgepkg").open("wb") as file:
+        write_archive(file, [*head, *sorted(maker.artifacts.items())])
+    with pytest.raises(DigestError, match=r"covers 'other\.json'"):
+        read_package(tmp_path / "x.edgepkg", maker.trust)
+
+
+def test_a_package_signed_by_an_ecdsa_key_reads(maker: Any, tmp_path: Path) -> None:
+    """Many HSM and KMS services offer no ed25519."""
+    signer = CryptoSigner(ec.derive_private_key(12345, ec.SECP256R1()))
+    write_package(tmp_path / "x.edgepkg", maker.manifest(), maker.artifacts, StatementSigner(signer))
+    with read_package(tmp_path / "x.edgepkg", TrustStore([signer.public_key])) as package:
+        assert package.key_id == signer.public_key.keyid
+
+
+def public_pem(seed: int) -> bytes:
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_a_folder_of_public_keys_is_a_trust_store(maker: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.pub.pem").write_bytes(public_pem(1))
+    (tmp_path / "b.pub.pem").write_bytes(public_pem(2))
+    (tmp_path / "notes.txt").write_text("no key")
+    trust = TrustStore.from_folder(tmp_path)
+    assert (len(trust.key_ids), trust.key_ids[0]) == (2, maker.signer.key_id)
+
+
+def test_a_missing_folder_trusts_nobody(tmp_path: Path) -> None:
+    assert TrustStore.from_folder(tmp_path / "nowhere").key_ids == ()
+
+
+PRIVATE_PEM = ed25519.Ed25519PrivateKey.from_private_bytes(b"\1" * 32).private_bytes(
+    Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", PRIVATE_PEM, public_pem(1)[:60], bytes(100_000), b"\xff" * 10]
+)
+def test_a_file_that_is_no_public_key_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.pub.pem").write_bytes(content)
+    with pytest.raises(SignatureError, match=r"bad\.pub\.pem"):
+        TrustStore.from_folder(tmp_path)
+
+
+def test_a_missing_public_key_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SignatureError, match=r"gone\.pub\.pem"):
+        read_public_key(tmp_path / "gone.pub.pem")
+
+
+def test_the_keys_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    assert find_keys_folder() == tmp_path / "keys"
+    monkeypatch.delenv("EDGEKIT_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_keys_folder() == tmp_path / ".config" / "edgekit" / "keys"
