@@ -5,6 +5,10 @@ import hashlib
 import random
 from typing import Any
 
+COMMAND = (
+    "edgekit package efficientnet_lite0_fp32.onnx --target rpi5 --max-size 10MB --max-latency 40ms "
+    "--max-memory 64MB --max-drop 1 --calibration photos.npz --evaluation labelled.npz"
+)
 SOURCE_BYTES = 18_611_942
 BASELINE = 0.888
 
@@ -137,8 +141,7 @@ def packaged() -> dict[str, Any]:
         "schema": "https://edgekit.dev/report/v1",
         "edgekit": "0.1.0",
         "created": "2025-03-14T09:26:53Z",
-        "command": "edgekit package efficientnet_lite0_fp32.onnx --target rpi5 --max-size 10MB --max-latency 40ms "
-        "--max-memory 64MB --max-drop 1 --calibration photos.npz --evaluation labelled.npz",
+        "command": COMMAND,
         "name": "efficientnet-lite0",
         "version": "1.2.0",
         "target": {"name": "rpi5", "title": "Raspberry Pi 5", "backend": "onnxruntime", "form": "QDQ int8"},
@@ -153,8 +156,7 @@ def packaged() -> dict[str, Any]:
             "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 1000]}],
         },
         "warnings": [
-            "Latency and memory on rpi5 are not measured: they come from the device profile. "
-            "Run the package's benchmark on the device before you rely on them.",
+            "Latency and memory on rpi5 come from its profile: measure there before you rely on them.",
             "The drop was judged on 500 samples: one sample is 0.20 points.",
         ],
         "data": {
@@ -178,7 +180,7 @@ def packaged() -> dict[str, Any]:
         "outcome": {
             "kind": "packaged",
             "chosen": "C5",
-            "reason": "Smallest of 2 candidates that meet all limits; the drop limit leaves out C3, C4, C7 and C8.",
+            "reason": "Smallest of 2 candidates that meet all limits; the drop leaves out C3, C4, C7 and C8.",
             "binding": ["drop"],
             "closest": None,
             "needed": None,
@@ -222,10 +224,10 @@ def refused() -> dict[str, Any]:
     report["outcome"] = {
         "kind": "refused",
         "chosen": None,
-        "reason": "No candidate meets all limits at once: those under 5 MB are too slow or lose more than 1 point.",
+        "reason": "No candidate meets all limits: those under 5 MB are too slow or lose more than 1 point.",
         "binding": ["size"],
         "closest": "C5",
-        "needed": "A size limit of 5.25 MB with the same drop, or a drop limit of 7.2 points with the same size.",
+        "needed": "A size limit of 5.25 MB at this drop, or a drop limit of 7.2 points at this size.",
     }
     report["package"] = report["recipe"] = report["evidence"] = None
     report["provenance"]["recipe_sha256"] = None

@@ -1,0 +1,141 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.toolkit import report_sample
+
+from edgekit_toolkit.report import print_summary
+
+
+def _printed(document: dict[str, Any], width: int = 80, written: tuple[Path, ...] = ()) -> str:
+    file = io.StringIO()
+    print_summary(document, Console(file=file, width=width), written)
+    return file.getvalue()
+
+
+def _line(text: str, part: str) -> str:
+    return next(line for line in text.splitlines() if part in line)
+
+
+@pytest.mark.parametrize("sample", ["packaged", "refused", "bare"])
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_no_line_is_wider_than_the_console(sample: str, width: int) -> None:
+    text = _printed(getattr(report_sample, sample)(), width)
+
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_without_a_terminal_no_colour_codes_are_printed() -> None:
+    assert "\x1b" not in _printed(report_sample.packaged())
+
+
+def test_packaged_outcome_warnings_and_reason_are_printed() -> None:
+    document = report_sample.packaged()
+    text = " ".join(_printed(document).split())
+
+    assert "PACKAGED C5, int8 per channel mixed, 3 layers float" in text
+    assert document["outcome"]["reason"] in text
+    for warning in document["warnings"]:
+        assert f"WARNING {warning}" in text
+
+
+def test_budget_lines_fit_80_columns_each_with_bar_and_origin() -> None:
+    text = _printed(report_sample.packaged())
+
+    assert _line(text, "Latency  ").split() == [
+        *("ok", "Latency", "24.9", "of", "40.0", "ms", "███████░░░░░", "38", "%", "headroom"),
+        *("(estimated,", "rpi5)"),
+    ]
+    assert _line(text, "Size  ").endswith("(measured, host) ")
+
+
+def test_only_pareto_candidates_are_listed_and_the_chosen_one_is_marked() -> None:
+    text = _printed(report_sample.packaged())
+
+    rows = [line for line in text.splitlines() if line[3:5] in {f"C{index}" for index in range(9)}]
+    assert [row[3:5] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert [row[3:5] for row in rows if row.startswith(">")] == ["C5"]
+    assert [row[3:5] for row in rows if row.startswith("x")] == ["C1", "C2", "C3", "C4"]
+    assert "3 dominated not shown" in text
+
+
+def test_chosen_candidate_is_listed_even_when_dominated() -> None:
+    document = report_sample.packaged()
+    document["candidates"][5]["pareto"] = False
+
+    assert _line(_printed(document), "C5 int8").startswith(">")
+
+
+def test_common_origin_stands_in_the_heading_and_mixed_ones_in_the_cells() -> None:
+    document = report_sample.packaged()
+    document["candidates"][4]["figures"]["latency"]["label"] = "modelled"
+    text = _printed(document)
+
+    assert "23.1 ms mod." in _line(text, "C4 int8")
+    assert "24.9 ms est." in _line(text, "C5 int8")
+    assert "est. estimated" in text
+    assert _line(text, "see cells").split() == ["Candidate", "host", "see", "cells", "host", "host"]
+
+
+def test_refused_outcome_names_binding_limit_closest_candidate_and_need() -> None:
+    document = report_sample.refused()
+    text = " ".join(_printed(document).split())
+
+    assert f"REFUSED {document['outcome']['reason']}" in text
+    assert "Binding limit: size" in text
+    assert "Closest candidate: C5, int8 per channel mixed" in text
+    assert f"Needed: {document['outcome']['needed']}" in text
+    assert "OVER Size 5.24 of 5.00 MB ████████████▶ 4.9 % over (measured, host)" in text
+    assert "edgepkg" not in text
+
+
+def test_files_written_are_listed() -> None:
+    text = _printed(
+        report_sample.packaged(), written=(Path("out/net.report.html"), Path("out/net.report.json"))
+    )
+
+    assert "efficientnet-lite0-1.2.0-rpi5.edgepkg (5,243,010 bytes" in text
+    assert "efficientnet-lite0-1.2.0-rpi5.recipe.json" in text
+    assert "Report   out/net.report.html\nReport   out/net.report.json\n" in text
+
+
+@pytest.mark.parametrize("sample", ["packaged", "refused", "bare"])
+def test_ascii_console_gets_ascii_only(sample: str) -> None:
+    document = getattr(report_sample, sample)()
+    document["candidates"][0]["label"] = "größe → klein"
+    document["warnings"] = ["größe"]
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    print_summary(document, Console(file=file, width=80))
+    file.flush()
+
+    assert "gr??e" in raw.getvalue().decode("ascii")
+
+
+def test_brackets_in_names_are_text_and_control_characters_are_not_passed_on() -> None:
+    document = report_sample.packaged()
+    document["name"] = "[bold]net[/bold]\x1b[31m\x07"
+    document["candidates"][5]["label"] = "[link=http://evil.test]x[/link]\x1b]0;title\x07\nC9 forged line"
+    document["warnings"] = ["[/]\x1b[2J"]
+    document["command"] = document["recipe"] = "\x1b[2J"
+    text = _printed(document)
+
+    assert "[bold]net[/bold]\ufffd[31m\ufffd" in text
+    assert "[/]\ufffd[2J" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert not any(line.startswith("C9") for line in text.splitlines())
+
+
+def test_full_bar_only_when_the_limit_is_used_up() -> None:
+    document = report_sample.packaged()
+    document["budget"][0]["value"] = 9_999_999
+    document["budget"][1]["value"] = 40
+    document["budget"][2]["value"] = 1
+    text = _printed(document)
+
+    assert "███████████░" in _line(text, "Size  ")
+    assert "████████████ " in _line(text, "Latency  ")
+    assert "█░░░░░░░░░░░" in _line(text, "Memory  ")
