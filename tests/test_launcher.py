@@ -1,0 +1,219 @@
+"""The launcher `./edgekit` in a copy of the checkout with one tiny package of its own: no network is used."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A stand-in for our command line: tells what the launcher handed over, and ends with a code of its own.
+ECHO_CLI = """
+import os, sys
+import pinned
+
+def main():
+    print(pinned.VERSION, os.getcwd(), *sys.argv[1:], sep="|")
+    return 7
+"""
+
+
+def add_wheel(folder: Path, version: str) -> str:
+    """Put a pure wheel `pinned` into the folder and return the requirements that pin it."""
+    path = folder / f"pinned-{version}-py3-none-any.whl"
+    info = f"pinned-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("pinned.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: pinned\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"pinned=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+class Checkout:
+    """A copy of the launcher, in a folder with a space in its name, with its own requirements."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a checkout"
+        self.wheels = folder / "wheels"
+
+    def create(self) -> None:
+        self.wheels.mkdir()
+        (self.root / "requirements").mkdir(parents=True)
+        shutil.copy(ROOT / "edgekit", self.root)
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        package = self.root / "toolkit" / "edgekit_toolkit"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "cli.py").write_text(ECHO_CLI)
+        self.pin("1.0")
+
+    def pin(self, version: str) -> None:
+        (self.root / "requirements" / "host.txt").write_text(add_wheel(self.wheels, version))
+
+    def start(self, *arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.Popen[str]":
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))
+        }
+        offline = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": self.wheels.as_uri(),
+            "EDGEKIT_PYTHON": sys.executable,
+        }
+        return subprocess.Popen(
+            [self.root / "edgekit", *arguments],
+            cwd=cwd or self.root,
+            env=inherited | offline | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, *arguments: str, cwd: Path | None = None, **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
+        process = self.start(*arguments, cwd=cwd, **environment)
+        stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def wipe_stamp(self) -> None:
+        (self.root / ".venv" / "edgekit-host.stamp").unlink()
+
+    def installed(self) -> Path:
+        return next((self.root / ".venv").glob("lib/python*/site-packages/pinned.py"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    checkout = Checkout(tmp_path)
+    checkout.create()
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def first_run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> "tuple[Checkout, subprocess.CompletedProcess[str]]":
+    checkout = Checkout(tmp_path_factory.mktemp("prepared"))
+    checkout.create()
+    return checkout, checkout.run("inspect", "two words")
+
+
+@pytest.fixture
+def prepared(first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]") -> Iterator[Checkout]:
+    """A checkout whose environment is complete; shared, because making one takes seconds."""
+    checkout, _ = first_run
+    yield checkout
+    checkout.pin("1.0")
+    assert checkout.run().returncode == 7
+
+
+def test_first_run_makes_the_environment_and_says_so(
+    first_run: "tuple[Checkout, subprocess.CompletedProcess[str]]",
+) -> None:
+    checkout, result = first_run
+    assert result.stdout == f"1.0|{checkout.root}|inspect|two words\n"
+    assert result.returncode == 7
+    for text in ("making .venv with Python", "installing the packages", "ready in", "1 packages"):
+        assert text in result.stderr
+
+
+def test_second_run_prepares_nothing(prepared: Checkout) -> None:
+    result = prepared.run("--version")
+    assert (result.stdout, result.stderr) == (f"1.0|{prepared.root}|--version\n", "")
+
+
+def test_run_from_another_folder_keeps_that_folder_as_current(prepared: Checkout, tmp_path: Path) -> None:
+    assert prepared.run("model.onnx", cwd=tmp_path).stdout == f"1.0|{tmp_path}|model.onnx\n"
+
+
+def test_modules_in_the_current_folder_do_not_shadow_ours(prepared: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "pinned.py").write_text("VERSION = 'a stranger'\n")
+    assert prepared.run(cwd=tmp_path).stdout == f"1.0|{tmp_path}\n"
+
+
+def test_launcher_called_through_a_link_finds_its_checkout(prepared: Checkout, tmp_path: Path) -> None:
+    link = tmp_path / "edgekit"
+    link.symlink_to(prepared.root / "edgekit")
+    result = subprocess.run([link], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.stdout == f"1.0|{tmp_path}\n"
+
+
+def test_changed_requirements_are_installed_on_the_next_run(prepared: Checkout) -> None:
+    prepared.pin("2.0")
+    result = prepared.run()
+    assert result.stdout.startswith("2.0|")
+    assert "making .venv" not in result.stderr
+
+
+def test_file_that_is_not_the_pinned_one_is_refused(prepared: Checkout) -> None:
+    prepared.pin("3.0")
+    add_wheel(prepared.wheels, "3.0")  # the same content again, then one byte more
+    with (prepared.wheels / "pinned-3.0-py3-none-any.whl").open("ab") as wheel:
+        wheel.write(b"\0")
+    result = prepared.run()
+    assert result.returncode == 1
+    assert "not the one that was pinned" in result.stderr
+
+
+def test_install_cut_short_is_repaired_by_the_next_run(prepared: Checkout) -> None:
+    # What a killed pip leaves behind: metadata that says "installed", with files missing.
+    prepared.installed().unlink()
+    (prepared.root / ".venv" / "edgekit-installing").touch()
+    prepared.wipe_stamp()
+    assert prepared.run().stdout.startswith("1.0|")
+
+
+def test_environment_cut_short_is_repaired_by_the_next_run(checkout: Checkout) -> None:
+    # What a killed `python -m venv` leaves behind: an interpreter without pip.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout.root / ".venv"], check=True)
+    assert checkout.run().stdout.startswith("1.0|")
+
+
+def test_two_first_runs_at_once_both_succeed(checkout: Checkout) -> None:
+    runs = [checkout.start(str(number)) for number in range(2)]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(run).communicate() for run in runs]
+    assert [stdout for stdout, _ in outputs] == [f"1.0|{checkout.root}|{number}\n" for number in range(2)]
+    assert sum("making .venv" in stderr for _, stderr in outputs) == 1
+
+
+def test_no_python_named_or_found_says_which_versions_work(checkout: Checkout) -> None:
+    result = checkout.run(EDGEKIT_PYTHON="/no/such/python3")
+    assert result.returncode == 1
+    assert "Python 3.10 to 3.13" in result.stderr
+    assert "/no/such/python3" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "expected"),
+    [(3, "3.9.2", "is Python 3.9.2"), (4, "3.11.2", "apt-get install python3-venv")],
+    ids=["too_old", "without_venv"],
+)
+def test_unusable_python_is_named_with_its_reason(
+    checkout: Checkout, tmp_path: Path, code: int, output: str, expected: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {output}\nexit {code}\n")
+    python.chmod(0o755)
+    result = checkout.run(EDGEKIT_PYTHON=str(python))
+    assert result.returncode == 1
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_unreachable_index_is_told_from_other_failures(prepared: Checkout) -> None:
+    prepared.pin("4.0")
+    result = prepared.run(
+        PIP_NO_INDEX="0", PIP_INDEX_URL="http://127.0.0.1:9/", PIP_FIND_LINKS="", PIP_RETRIES="1"
+    )
+    assert result.returncode == 1
+    assert "index cannot be reached" in result.stderr
+    assert "Traceback" not in result.stderr
