@@ -77,12 +77,17 @@ def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(name for name in free_dims(inputs) if name in leading or BATCH_NAME.fullmatch(name))
 
 
-def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int] | None = None) -> dict[str, int]:
+def bind_dims(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, int]:
     """Return sizes of all free dimensions with which the model runs; it has been run with them.
 
     Args:
         model: an imported model.
         dims: sizes that are settled. Other batch dimensions get 1, and usual sizes are tried for the rest.
+        ranges: as for `generate_feeds`.
 
     Raises:
         ModelError: `dims` names a dimension that is not free, or no size that was tried runs.
@@ -99,7 +104,7 @@ def bind_dims(model: onnx.ModelProto, dims: Mapping[str, int] | None = None) -> 
     session = OrtSession(model.SerializeToString(), OrtOptions(optimise=False))
     reason = ""
     for trial in _trials(free, settled, batch_dims(inputs)):
-        reason = _refusal(session, generate_feeds(inputs, 1, seed=0, dims=trial)[0])
+        reason = _refusal(session, generate_feeds(inputs, 1, 0, trial, ranges)[0])
         if not reason:
             return trial
     wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled)

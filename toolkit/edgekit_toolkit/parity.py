@@ -21,8 +21,9 @@ class Tolerance:
     Attributes:
         range_fraction: allowed error as a fraction of the output's range (largest less smallest finite
             value).
-        ulps: allowed error on top, in units of the dtype's rounding step at the largest value. It keeps an
-            output with a large offset and a small range from being judged below its own resolution.
+        ulps: allowed error on top, in units of the dtype's rounding step at the largest value or at 1,
+            whichever is larger. An output with a large offset and a small range is not judged below its own
+            resolution, and engines compute sigmoid, tanh and softmax to the resolution of 1.
 
     Raises:
         ValueError: a negative or NaN tolerance.
@@ -106,7 +107,7 @@ def _compare_one(name: str, want: NDArray[Any], got: NDArray[Any], tolerance: To
     error = float(np.abs(kept - got[finite].astype(np.float64)).max())
     span = float(kept.max() - kept.min())
     largest = float(np.abs(kept).max())
-    resolution = float(np.finfo(want.dtype).eps) * largest
+    resolution = float(np.finfo(want.dtype).eps) * max(largest, 1.0)
     allowed = tolerance.range_fraction * span + tolerance.ulps * resolution
     ok = error <= allowed
     return Parity(

@@ -1,0 +1,32 @@
+"""Drop what does not contribute to an output: nodes, initializers, remarks and recorded shapes.
+
+Inputs stay, used or not, because callers give them; so does the metadata, which applications read.
+"""
+
+import onnx
+
+from edgekit_toolkit.graph import reads, remove_unused_initializers
+from edgekit_toolkit.nesting import graphs
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` with only what its outputs need."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    needed = {value.name for value in result.graph.output}
+    kept = []
+    for node in reversed(result.graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(reads(node))
+    if len(kept) != len(result.graph.node):
+        del result.graph.node[:]
+        result.graph.node.extend(reversed(kept))
+    remove_unused_initializers(result.graph)
+    result.ClearField("doc_string")
+    for graph in graphs(result.graph):
+        graph.ClearField("doc_string")
+        graph.ClearField("value_info")  # engines infer shapes again
+        for node in graph.node:
+            node.ClearField("doc_string")
+    return result

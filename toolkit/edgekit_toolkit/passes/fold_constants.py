@@ -1,0 +1,133 @@
+"""Compute what does not depend on the inputs, and store the results as initializers.
+
+Control flow, random operators and (de)quantization stay: the last would turn int8 weights into float32. A
+tensor stays computed, too, where storing it would take more room than what it is computed from.
+"""
+
+import math
+from collections.abc import Set
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper, shape_inference
+
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.graph import GraphIndex, attribute, reads, remove_unused_initializers
+
+MAX_GROWN_BYTES: Final = (
+    64 << 10
+)  # a result up to this size is stored even where it is larger than its sources
+KEPT_OPERATORS: Final = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    | {"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"}
+    | {"If", "Loop", "Scan"}
+)
+VALUE_DTYPES: Final = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` with its constant part stored."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    _store_constant_nodes(result.graph)
+    folded = _foldable(result)
+    if folded:
+        values = _evaluate(result, folded)
+        kept = [node for place, node in enumerate(result.graph.node) if place not in folded]
+        del result.graph.node[:]
+        result.graph.node.extend(kept)
+        result.graph.initializer.extend(
+            numpy_helper.from_array(array, name) for name, array in values.items()
+        )
+    remove_unused_initializers(result.graph)
+    return result
+
+
+def _store_constant_nodes(graph: onnx.GraphProto) -> None:
+    outputs = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        tensor = _constant(node) if node.op_type == "Constant" and node.output[0] not in outputs else None
+        if tensor is None:
+            kept.append(node)
+        else:
+            graph.initializer.append(tensor)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the value of a Constant node as an initializer; None for sparse values and strings."""
+    tensor = attribute(node, "value")
+    if tensor is None:
+        for name, dtype in VALUE_DTYPES.items():
+            value = attribute(node, name)
+            if value is not None:
+                return numpy_helper.from_array(np.asarray(value, dtype), node.output[0])
+        return None
+    stored = onnx.TensorProto()
+    stored.CopyFrom(tensor)
+    stored.name = node.output[0]
+    return stored
+
+
+def _foldable(model: onnx.ModelProto) -> set[int]:
+    """Return the places of the nodes whose results can be stored."""
+    index = GraphIndex(model.graph)
+    # What each constant tensor is computed from: the stored bytes of its sources.
+    sources = {name: frozenset([name]) for name in index.initializers}
+    stored_bytes = {name: tensor.ByteSize() for name, tensor in index.initializers.items()}
+    sizes = _known_bytes(model)
+    folded = set()
+    for place, node in enumerate(model.graph.node):
+        names = list(reads(node))
+        outputs = [name for name in node.output if name]
+        if node.op_type in KEPT_OPERATORS or not names or not all(name in sources for name in names):
+            continue
+        if any(name in index.outputs for name in outputs):
+            continue
+        origin = frozenset[str]().union(*(sources[name] for name in names))
+        allowed = max(MAX_GROWN_BYTES, sum(stored_bytes[name] for name in origin))
+        if any(sizes.get(name, 0) > allowed for name in outputs):
+            continue
+        folded.add(place)
+        sources.update(dict.fromkeys(outputs, origin))
+    return folded
+
+
+def _known_bytes(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the sizes of those tensors whose shapes can be inferred."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True)
+    sizes = {}
+    for value in inferred.graph.value_info:
+        tensor = value.type.tensor_type
+        dims = tensor.shape.dim
+        if tensor.HasField("shape") and all(size.HasField("dim_value") for size in dims):
+            itemsize = helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+            sizes[value.name] = math.prod(size.dim_value for size in dims) * itemsize
+    return sizes
+
+
+def _evaluate(model: onnx.ModelProto, folded: Set[int]) -> dict[str, NDArray[Any]]:
+    """Return those results of the folded nodes that the rest of the graph reads."""
+    constant = [node for place, node in enumerate(model.graph.node) if place in folded]
+    rest = [node for place, node in enumerate(model.graph.node) if place not in folded]
+    made = {name for node in constant for name in node.output if name}
+    wanted = sorted(made & {name for node in rest for name in reads(node)})
+    if not wanted:
+        return {}
+    graph = helper.make_graph(
+        constant, "constants", [], [helper.make_empty_tensor_value_info(name) for name in wanted]
+    )
+    used = {name for node in constant for name in node.input}
+    graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
+    constants = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    session = OrtSession(constants.SerializeToString(), OrtOptions(threads=1, optimise=False))
+    return session.run({})

@@ -1,0 +1,249 @@
+"""The chain of optimisation passes, with a parity check after every one.
+
+A pass whose result differs, grows or cannot be run is dropped and reported; the chain goes on without it.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import onnx
+
+from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.feeds import Feeds, batch_dims
+from edgekit_toolkit.importers.screen import STANDARD_DOMAINS
+from edgekit_toolkit.nesting import nodes
+from edgekit_toolkit.parity import Parity, compare, worst
+from edgekit_toolkit.passes import (
+    conv_transpose_to_depth,
+    convert_opset,
+    distribute_gate,
+    drop_unused,
+    fix_batch,
+    fold_affine,
+    fold_constants,
+    fuse_hardswish,
+    merge_linear_convs,
+    ort_basic,
+    separate_weights,
+    share_weights,
+    simplify,
+)
+from edgekit_toolkit.specs import tensor_specs
+
+Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
+
+# What a pass may add for what it saves elsewhere. More is a table that was computed and is now stored.
+MAX_GROWTH: Final = 0.05
+MAX_GROWTH_BYTES: Final = 64 << 10
+
+NOTHING_TO_CHANGE: Final = "nothing to change"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one pass.
+
+    Attributes:
+        name: of the pass.
+        applied: whether its result was kept.
+        reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
+        max_error: largest absolute difference of any output from the source model's; None where the result
+            could not be compared.
+        bytes_before, bytes_after: size of the model; equal where the pass was not kept.
+        nodes_before, nodes_after: nodes of the model, those inside control flow included.
+    """
+
+    name: str
+    applied: bool
+    reason: str
+    max_error: float | None
+    bytes_before: int
+    bytes_after: int
+    nodes_before: int
+    nodes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Optimised:
+    """A model with the outputs of its source, and how it came about."""
+
+    model: onnx.ModelProto
+    steps: tuple[Step, ...]
+
+
+def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
+    """Return `source` made smaller and faster, with equal outputs on `feeds`.
+
+    Names and dtypes of inputs and outputs stay. Equal means `parity.compare` with its default tolerance,
+    against the source model in onnxruntime without its own optimisations. Where the batch stays free, twice
+    the batch of the first feed is compared as well.
+
+    Args:
+        source: an imported model.
+        batch: what the batch is fixed to; None keeps it as it is.
+        feeds: inputs to compare on, at least one; of that batch where one is given.
+
+    Raises:
+        DataError: there are no feeds, or they do not fit the model or the batch.
+        ModelError: the model already has another fixed batch.
+        BackendError: the source model does not run on the feeds.
+    """
+    inputs, _ = tensor_specs(source)
+    _check_batch(inputs, batch, feeds)
+    judge = _Judge(source, feeds, doubled=batch is None)
+    model, steps = source, []
+    for name, forms in _chain(batch):
+        model, step = _step(name, forms, model, judge)
+        steps.append(step)
+    return Optimised(model, tuple(steps))
+
+
+def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
+    """Return the passes in order, each with the lesser forms to fall back on."""
+    return [
+        ("separate_weights", [separate_weights.run]),
+        ("fold_constants", [fold_constants.run]),
+        ("convert_opset", [convert_opset.run]),
+        ("fix_batch", [partial(fix_batch.run, batch=batch)]),
+        ("simplify", [simplify.run]),
+        ("ort_basic", [ort_basic.run, partial(ort_basic.run, fold_constants=False)]),
+        ("fold_affine", [fold_affine.run]),
+        ("fuse_hardswish", [fuse_hardswish.run]),
+        ("merge_linear_convs", [merge_linear_convs.run]),
+        ("distribute_gate", [distribute_gate.run]),
+        ("conv_transpose_to_depth", [conv_transpose_to_depth.run]),
+        ("share_weights", [share_weights.run]),
+        ("drop_unused", [drop_unused.run]),
+    ]
+
+
+class _Judge:
+    """The source model's outputs, to which candidates are compared."""
+
+    def __init__(self, source: onnx.ModelProto, feeds: Sequence[Feeds], *, doubled: bool) -> None:
+        self.interface = _interface(source)
+        session = OrtSession(source.SerializeToString(), OrtOptions(optimise=False))
+        self._cases = [(feed, session.run(feed)) for feed in feeds]
+        inputs, _ = tensor_specs(source)
+        if doubled and batch_dims(inputs):
+            twice = _doubled(inputs, feeds[0])
+            # A batch that is free by name only is no fault: the model runs with the one of the feeds.
+            with contextlib.suppress(BackendError):
+                self._cases.append((twice, session.run(twice)))
+
+    def compare(self, candidate: onnx.ModelProto) -> Parity:
+        """Return how the candidate's outputs differ, in the worst case.
+
+        Raises:
+            EdgekitError: the candidate does not load or run.
+        """
+        session = OrtSession(candidate.SerializeToString(), OrtOptions(optimise=False))
+        return worst([compare(expected, session.run(feed)) for feed, expected in self._cases])
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One form of a pass: its result if that is to be kept, otherwise why not."""
+
+    model: onnx.ModelProto | None
+    reason: str
+    max_error: float | None
+
+
+def _step(
+    name: str, forms: Sequence[Pass], model: onnx.ModelProto, judge: _Judge
+) -> tuple[onnx.ModelProto, Step]:
+    """Return the result of the first form that is kept, or `model`; and what became of the pass."""
+    attempts: list[_Attempt] = []
+    for form in forms:
+        attempts.append(_attempt(form, model, judge))
+        if attempts[-1].model is not None or attempts[-1].reason == NOTHING_TO_CHANGE:
+            break
+    result = attempts[-1].model or model
+    step = Step(
+        name,
+        applied=attempts[-1].model is not None,
+        reason=attempts[0].reason,
+        max_error=attempts[-1].max_error,
+        bytes_before=model.ByteSize(),
+        bytes_after=result.ByteSize(),
+        nodes_before=sum(1 for _ in nodes(model)),
+        nodes_after=sum(1 for _ in nodes(result)),
+    )
+    return result, step
+
+
+def _attempt(form: Pass, model: onnx.ModelProto, judge: _Judge) -> _Attempt:
+    try:
+        candidate = form(model)
+        if candidate.SerializeToString() == model.SerializeToString():
+            return _Attempt(None, NOTHING_TO_CHANGE, None)
+        refusal = _refusal(candidate, model, judge)
+        parity = None if refusal else judge.compare(candidate)
+    except Exception as err:  # foreign passes raise anything; the chain goes on without them
+        first_line = (str(err).strip() or type(err).__name__).splitlines()[0]
+        return _Attempt(None, f"failed: {first_line}", None)
+    if parity is None:
+        return _Attempt(None, refusal, None)
+    return _Attempt(candidate if parity.ok else None, parity.reason, parity.max_abs_error)
+
+
+def _refusal(candidate: onnx.ModelProto, model: onnx.ModelProto, judge: _Judge) -> str:
+    """Return why the candidate is not even run; nothing when it may be."""
+    if _interface(candidate) != judge.interface:
+        return f"inputs and outputs became {_interface(candidate)}, expected {judge.interface}"
+    foreign = {node.domain for node in nodes(candidate)} - STANDARD_DOMAINS
+    if foreign:
+        return f"operators of {', '.join(sorted(foreign))} came in"
+    grown = candidate.ByteSize() - model.ByteSize()
+    if grown > max(MAX_GROWTH_BYTES, MAX_GROWTH * model.ByteSize()):
+        return f"the model grew by {grown} bytes, as constants that were computed would be stored"
+    return ""
+
+
+def _interface(model: onnx.ModelProto) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the names and dtypes of the inputs and of the outputs, in order."""
+    inputs, outputs = tensor_specs(model)
+    return [(spec.name, spec.dtype) for spec in inputs], [(spec.name, spec.dtype) for spec in outputs]
+
+
+def _check_batch(inputs: Sequence[TensorSpec], batch: int | None, feeds: Sequence[Feeds]) -> None:
+    if not feeds:
+        raise DataError("there are no feeds to compare the model's outputs on; give at least one")
+    if batch is None:
+        return
+    free = batch_dims(inputs)
+    if not free:
+        fixed = {spec.shape[0] for spec in inputs if spec.shape}
+        if fixed != {batch}:
+            raise ModelError(
+                f"the model's inputs {[list(spec.shape) for spec in inputs]} have no free batch that could be"
+                f" fixed to {batch}; export it with a dynamic batch, or leave the batch as it is"
+            )
+        return
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape):
+            got = feeds[0][spec.name].shape[axis]
+            if size in free and got != batch:
+                raise DataError(
+                    f"feeds of input '{spec.name}' have {got} samples, expected the batch {batch} that the"
+                    " model is fixed to"
+                )
+
+
+def _doubled(inputs: Sequence[TensorSpec], feed: Feeds) -> Feeds:
+    """Return the feed with each batch axis twice as long, the second half in the opposite order."""
+    batch = batch_dims(inputs)
+    result = dict(feed)
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape):
+            if size in batch:
+                array = result[spec.name]
+                result[spec.name] = np.concatenate([array, np.flip(array, axis)], axis)
+    return result

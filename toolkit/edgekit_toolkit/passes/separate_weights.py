@@ -1,0 +1,25 @@
+"""Take weights out of the graph's inputs, and raise the file version to one that allows that.
+
+Before IR 4 every initializer had to be an input as well; since then that means a default which a caller may
+replace. Passes and engines optimise only weights that nobody can replace.
+"""
+
+from typing import Final
+
+import onnx
+
+from edgekit_toolkit.specs import real_inputs
+
+IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` whose inputs are only what a caller must give."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    inputs = list(real_inputs(result.graph))
+    if len(inputs) != len(result.graph.input):
+        del result.graph.input[:]
+        result.graph.input.extend(inputs)
+    result.ir_version = max(result.ir_version, IR_VERSION)
+    return result

@@ -1,0 +1,50 @@
+"""Store equal weights once.
+
+Biases and other vectors of floats stay apart: they are small, and a quantizer gives each a scale of its own.
+"""
+
+import hashlib
+from typing import Final
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from edgekit_toolkit.graph import remove_unused_initializers
+from edgekit_toolkit.nesting import graphs
+
+FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` in which equal initializers of the main graph are one."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    first: dict[object, str] = {}
+    replaced: dict[str, str] = {}
+    for tensor in result.graph.initializer:
+        if tensor.data_type in FLOAT_TYPES and len(tensor.dims) == 1:
+            continue
+        if tensor.data_type == TensorProto.STRING:
+            continue
+        raw = numpy_helper.to_array(tensor).tobytes()
+        key = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(raw).digest())
+        kept = first.setdefault(key, tensor.name)
+        if kept != tensor.name:
+            replaced[tensor.name] = kept
+    replaced = {name: kept for name, kept in replaced.items() if name not in _fixed_names(result.graph)}
+    for graph in graphs(result.graph):
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                node.input[place] = replaced.get(name, name)
+    remove_unused_initializers(result.graph)
+    return result
+
+
+def _fixed_names(main: onnx.GraphProto) -> set[str]:
+    """Names that must stay: outputs of any graph, and names that an inner graph defines anew."""
+    inner = [graph for graph in graphs(main) if graph is not main]
+    names = {value.name for graph in (main, *inner) for value in graph.output}
+    for graph in inner:
+        names |= {tensor.name for tensor in graph.initializer}
+        names |= {name for node in graph.node for name in node.output}
+    return names
