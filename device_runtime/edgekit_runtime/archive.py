@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeAlias
 
-from edgekit_runtime.errors import DigestError, ManifestError, PackageError
+from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
 from edgekit_runtime.signing import (
@@ -220,7 +220,9 @@ def _read_signed_manifest(
     envelope = bytes(view[members[1].payload_offset : members[1].end_offset])
     statement, key_id = verify_envelope(envelope, trust, PACKAGE_PREDICATE_TYPE, f"{where}: {SIGNATURE_NAME}")
     if statement.subject_name != MANIFEST_NAME:
-        raise DigestError(f"{where}: signature covers '{statement.subject_name}', expected '{MANIFEST_NAME}'")
+        raise SignatureError(
+            f"{where}: signature is for '{statement.subject_name}', expected '{MANIFEST_NAME}'", key_id
+        )
     sha256 = hashlib.sha256(manifest_bytes).hexdigest()
     if sha256 != statement.sha256:
         raise DigestError(

@@ -190,7 +190,7 @@ def test_a_signature_for_another_subject_is_refused(maker: Any, tmp_path: Path) 
     head = [(MANIFEST_NAME, manifest), (SIGNATURE_NAME, maker.signer(statement.to_bytes()))]
     with (tmp_path / "x.edgepkg").open("wb") as file:
         write_archive(file, [*head, *sorted(maker.artifacts.items())])
-    with pytest.raises(DigestError, match=r"covers 'other\.json'"):
+    with pytest.raises(SignatureError, match=r"is for 'other\.json'"):
         read_package(tmp_path / "x.edgepkg", maker.trust)
 
 
