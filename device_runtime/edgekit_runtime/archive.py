@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
@@ -185,6 +185,8 @@ def read_package(path: Path, trust: TrustStore, limits: Limits = DEFAULT_LIMITS)
         members = read_members(view, where, limits.max_members)
         manifest, key_id = _read_signed_manifest(view, members, trust, limits, where)
         _check_artifacts(view, members, manifest, where)
+        # Hashing has mapped every page; from here on only those of artifacts in use count as memory.
+        cast("mmap.mmap", view.obj).madvise(mmap.MADV_DONTNEED)
     except BaseException:
         view.release()
         raise

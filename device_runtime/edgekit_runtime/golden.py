@@ -8,7 +8,7 @@ the space.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from edgekit_runtime.canonical import Fields, JsonValue
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-Buffer: TypeAlias = "bytes | memoryview"
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -26,7 +25,9 @@ def _check_number(value: object, what: str, *, low: float) -> None:
         raise DataError(f"{what} is {value!r}, expected a finite number of at least {low:g}")
 
 
-def _decode(data: Buffer, dtype: str, shape: tuple[int, ...], name: str) -> np.ndarray[Any, np.dtype[Any]]:
+def _decode(
+    data: bytes | memoryview, dtype: str, shape: tuple[int, ...], name: str
+) -> np.ndarray[Any, np.dtype[Any]]:
     expected_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if len(data) != expected_bytes:
         raise DataError(f"golden tensor '{name}': got {len(data)} bytes, expected {expected_bytes}")
@@ -101,7 +102,7 @@ class GoldenInput:
         """Size of the artifact."""
         return math.prod(self.shape) * DTYPES[self.codes.dtype if self.codes else self.dtype].itemsize
 
-    def decode(self, data: Buffer) -> np.ndarray[Any, np.dtype[Any]]:
+    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the input, dtype and shape as stated.
 
         Raises:
@@ -161,7 +162,7 @@ class GoldenOutput:
         """Size of the artifact."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
-    def decode(self, data: Buffer) -> np.ndarray[Any, np.dtype[Any]]:
+    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the expected output.
 
         Raises:

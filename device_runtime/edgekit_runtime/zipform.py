@@ -12,12 +12,10 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.names import MAX_NAME_BYTES, find_name_problem, find_names_problem
-
-Buffer: TypeAlias = "bytes | memoryview"
 
 ALIGNMENT_BYTES: Final = 64  # a cache line, and what the engines ask of weights that are used in place
 MAX_ARCHIVE_BYTES: Final = 0xFFFF_FFFE  # beyond this the format needs zip64
@@ -112,7 +110,7 @@ def build_directory(members: Sequence[Member]) -> bytes:
     return directory + _END.pack(0x06054B50, 0, 0, count, count, len(directory), offset, 0)
 
 
-def write_archive(out: BinaryIO, members: Iterable[tuple[str, Buffer]]) -> int:
+def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview]]) -> int:
     """Write the canonical archive of `members`, in the order given, and return its size in bytes.
 
     Args:
