@@ -31,6 +31,7 @@ from edgekit_runtime.signing import (
     Statement,
     TrustStore,
     decode_envelope,
+    read_unverified_envelope,
     verify_envelope,
 )
 from edgekit_runtime.zipform import (
@@ -43,6 +44,9 @@ from edgekit_runtime.zipform import (
 
 Sign: TypeAlias = Callable[[bytes], bytes]
 """Takes the payload (an in-toto statement), returns the canonical bytes of a DSSE envelope around it."""
+
+_ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
+"""Takes an envelope and where it lies, returns its statement and key id."""
 
 _CHUNK_BYTES: Final = 1 << 20  # stays in the cache between the two checksums
 
@@ -179,19 +183,56 @@ def read_package(path: Path, trust: TrustStore, limits: Limits = DEFAULT_LIMITS)
         DigestError: the manifest or an artifact is not what was signed.
         ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
     """
-    where = str(path)
+
+    def verify(envelope: bytes, where: str) -> tuple[Statement, str]:
+        return verify_envelope(envelope, trust, PACKAGE_PREDICATE_TYPE, where)
+
     view = _map_file(path, limits)
     try:
-        members = read_members(view, where, limits.max_members)
-        manifest, key_id = _read_signed_manifest(view, members, trust, limits, where)
-        _check_artifacts(view, members, manifest, where)
+        manifest, key_id, members = _check_package(view, verify, limits, str(path))
         # Hashing has mapped every page; from here on only those of artifacts in use count as memory.
         cast("mmap.mmap", view.obj).madvise(mmap.MADV_DONTNEED)
     except BaseException:
         view.release()
         raise
-    by_name = {member.name: member for member in members[2:]}
-    return OpenedPackage(path, manifest, key_id, view=view, members=by_name)
+    return OpenedPackage(path, manifest, key_id, view=view, members=members)
+
+
+@dataclass(frozen=True, slots=True)
+class UnverifiedManifest:
+    """What a package says of itself. Its form and digests are right, but anybody can have written it.
+
+    It gives no access to artifacts, so nothing can be run from it.
+
+    Attributes:
+        manifest: what the package says that it holds.
+        claimed_key_id: of the key that the package says it is signed by.
+    """
+
+    manifest: Manifest
+    claimed_key_id: str
+
+
+def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> UnverifiedManifest:
+    """Return what the package at `path` says of itself, WITHOUT verifying who signed it.
+
+    For showing it to people who decide whether to trust that key; use `read_package` for everything else. All
+    other checks of `read_package` are made.
+
+    Args:
+        path: of the package file.
+        limits: bounds on sizes and counts.
+
+    Raises:
+        PackageError: as `read_package` does, but not for a key that is not trusted or a wrong signature.
+    """
+
+    def read(envelope: bytes, where: str) -> tuple[Statement, str]:
+        return read_unverified_envelope(envelope, PACKAGE_PREDICATE_TYPE, where)
+
+    with _map_file(path, limits) as view:
+        manifest, key_id, _ = _check_package(view, read, limits, str(path))
+    return UnverifiedManifest(manifest, key_id)
 
 
 def _map_file(path: Path, limits: Limits) -> memoryview:
@@ -208,8 +249,18 @@ def _map_file(path: Path, limits: Limits) -> memoryview:
         raise PackageError(f"cannot read package {path}: {cause}") from cause
 
 
+def _check_package(
+    view: memoryview, read_envelope: _ReadEnvelope, limits: Limits, where: str
+) -> tuple[Manifest, str, dict[str, Member]]:
+    """Return the manifest, the key id and the artifacts by name, after all checks."""
+    members = read_members(view, where, limits.max_members)
+    manifest, key_id = _read_signed_manifest(view, members, read_envelope, limits, where)
+    _check_artifacts(view, members, manifest, where)
+    return manifest, key_id, {member.name: member for member in members[2:]}
+
+
 def _read_signed_manifest(
-    view: memoryview, members: tuple[Member, ...], trust: TrustStore, limits: Limits, where: str
+    view: memoryview, members: tuple[Member, ...], read_envelope: _ReadEnvelope, limits: Limits, where: str
 ) -> tuple[Manifest, str]:
     names = [member.name for member in members[:2]]
     if names != [MANIFEST_NAME, SIGNATURE_NAME]:
@@ -220,7 +271,7 @@ def _read_signed_manifest(
     _check_size(SIGNATURE_NAME, members[1].size_bytes, limits.max_signature_bytes, where)
     manifest_bytes = bytes(view[members[0].payload_offset : members[0].end_offset])
     envelope = bytes(view[members[1].payload_offset : members[1].end_offset])
-    statement, key_id = verify_envelope(envelope, trust, PACKAGE_PREDICATE_TYPE, f"{where}: {SIGNATURE_NAME}")
+    statement, key_id = read_envelope(envelope, f"{where}: {SIGNATURE_NAME}")
     if statement.subject_name != MANIFEST_NAME:
         raise SignatureError(
             f"{where}: signature is for '{statement.subject_name}', expected '{MANIFEST_NAME}'", key_id

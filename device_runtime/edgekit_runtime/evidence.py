@@ -13,6 +13,7 @@ from edgekit_runtime.signing import (
     Statement,
     TrustStore,
     decode_envelope,
+    read_unverified_envelope,
     verify_envelope,
 )
 
@@ -55,6 +56,26 @@ def read_evidence(path: Path, subject_path: Path, trust: TrustStore) -> Statemen
         SignatureError: unreadable, too large, malformed, changed, or by a key that is not trusted.
         DigestError: the file at `subject_path` is not the one that the statement is about.
     """
+    statement, _ = verify_envelope(_read_file(path), trust, EVIDENCE_PREDICATE_TYPE, str(path))
+    _check_subject(statement, path, subject_path)
+    return statement
+
+
+def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
+    """Return what the evidence file at `path` says about `subject_path`, WITHOUT verifying who signed it.
+
+    Anybody can have written it. This is for showing it to people who decide whether to trust its key.
+
+    Raises:
+        SignatureError: unreadable, too large, or malformed.
+        DigestError: the file at `subject_path` is not the one that the statement is about.
+    """
+    statement, _ = read_unverified_envelope(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
+    _check_subject(statement, path, subject_path)
+    return statement
+
+
+def _read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_EVIDENCE_BYTES + 1)
@@ -62,13 +83,15 @@ def read_evidence(path: Path, subject_path: Path, trust: TrustStore) -> Statemen
         raise SignatureError(f"cannot read evidence {path}: {cause.strerror}") from cause
     if len(data) > MAX_EVIDENCE_BYTES:
         raise SignatureError(f"{path}: evidence is over the limit of {MAX_EVIDENCE_BYTES} bytes")
-    statement, _ = verify_envelope(data, trust, EVIDENCE_PREDICATE_TYPE, str(path))
+    return data
+
+
+def _check_subject(statement: Statement, path: Path, subject_path: Path) -> None:
     sha256 = _hash_subject(subject_path)
     if sha256 != statement.sha256:
         raise DigestError(
             f"{subject_path}: has sha256 {sha256}, the evidence {path} is about {statement.sha256}"
         )
-    return statement
 
 
 def _hash_subject(path: Path) -> str:

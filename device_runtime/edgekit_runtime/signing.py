@@ -18,7 +18,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SecuresystemslibError
-from securesystemslib.signer import Key, SSlibKey  # type: ignore[attr-defined]  # has no __all__
+from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.canonical import Fields, JsonValue, decode_json, encode_json
 from edgekit_runtime.errors import SignatureError
@@ -195,8 +195,7 @@ def verify_envelope(data: bytes, trust: TrustStore, predicate_type: str, where: 
     Raises:
         SignatureError: malformed, by a key that is not trusted, wrong, or of another predicate type.
     """
-    envelope = decode_envelope(data, where)
-    signature = next(iter(envelope.signatures.values()))
+    envelope, signature = _decode_statement_envelope(data, where)
     key_id: str = signature.keyid
     key = trust.find(key_id)
     if key is None:
@@ -205,19 +204,47 @@ def verify_envelope(data: bytes, trust: TrustStore, predicate_type: str, where: 
             f"{where}: signed by key {key_id}, trusted are: {trusted}; trust that key if you know its owner",
             key_id,
         )
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise SignatureError(
-            f"{where}: payload type is {envelope.payload_type!r}, expected {PAYLOAD_TYPE}", key_id
-        )
     try:
         key.verify_signature(signature, envelope.pae())
     except SecuresystemslibError as cause:
         raise SignatureError(
             f"{where}: the signature by key {key_id} does not fit its content; fetch the file again", key_id
         ) from cause
+    return _read_statement(envelope, predicate_type, where, key_id), key_id
+
+
+def read_unverified_envelope(data: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+    """Return the statement in an envelope whose signature is NOT verified, and the key id that it names.
+
+    Anybody can have written both. This is for showing them to people who decide whether to trust that key.
+
+    Args:
+        data: canonical bytes of the envelope; the caller has bounded their size.
+        predicate_type: what the statement must be.
+        where: what the error message starts with.
+
+    Raises:
+        SignatureError: malformed, or of another predicate type.
+    """
+    envelope, signature = _decode_statement_envelope(data, where)
+    key_id: str = signature.keyid
+    return _read_statement(envelope, predicate_type, where, key_id), key_id
+
+
+def _decode_statement_envelope(data: bytes, where: str) -> tuple[Envelope, Signature]:
+    envelope = decode_envelope(data, where)
+    signature = next(iter(envelope.signatures.values()))
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise SignatureError(
+            f"{where}: payload type is {envelope.payload_type!r}, expected {PAYLOAD_TYPE}", signature.keyid
+        )
+    return envelope, signature
+
+
+def _read_statement(envelope: Envelope, predicate_type: str, where: str, key_id: str) -> Statement:
     statement = Statement.from_bytes(envelope.payload, where)
     if statement.predicate_type != predicate_type:
         raise SignatureError(
             f"{where}: predicate type is {statement.predicate_type!r}, expected {predicate_type}", key_id
         )
-    return statement, key_id
+    return statement
