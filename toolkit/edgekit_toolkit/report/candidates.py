@@ -4,7 +4,6 @@ from edgekit_toolkit.report.axes import Quantity
 from edgekit_toolkit.report.document import Candidate, Report
 from edgekit_toolkit.report.figures import (
     FIGURES,
-    MISSING,
     byte_unit,
     common_origin,
     known_figures,
@@ -133,7 +132,7 @@ def _table(report: Report) -> Markup:
         name: badged_heading(FIGURES[name][0], (candidate["figures"][name] for candidate in found))
         for name in names
     }
-    head = ["", "Candidate", "Status", *(headings[name][0] for name in names), "Layers by precision"]
+    head = ["", "Candidate", "Status", *(headings[name][0] for name in names)]
     labelled = {name: headings[name][1] for name in names}
     closest = report["outcome"]["closest"]
     rows = [
@@ -171,10 +170,9 @@ def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest
     return el(
         "tr",
         el("th", candidate["id"], scope="row", class_="id"),
-        el("td", candidate["label"], class_="label"),
+        el("td", candidate["label"], el("small", precision) if precision else None, class_="label"),
         el("td", f"{'closest, ' if closest else ''}{_status(candidate)}", class_="status"),
         *cells,
-        el("td", precision or MISSING, class_="precision"),
         id=f"c{index}",
         class_=style or None,
     )
