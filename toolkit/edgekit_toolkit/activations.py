@@ -24,6 +24,7 @@ _IN_PLACE: Final = frozenset(
     | {"QuickGelu", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
 )
 _SUMMAND_INPUT: Final = 3  # of a convolution with a fused addition, which adds to it in place
+_VARIADIC: Final = frozenset({"Max", "Mean", "Min", "Sum"})
 # Scratch of one thread in a convolution that expands its input in segments: 128 x 128 floats.
 _SEGMENT_BYTES: Final = 128 * 128 * 4
 _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take channels in such groups
@@ -156,8 +157,8 @@ def _packed_input(node: onnx.NodeProto) -> tuple[int, ...]:
 def scratch_bytes(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Iterator[int]:
     """Yield the sizes of the buffers that the kernel of `node` takes from the arena while it runs.
 
-    Source: onnxruntime, core/mlas/lib/convolve.cpp (MlasConvPrepare), core/providers/cpu/nn/conv_transpose.cc
-    and core/providers/cpu/quantization/qlinearconv.cc (Compute).
+    Source: onnxruntime, core/mlas/lib/convolve.cpp (MlasConvPrepare) and, in core/providers/cpu,
+    nn/conv_transpose.cc, quantization/qlinearconv.cc and math/element_wise_ops.cc (Compute).
     """
     if node.op_type in {"Conv", "FusedConv"} and node.domain != BLOCKED_DOMAIN:
         yield from _conv_scratch(node, graph, threads)
@@ -165,6 +166,8 @@ def scratch_bytes(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Ite
         data, weight = _tensor(graph, node.input[0]), _tensor(graph, node.input[1])
         if data.shape and weight.shape:
             yield math.prod(weight.shape[1:]) * math.prod(data.shape[2:]) * 4
+    elif node.op_type in _VARIADIC and len(node.input) > 2:
+        yield _tensor(graph, node.output[0]).size_bytes  # the result so far
     elif node.op_type == "QLinearConv":
         yield from _int8_conv_scratch(node, graph)
 
@@ -173,14 +176,9 @@ def _conv_scratch(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Ite
     weight, out = _tensor(graph, node.input[1]).shape, _tensor(graph, node.output[0]).shape
     if not weight or not out or (math.prod(weight[2:]) == 1 and not _moves(node)):
         return  # a pointwise convolution is one matrix product
-    groups = attribute(node, "group", 1)
-    channels = weight[0] // groups
     positions = math.prod(out[2:])
-    expanded = positions * math.prod(weight[1:]) * 4
-    if channels > positions:
-        yield expanded
-    elif groups > 1 or out[0] > 1:
-        yield min(threads, groups * out[0]) * max(expanded, channels * positions * 4, _SEGMENT_BYTES)
+    if weight[0] // attribute(node, "group", 1) > positions:
+        yield positions * math.prod(weight[1:]) * 4
     else:
         yield threads * _SEGMENT_BYTES
 

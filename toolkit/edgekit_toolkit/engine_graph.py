@@ -17,7 +17,9 @@ import onnxruntime
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.feeds import bound_shape
+from edgekit_toolkit.nesting import stored_tensors
 from edgekit_toolkit.specs import real_inputs, tensor_specs
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
@@ -55,6 +57,7 @@ class EngineGraph:
         weights: constants by name.
         inputs: names of the inputs.
         outputs: names of the outputs.
+        nested_bytes: constants inside control flow, which is not looked into otherwise.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -62,6 +65,7 @@ class EngineGraph:
     weights: Mapping[str, EngineTensor]
     inputs: frozenset[str]
     outputs: frozenset[str]
+    nested_bytes: int
 
 
 def optimise_as_engine(
@@ -80,13 +84,23 @@ def optimise_as_engine(
     """
     bound = _bind(model, dims or {})
     try:
-        optimised = _optimise(bound, blocked_layout)
+        try:
+            optimised = _optimise(bound, blocked_layout)
+        except Exception:
+            # Bound sizes can contradict a branch of If that is never taken with them; free ones do not.
+            optimised = _optimise(model, blocked_layout)
         values = _infer(optimised)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise ModelError(f"onnxruntime refused the model: {error}") from error
+    branched = {
+        name
+        for node in optimised.graph.node
+        if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute)
+        for name in node.output
+    }
     return EngineGraph(
         nodes=tuple(optimised.graph.node),
-        tensors={value.name: _tensor(value) for value in values},
+        tensors={value.name: _tensor(value, value.name in branched) for value in values} | _inputs(bound),
         weights={
             tensor.name: EngineTensor(
                 tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
@@ -95,6 +109,7 @@ def optimise_as_engine(
         },
         inputs=frozenset(value.name for value in real_inputs(optimised.graph)),
         outputs=frozenset(value.name for value in optimised.graph.output),
+        nested_bytes=_nested_bytes(optimised),
     )
 
 
@@ -141,6 +156,19 @@ def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
     return [*session.get_inputs(), *session.get_outputs()]
 
 
+def _inputs(bound: onnx.ModelProto) -> dict[str, EngineTensor]:
+    return {
+        spec.name: EngineTensor(bound_shape(spec, {}), DTYPES[spec.dtype].itemsize)
+        for spec in tensor_specs(bound)[0]
+    }
+
+
+def _nested_bytes(optimised: onnx.ModelProto) -> int:
+    outer: int = sum(tensor.ByteSize() for tensor in optimised.graph.initializer)
+    everything: int = sum(tensor.ByteSize() for _, tensor in stored_tensors(optimised))
+    return everything - outer
+
+
 def _settings() -> onnxruntime.SessionOptions:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _LOG_FATAL_ONLY
@@ -149,7 +177,8 @@ def _settings() -> onnxruntime.SessionOptions:
     return settings
 
 
-def _tensor(value: onnxruntime.NodeArg) -> EngineTensor:
-    known = all(isinstance(size, int) for size in value.shape)
+def _tensor(value: onnxruntime.NodeArg, branched: bool) -> EngineTensor:
+    # onnxruntime shows an unknown rank as that of a scalar; it comes from branches of different ranks.
+    known = all(isinstance(size, int) for size in value.shape) and not (branched and not value.shape)
     element = value.type.removeprefix("tensor(").removesuffix(")")
     return EngineTensor(tuple(value.shape) if known else None, _SIZES.get(element, 0))

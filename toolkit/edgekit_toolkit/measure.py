@@ -262,6 +262,5 @@ def _run_child(request: Path, limits: MemoryLimits) -> int:
         hint = " (often: out of memory)" if name == "SIGKILL" else ""
         raise BackendError(f"the process that loads and runs the model was ended by {name}{hint}")
     if done.returncode > 0:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise BackendError(f"the process that loads and runs the model failed: {last}")
+        raise BackendError(f"the process that loads and runs the model failed: {done.stderr.strip()}")
     return int(json.loads(done.stdout)["peak_bytes"])

@@ -45,4 +45,7 @@ def _main(request_path: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    try:
+        _main(sys.argv[1])
+    except Exception as error:  # the parent reports it; a traceback of this process would help nobody
+        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))

@@ -15,6 +15,7 @@ import onnx
 
 from edgekit_toolkit.activations import activation_memory
 from edgekit_toolkit.engine_graph import BLOCKED_DOMAIN, EngineGraph, optimise_as_engine
+from edgekit_toolkit.nesting import graphs, stored_tensors
 
 # What a session keeps beside weights and activations: graph, kernel and plan structures. A linear fit over
 # the models of docs/memory.md (growth of anonymous memory on loading, less the weights; residual 0.8 MiB).
@@ -109,7 +110,7 @@ def estimate_peak_memory(
     return MemoryEstimate(
         engine_bytes=engine_bytes,
         weights_bytes=_kept_weights_bytes(graph),
-        structure_bytes=_structure_bytes(model.graph),
+        structure_bytes=_structure_bytes(model),
         code_bytes=_CODE_BYTES,
         feeds_bytes=sum(graph.tensors[name].size_bytes for name in graph.inputs),
         activations_bytes=activations.resident_bytes,
@@ -118,11 +119,10 @@ def estimate_peak_memory(
     )
 
 
-def _structure_bytes(graph: onnx.GraphProto) -> int:
-    return (
-        _BYTES_PER_SESSION
-        + _BYTES_PER_NODE * len(graph.node)
-        + _BYTES_PER_INITIALIZER * len(graph.initializer)
+def _structure_bytes(model: onnx.ModelProto) -> int:
+    return _BYTES_PER_SESSION + sum(
+        _BYTES_PER_NODE * len(graph.node) + _BYTES_PER_INITIALIZER * len(graph.initializer)
+        for graph in graphs(model.graph)
     )
 
 
@@ -134,14 +134,15 @@ def _kept_weights_bytes(graph: EngineGraph) -> int:
         for name in node.input
         if name in graph.weights
     }
-    return sum(tensor.size_bytes * (1 + (name in beside)) for name, tensor in graph.weights.items())
+    outer = sum(tensor.size_bytes * (1 + (name in beside)) for name, tensor in graph.weights.items())
+    return outer + graph.nested_bytes
 
 
 def _loading_bytes(model: onnx.ModelProto, graph: EngineGraph) -> int:
     """Return the most bytes of weights at once: on reading, on reordering or on packing."""
-    stored: list[int] = [tensor.ByteSize() for tensor in model.graph.initializer]
+    stored: list[int] = [tensor.ByteSize() for _, tensor in stored_tensors(model)]
     reading = sum(stored) + max(stored, default=0)  # tensor after tensor moves out of the parsed file
-    kept = sum(tensor.size_bytes for tensor in graph.weights.values())
+    kept = sum(tensor.size_bytes for tensor in graph.weights.values()) + graph.nested_bytes
     largest = max((tensor.size_bytes for tensor in graph.weights.values()), default=0)
     packing = _kept_weights_bytes(graph) + largest  # a kernel packs a weight, then the plain one goes
     blocked = dict.fromkeys(  # a weight that several nodes read is reordered once
