@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from edgekit_toolkit.report.bars import bar
 from edgekit_toolkit.report.document import Layer, Report, Step, Tensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
 from edgekit_toolkit.report.markup import Markup, el, join
@@ -17,7 +18,6 @@ from edgekit_toolkit.report.pieces import (
     section,
     table,
 )
-from edgekit_toolkit.report.plots import bar
 
 TOP_LAYERS = 30
 

@@ -1,4 +1,4 @@
-"""The scatter plot of candidates as inline SVG, and the bars of the tables. No script, no library.
+"""The scatter plot of candidates as inline SVG. No script, no library.
 
 Colours, line styles and fonts are in `report.css` by class, so that dark mode and print need no second plot.
 """
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekit_toolkit.report.axes import Axis, Quantity, focus_axis, scale_axis
+from edgekit_toolkit.report.bars import rect
 from edgekit_toolkit.report.markup import Markup, el, join
 
 _WIDTH, _HEIGHT = 560.0, 380.0
@@ -84,60 +85,8 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
     )
 
 
-def bar(share: float, style: str, *, back: float | None = None) -> Markup:
-    """Return a thin horizontal bar that fills its table cell.
-
-    The number stands in the cell beside it, so it is hidden from screen readers.
-
-    Args:
-        share: length, 0..1 of the width.
-        style: class of the bar.
-        back: length of a paler bar above it (the value before), or None.
-    """
-    length = 100 * min(1.0, max(0.0, share))
-    if back is None:
-        bars, height = [_rect(0, 0, length, 10, style)], 10
-    else:
-        bars, height = [_rect(0, 0, 100 * back, 6, "before"), _rect(0, 8, length, 6, style)], 14
-    return el(
-        "svg",
-        *bars,
-        viewBox=f"0 0 100 {height}",
-        preserveAspectRatio="none",
-        class_="bar" if back is None else "bar pair",
-        aria_hidden="true",
-    )
-
-
-def budget_bar(share: float, *, ok: bool, title: str) -> Markup:
-    """Return a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
-
-    Args:
-        share: value / limit; held to 0..1.25.
-        ok: whether the limit is met.
-        title: the same in words.
-    """
-    length = 80 * min(1.25, max(0.0, share))
-    return el(
-        "svg",
-        el("title", title),
-        _rect(0, 2, 80, 8, "track"),
-        _rect(80, 2, 20, 8, "beyond"),
-        _rect(0, 2, length, 8, "ok" if ok else "over"),
-        _rect(79.5, 0, 1, 12, "tick"),
-        viewBox="0 0 100 12",
-        preserveAspectRatio="none",
-        class_="bar budget",
-        role="img",
-    )
-
-
 def _place(x: Axis, y: Axis, cost: float, score: float) -> tuple[float, float]:
     return _LEFT + (_RIGHT - _LEFT) * x.place(cost), _BOTTOM - (_BOTTOM - _TOP) * y.place(score)
-
-
-def _rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
-    return el("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=style)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> Markup:
@@ -201,7 +150,7 @@ def _shade(x: float, y: float, width: float, height: float, key: str) -> list[Ma
     if width <= 0 or height <= 0:
         return []
     hatched = el("rect", x=x, y=y, width=width, height=height, fill=f"url(#{key}-hatch)")
-    return [_rect(x, y, width, height, "infeasible"), hatched]
+    return [rect(x, y, width, height, "infeasible"), hatched]
 
 
 def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:

@@ -1,10 +1,10 @@
 """The top of the page: name, warnings, the decision, and each figure against its limit."""
 
+from edgekit_toolkit.report.bars import budget_bar
 from edgekit_toolkit.report.document import BudgetLine, Candidate, Report, find_candidate, subject_of
 from edgekit_toolkit.report.figures import FIGURES, LIMITS, headroom, show, show_limit
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import MEASURED, badge, number, section, table
-from edgekit_toolkit.report.plots import budget_bar
 
 
 def heading(report: Report) -> Markup:
