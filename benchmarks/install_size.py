@@ -1,0 +1,86 @@
+"""How many packages and bytes an install of edgekit takes, measured in fresh environments.
+
+    .venv/bin/python benchmarks/install_size.py [device] [host]
+
+Installs the pinned requirements and the wheel of this checkout, without pip itself and without bytecode (a
+device with a read-only root never writes any); the bytecode of every module is then measured separately.
+MB are 10^6 bytes of file content.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A fresh environment that holds edgekit."""
+
+    python: Path
+    site_packages: Path
+
+    def packages(self) -> list[str]:
+        """Names of the installed distributions, edgekit included."""
+        return sorted(info.name.split("-")[0] for info in self.site_packages.glob("*.dist-info"))
+
+    def bytes_by_folder(self) -> Counter[str]:
+        """Bytes of file content by top-level name in site-packages."""
+        sizes: Counter[str] = Counter()
+        for path in self.site_packages.rglob("*"):
+            if path.is_file():
+                sizes[path.relative_to(self.site_packages).parts[0]] += path.stat().st_size
+        return sizes
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout with the installed hatchling, and return its path."""
+    _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)])
+    return next(folder.glob("edgekit-*.whl"))
+
+
+def install(kind: str, wheel: Path, folder: Path) -> Install:
+    """Install the wheel and `requirements/<kind>.txt` into a new environment in `folder`.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; `output` holds what it said.
+    """
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    python = folder / "bin" / "python"
+    into = [*PIP, "--python", str(python), "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
+    _run([*into, "--require-hashes", "-r", str(ROOT / "requirements" / f"{kind}.txt")])
+    _run([*into, str(wheel)])
+    return Install(python, next(folder.glob("lib/python*/site-packages")))
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def main() -> None:
+    """Measure each kind named on the command line (default: both)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wheel = build_wheel(folder)
+        print(f"Python {sys.version.split()[0]}, wheel {wheel.stat().st_size / 1e6:.2f} MB")
+        for kind in sys.argv[1:] or ["device", "host"]:
+            made = install(kind, wheel, folder / kind)
+            sizes = made.bytes_by_folder()
+            _run([str(made.python), "-m", "compileall", "-q", str(made.site_packages)])
+            bytecode = sum(made.bytes_by_folder().values()) - sum(sizes.values())
+            own = sum(size for folder_name, size in sizes.items() if folder_name.startswith("edgekit"))
+            print(
+                f"{kind}: {len(made.packages())} packages with edgekit, {sum(sizes.values()) / 1e6:.1f} MB, "
+                f"ours {own / 1e6:.2f} MB; bytecode of every module {bytecode / 1e6:.1f} MB more"
+            )
+            for folder_name, size in sizes.most_common(8):
+                print(f"  {size / 1e6:6.1f} MB  {folder_name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The built wheel, and a bare device install of it: what a device gets, and what it must not get."""
+
+import importlib.util
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "edgekit_runtime": "device_runtime",
+    "edgekit_toolkit": "toolkit",
+    "edgekit_offload": "offload",
+    "edgekit_fleet": "fleet",
+}
+NOT_ON_A_DEVICE = {"onnx", "torch", "scipy", "click", "rich"}
+# Imports every module of the runtime; prints what that brought in, and which host libraries could be found.
+IMPORT_ALL = f"""
+import importlib, importlib.util, json, pkgutil, sys
+import edgekit_runtime
+
+def fail(name):
+    raise ImportError(name)
+
+names = [m.name for m in pkgutil.walk_packages(edgekit_runtime.__path__, "edgekit_runtime.", onerror=fail)]
+for name in names:
+    importlib.import_module(name)
+found = [name for name in {sorted(NOT_ON_A_DEVICE)} if importlib.util.find_spec(name)]
+print(json.dumps({{"imported": names, "loaded": sorted(sys.modules), "found": found}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def install_size() -> ModuleType:
+    """The benchmark that makes and measures installs, so that the test and the published figures agree."""
+    spec = importlib.util.spec_from_file_location("install_size", ROOT / "benchmarks" / "install_size.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def wheel(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = install_size.build_wheel(tmp_path_factory.mktemp("wheel"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def device(install_size: ModuleType, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    try:
+        return install_size.install("device", wheel, tmp_path_factory.mktemp("device") / "venv")
+    except subprocess.CalledProcessError as error:
+        if "connection broken by" in error.output:
+            pytest.skip("the package index cannot be reached")
+        pytest.fail(error.output)
+
+
+def test_wheel_holds_the_four_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.split("/")[0] for name in archive.namelist()}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_wheel_holds_every_file_of_the_packages_with_their_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    there = {
+        path.relative_to(ROOT / folder).as_posix()
+        for package, folder in PACKAGES.items()
+        for path in (ROOT / folder / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == there
+    assert any(name.endswith(".toml") and "/targets/" in name for name in packed)
+    assert any(name.endswith(".json") and "/report/" in name for name in packed)
+    assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES)
+
+
+def test_device_install_imports_every_runtime_module_without_host_libraries(device: Any) -> None:
+    python: Path = device.python
+    result = subprocess.run([python, "-I", "-B", "-c", IMPORT_ALL], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert "edgekit_runtime.errors" in seen["imported"]
+    assert seen["found"] == []
+    assert not {name.split(".")[0] for name in seen["loaded"]} & (NOT_ON_A_DEVICE | {"edgekit_toolkit"})
+
+
+def test_device_install_keeps_its_size_limits(device: Any) -> None:
+    sizes = device.bytes_by_folder()
+    own_bytes = sum(size for name, size in sizes.items() if name.startswith("edgekit"))
+    assert own_bytes <= 2_000_000
+    assert sum(sizes.values()) <= 130_000_000, sizes.most_common(6)
