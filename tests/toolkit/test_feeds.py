@@ -2,10 +2,11 @@ import hashlib
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.feeds import generate_feeds
+from edgekit_toolkit.feeds import batch_dims, bind_dims, generate_feeds
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 
@@ -89,3 +90,63 @@ def test_free_dimension_without_size_asks_for_it():
 def test_range_beyond_the_dtype_is_refused(dtype, limits):
     with pytest.raises(DataError, match="not a range of its values"):
         generate_feeds([TensorSpec("x", dtype, (1, 4))], 1, seed=0, ranges={"x": limits})
+
+
+def reshaping(shape, target):
+    """A model that runs only with inputs of as many elements as `target` has."""
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        "reshaping",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(target))],
+        [numpy_helper.from_array(np.array(target, np.int64), "shape")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_free_batch_is_bound_to_1():
+    assert bind_dims(reshaping(("N", 4), (1, 4))) == {"N": 1}
+
+
+def test_model_without_free_dimensions_needs_none():
+    assert bind_dims(reshaping((2, 4), (8,))) == {}
+
+
+def test_free_sizes_are_found_by_running_the_model():
+    assert bind_dims(reshaping(("N", 3, "H", "W"), (1, 3 * 48 * 48))) == {"N": 1, "H": 48, "W": 48}
+
+
+def test_free_sizes_that_differ_are_found_too():
+    found = bind_dims(reshaping(("N", "H", "W"), (1, 32 * 224)))
+    assert found["H"] * found["W"] == 32 * 224
+    assert found["H"] != found["W"]
+
+
+def test_sizes_given_are_kept_and_the_rest_is_found():
+    found = bind_dims(reshaping(("N", 1, "H", "W"), (2, 20 * 64)), {"N": 2, "H": 20})
+    assert found == {"N": 2, "H": 20, "W": 64}
+
+
+def test_sizes_with_which_nothing_runs_ask_for_the_dimension():
+    with pytest.raises(ModelError, match=r"give --dim H=VALUE --dim W=VALUE. Last: .*Reshape"):
+        bind_dims(reshaping(("N", "H", "W"), (1, 7919)))
+
+
+def test_given_sizes_that_do_not_run_are_refused_with_the_reason():
+    with pytest.raises(ModelError, match=r"give other sizes.*Reshape"):
+        bind_dims(reshaping(("N", "T"), (1, 10)), {"N": 1, "T": 11})
+
+
+@pytest.mark.parametrize(("name", "size"), [("H", 8), ("N", 0)])
+def test_unknown_dimension_or_size_below_1_is_refused(name, size):
+    with pytest.raises(ModelError, match=f"--dim {name}={size}: .*free dimensions are N, T"):
+        bind_dims(reshaping(("N", "T"), (1, 10)), {name: size})
+
+
+def test_leading_and_named_dimensions_count_as_batch():
+    specs = [
+        TensorSpec("x", "float32", ("rows", "T")),
+        TensorSpec("state", "float32", (2, "batch_size", 128)),
+        TensorSpec("sr", "int64", ()),
+    ]
+    assert batch_dims(specs) == ("rows", "batch_size")

@@ -102,12 +102,13 @@ def bind_dims(
                 f"--dim {name}={size}: expected a free dimension and a size of at least 1; {known}"
             )
     session = OrtSession(model.SerializeToString(), OrtOptions(optimise=False))
+    batch = batch_dims(inputs)
     reason = ""
-    for trial in _trials(free, settled, batch_dims(inputs)):
+    for trial in _trials(free, settled, batch):
         reason = _refusal(session, generate_feeds(inputs, 1, 0, trial, ranges)[0])
         if not reason:
             return trial
-    wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled)
+    wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled and name not in batch)
     advice = f"give {wanted}" if wanted else "give other sizes, or export the model again"
     raise ModelError(f"the model does not run with the input sizes that were tried; {advice}. Last: {reason}")
 

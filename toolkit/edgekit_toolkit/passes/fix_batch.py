@@ -3,11 +3,13 @@
 Fixed shapes let later passes compute reshapes once, and engines plan their memory.
 """
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import shape_inference
 
-from edgekit_toolkit.feeds import batch_dims
-from edgekit_toolkit.specs import dimension, tensor_specs
+from edgekit_toolkit.feeds import batch_dims, free_dims
+from edgekit_toolkit.specs import real_inputs, tensor_specs
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
@@ -19,28 +21,29 @@ def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    inputs, _ = tensor_specs(model)
-    sizes = {} if batch is None else dict.fromkeys(batch_dims(inputs), batch)
-    named = {size for spec in inputs for size in spec.shape}
-    for value in result.graph.input:
-        _write(value, sizes)
-    # A free dimension of an output that no input has is only a name; without it inference may find the size.
-    for value in result.graph.output:
-        _write(value, sizes, named)
+    inputs, outputs = tensor_specs(model)
+    sizes: dict[int | str, int] = {} if batch is None else dict.fromkeys(batch_dims(inputs), batch)
+    names = set(free_dims(inputs))
+    for value, spec in zip(real_inputs(result.graph), inputs, strict=True):
+        _write(value, (sizes.get(size, size) for size in spec.shape))
+    for value, spec in zip(result.graph.output, outputs, strict=True):
+        # A free dimension that no input has is only a name; without it, inference may find the size.
+        stated = (size if isinstance(size, int) or size in names else None for size in spec.shape)
+        _write(value, (None if size is None else sizes.get(size, size) for size in stated))
     del result.graph.value_info[:]
     result = shape_inference.infer_shapes(result, data_prop=True)
-    for value in result.graph.output:
-        _write(value, sizes)
+    _, inferred = tensor_specs(result)
+    for value, found, before in zip(result.graph.output, inferred, outputs, strict=True):
+        pairs = zip(found.shape, before.shape, strict=True)
+        _write(value, (size if isinstance(size, int) or size in names else name for size, name in pairs))
     return result
 
 
-def _write(value: onnx.ValueInfoProto, sizes: dict[str, int], kept: set[int | str] | None = None) -> None:
-    """Write the dimensions of a tensor in place; free ones that are not in `kept` lose their names."""
-    for axis, size in enumerate(value.type.tensor_type.shape.dim):
-        known = dimension(value.name, axis, size)
-        known = sizes.get(known, known) if isinstance(known, str) else known
-        size.Clear()
-        if isinstance(known, int):
-            size.dim_value = known
-        elif kept is None or known in kept:
-            size.dim_param = known
+def _write(value: onnx.ValueInfoProto, shape: Iterable[int | str | None]) -> None:
+    """Write the shape of a tensor in place; None is a free dimension without a name."""
+    for place, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        place.Clear()
+        if isinstance(size, int):
+            place.dim_value = size
+        elif size is not None:
+            place.dim_param = size

@@ -16,9 +16,7 @@ from onnx import helper, numpy_helper, shape_inference
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.graph import GraphIndex, attribute, reads, remove_unused_initializers
 
-MAX_GROWN_BYTES: Final = (
-    64 << 10
-)  # a result up to this size is stored even where it is larger than its sources
+MAX_GROWN_BYTES: Final = 64 << 10
 KEPT_OPERATORS: Final = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
     | {"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"}
@@ -32,12 +30,17 @@ VALUE_DTYPES: Final = {
 }
 
 
-def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with its constant part stored."""
+def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.ModelProto:
+    """Return a copy of `model` with its constant part stored.
+
+    Args:
+        model: any model.
+        max_grown_bytes: a result of up to this size is stored even where it is larger than its sources.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     _store_constant_nodes(result.graph)
-    folded = _foldable(result)
+    folded = _foldable(result, max_grown_bytes)
     if folded:
         values = _evaluate(result, folded)
         kept = [node for place, node in enumerate(result.graph.node) if place not in folded]
@@ -78,7 +81,7 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return stored
 
 
-def _foldable(model: onnx.ModelProto) -> set[int]:
+def _foldable(model: onnx.ModelProto, max_grown_bytes: int) -> set[int]:
     """Return the places of the nodes whose results can be stored."""
     index = GraphIndex(model.graph)
     # What each constant tensor is computed from: the stored bytes of its sources.
@@ -94,7 +97,7 @@ def _foldable(model: onnx.ModelProto) -> set[int]:
         if any(name in index.outputs for name in outputs):
             continue
         origin = frozenset[str]().union(*(sources[name] for name in names))
-        allowed = max(MAX_GROWN_BYTES, sum(stored_bytes[name] for name in origin))
+        allowed = max(max_grown_bytes, sum(stored_bytes[name] for name in origin))
         if any(sizes.get(name, 0) > allowed for name in outputs):
             continue
         folded.add(place)

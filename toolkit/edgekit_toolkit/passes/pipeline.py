@@ -17,8 +17,8 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, batch_dims
 from edgekit_toolkit.importers.screen import STANDARD_DOMAINS
-from edgekit_toolkit.nesting import nodes
-from edgekit_toolkit.parity import Parity, compare, worst
+from edgekit_toolkit.nesting import nodes, stored_tensors
+from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
     convert_opset,
@@ -41,6 +41,11 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 # What a pass may add for what it saves elsewhere. More is a table that was computed and is now stored.
 MAX_GROWTH: Final = 0.05
 MAX_GROWTH_BYTES: Final = 64 << 10
+
+# Exact rewrites round differently. On PP-OCRv4's detector all passes together move the outputs by 1.5e-5 of
+# their range, as much as onnxruntime's own optimisations do (8.5e-5 on a MobileNet); a wrong rewrite moves
+# them by far more.
+EQUAL: Final = Tolerance(range_fraction=5e-5)
 
 NOTHING_TO_CHANGE: Final = "nothing to change"
 
@@ -80,9 +85,9 @@ class Optimised:
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
     """Return `source` made smaller and faster, with equal outputs on `feeds`.
 
-    Names and dtypes of inputs and outputs stay. Equal means `parity.compare` with its default tolerance,
-    against the source model in onnxruntime without its own optimisations. Where the batch stays free, twice
-    the batch of the first feed is compared as well.
+    Names and dtypes of inputs and outputs stay. Equal means `parity.compare` within `EQUAL` against the
+    source model, both in onnxruntime without its own optimisations. Where the batch stays free, twice the
+    batch of the first feed is compared as well.
 
     Args:
         source: an imported model.
@@ -108,7 +113,7 @@ def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
     """Return the passes in order, each with the lesser forms to fall back on."""
     return [
         ("separate_weights", [separate_weights.run]),
-        ("fold_constants", [fold_constants.run]),
+        ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
         ("convert_opset", [convert_opset.run]),
         ("fix_batch", [partial(fix_batch.run, batch=batch)]),
         ("simplify", [simplify.run]),
@@ -144,7 +149,7 @@ class _Judge:
             EdgekitError: the candidate does not load or run.
         """
         session = OrtSession(candidate.SerializeToString(), OrtOptions(optimise=False))
-        return worst([compare(expected, session.run(feed)) for feed, expected in self._cases])
+        return worst([compare(expected, session.run(feed), EQUAL) for feed, expected in self._cases])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +206,14 @@ def _refusal(candidate: onnx.ModelProto, model: onnx.ModelProto, judge: _Judge) 
     foreign = {node.domain for node in nodes(candidate)} - STANDARD_DOMAINS
     if foreign:
         return f"operators of {', '.join(sorted(foreign))} came in"
-    grown = candidate.ByteSize() - model.ByteSize()
-    if grown > max(MAX_GROWTH_BYTES, MAX_GROWTH * model.ByteSize()):
-        return f"the model grew by {grown} bytes, as constants that were computed would be stored"
+    grown = _stored_bytes(candidate) - _stored_bytes(model)
+    if grown > max(MAX_GROWTH_BYTES, MAX_GROWTH * _stored_bytes(model)):
+        return f"the model would grow by {grown} bytes: constants that are computed would be stored"
     return ""
+
+
+def _stored_bytes(model: onnx.ModelProto) -> int:
+    return sum(tensor.ByteSize() for _, tensor in stored_tensors(model))
 
 
 def _interface(model: onnx.ModelProto) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -220,8 +229,7 @@ def _check_batch(inputs: Sequence[TensorSpec], batch: int | None, feeds: Sequenc
         return
     free = batch_dims(inputs)
     if not free:
-        fixed = {spec.shape[0] for spec in inputs if spec.shape}
-        if fixed != {batch}:
+        if batch not in {spec.shape[0] for spec in inputs if spec.shape}:
             raise ModelError(
                 f"the model's inputs {[list(spec.shape) for spec in inputs]} have no free batch that could be"
                 f" fixed to {batch}; export it with a dynamic batch, or leave the batch as it is"
