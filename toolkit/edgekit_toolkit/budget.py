@@ -1,0 +1,70 @@
+"""Limits that a package must keep: parsing, and holding figures against them. Pure."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+DEFAULT_SIZE_BYTES = 10_000_000
+# The unit in which each limit is kept, and the factors of the units in which it may be given.
+UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "size": ("bytes", {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}),
+    "latency": ("ms", {"us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1e3}),
+    "memory": ("bytes", {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}),
+    "energy": ("mJ", {"uJ": 1e-3, "µJ": 1e-3, "mJ": 1, "J": 1e3}),
+    "drop": ("points", {"%": 1, "pt": 1}),
+}
+_DEFAULT_UNIT = {"size": "B", "latency": "ms", "memory": "B", "energy": "mJ", "drop": "%"}
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits by name, each in its unit of `UNITS`.
+
+    Attributes:
+        limits: name -> largest value allowed.
+    """
+
+    limits: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name, value in self.limits.items():
+            if name not in UNITS or not math.isfinite(value) or value < 0:
+                raise ValueError(f"limit {name!r} = {value!r}")
+
+    def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
+        """Names of the limits that `figures` (in the same units) exceed; a missing figure exceeds none."""
+        return tuple(name for name, most in self.limits.items() if figures.get(name, 0.0) > most)
+
+    def excess(self, figures: Mapping[str, float]) -> float:
+        """How far the figures are from keeping all limits: the sum of relative excesses; 0 keeps all."""
+        return sum(
+            (figures[name] - self.limits[name]) / max(self.limits[name], 1e-9) for name in self.violations(figures)
+        )
+
+
+def parse_budget(text: str) -> Budget:
+    """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; the size is 10 MB unless given.
+
+    Raises:
+        click.BadParameter: an unknown limit or unit, a limit twice, or no number.
+    """
+    limits: dict[str, float] = {}
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in UNITS or not equals:
+            raise click.BadParameter(f"{part!r}: expected NAME=VALUE with NAME one of {', '.join(UNITS)}")
+        if name in limits:
+            raise click.BadParameter(f"{name} is given twice")
+        match = _NUMBER.fullmatch(value)
+        unit, factors = UNITS[name]
+        suffix = (match.group(2) or _DEFAULT_UNIT[name]) if match else ""
+        if match is None or suffix not in factors:
+            raise click.BadParameter(
+                f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"
+            )
+        limits[name] = float(match.group(1)) * factors[suffix]
+    return Budget({"size": float(DEFAULT_SIZE_BYTES), **limits})

@@ -1,0 +1,1 @@
+"""Lower precision: range collection, Q/DQ placement, weight storage, sensitivity."""

@@ -1,0 +1,45 @@
+"""The host's ONNX Runtime sessions that judge candidates; its exceptions are translated here, once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.feeds import Feeds
+
+# Only errors that say that a graph or node could not be used; the rest (warnings of fallbacks) is noise here.
+_LOG_FATAL = 4
+
+
+def session_for(model: onnx.ModelProto | bytes, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
+    """Return a session on the CPU.
+
+    Raises:
+        BackendError: onnxruntime refuses the model.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _LOG_FATAL
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    try:
+        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises classes of its own that share no base but Exception
+        raise BackendError(f"onnxruntime refuses the model: {error}") from error
+
+
+def run_session(session: ort.InferenceSession, feeds: Feeds, names: Sequence[str] | None = None) -> list[NDArray[Any]]:
+    """Run a session on one batch; returns the outputs `names`, or all in the model's order.
+
+    Raises:
+        BackendError: onnxruntime fails on the input.
+    """
+    try:
+        results: list[NDArray[Any]] = session.run(list(names) if names is not None else None, feeds)
+    except Exception as error:
+        raise BackendError(f"onnxruntime cannot run the model: {error}") from error
+    return results

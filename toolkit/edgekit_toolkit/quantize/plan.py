@@ -1,0 +1,138 @@
+"""What is quantized and how: the plan that the search varies and a recipe stores."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from edgekit_toolkit.graph import GraphIndex, attribute
+from edgekit_toolkit.quantize.scheme import Scheme
+
+COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
+# Operators that move or select codes and so keep the parameters of their input.
+MOVEMENT = frozenset(
+    {
+        "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+_ACTIVATIONS = frozenset({"Relu", "Clip"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One quantized form of a model.
+
+    Attributes:
+        scheme: what the engine accepts.
+        kernels: integer kernels, by the name of the first output of the node.
+        ranges: (low, high) of the activations that kernels read or write.
+        per_channel: a weight scale a channel, or one a tensor.
+    """
+
+    scheme: Scheme
+    kernels: frozenset[str]
+    ranges: Mapping[str, tuple[float, float]]
+    per_channel: bool = True
+
+
+def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> tuple[str, ...]:
+    """Nodes of `model` that can become integer kernels, in graph order, by the name of their first output.
+
+    Args:
+        model: float model with shapes inferred.
+        scheme: the engine's form.
+        elementwise: whether element-wise operators are included, or only matrix products.
+    """
+    index = GraphIndex(model.graph)
+    types = float_tensors(model)
+    names = []
+    for node in model.graph.node:
+        if node.domain not in {"", "ai.onnx"} or not node.output:
+            continue
+        if node.op_type in COMPUTE:
+            if node.input[0] in types and _has_plain_weight(index, node, types):
+                names.append(node.output[0])
+        elif elementwise and node.op_type in scheme.elementwise:
+            inputs = [name for name in node.input if name]
+            # Scalars and shapes are computed in float: only tensors with a batch axis are worth a kernel.
+            if all(name in types or name in index.initializers for name in inputs) and node.output[0] in types:
+                names.append(node.output[0])
+    return tuple(names)
+
+
+def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[str]) -> bool:
+    weight = index.constant(node.input[1])
+    if node.op_type == "MatMul":
+        return (weight is not None and weight.dtype == np.float32 and weight.ndim == 2) or node.input[1] in types
+    bias = node.input[2] if len(node.input) > 2 else ""
+    if weight is None or weight.dtype != np.float32 or (bias and index.constant(bias) is None):
+        return False
+    if node.op_type == "Gemm":
+        plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
+        return plain and not attribute(node, "transA", 0) and _is_vector(index, bias)
+    return True
+
+
+def _is_vector(index: GraphIndex, bias: str) -> bool:
+    value = index.constant(bias) if bias else None
+    return value is None or value.ndim == 1
+
+
+def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
+    """Names of the float32 activations of the top-level graph that are known to have that type."""
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    exist = {name for node in model.graph.node for name in node.output} | {value.name for value in model.graph.input}
+    exist -= {tensor.name for tensor in model.graph.initializer}
+    return frozenset(
+        value.name
+        for value in values
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name in exist
+    )
+
+
+def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The Relu or Clip that a matrix product's kernel carries out itself: its only reader."""
+    if node.op_type not in COMPUTE:
+        return None
+    readers = index.consumers(node.output[0])
+    if len(readers) != 1 or node.output[0] in index.outputs or readers[0].op_type not in _ACTIVATIONS:
+        return None
+    return readers[0]
+
+
+def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
+    """The tensor that leaves a kernel: the node's output, or that of the activation it absorbs."""
+    activation = absorbed_activation(index, node)
+    return node.output[0] if activation is None else activation.output[0]
+
+
+def weight_axis(node: onnx.NodeProto) -> int:
+    """Axis of the output channels in the weights of a matrix product."""
+    if node.op_type == "Gemm":
+        return 0 if attribute(node, "transB", 0) else 1
+    return 1 if node.op_type == "MatMul" else 0
+
+
+def moves_codes(node: onnx.NodeProto) -> bool:
+    """Whether a node's outputs hold nothing but values of its first input (or means of neighbours)."""
+    if node.op_type == "Resize":
+        return attribute(node, "mode", b"nearest") in {b"nearest", b"linear"}
+    return node.op_type in MOVEMENT and (node.op_type == "Split" or len(node.output) == 1)
+
+
+def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
+    """The part of a tensor's range that its readers can tell apart.
+
+    Hard-swish x * HardSigmoid(x) is 0 below -beta/alpha, so nothing is lost where smaller values saturate there.
+    """
+    readers = index.consumers(name)
+    if name in index.outputs or len(readers) != 2:
+        return low, high
+    sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)
+    mul = next((node for node in readers if node.op_type == "Mul"), None)
+    if sigmoid is None or mul is None or set(mul.input) != {name, sigmoid.output[0]}:
+        return low, high
+    floor = -attribute(sigmoid, "beta", 0.5) / attribute(sigmoid, "alpha", 0.2)
+    return max(low, floor), high

@@ -1,0 +1,147 @@
+"""Ranges of activations from a stream of samples, in memory that does not grow with their number.
+
+Only extremes are kept, a pair a channel. Tensors are fetched in groups that fit `Limits.group_bytes`, so that a
+large image does not bring every activation into memory at once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.quantize.engine import run_session, session_for
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the collection.
+
+    Attributes:
+        group_bytes: activations fetched in one run of the model.
+    """
+
+    group_bytes: int = 192 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Extremes of one activation, float64 [channels] (axis 1), or [1] where the axis has no fixed length.
+
+    Attributes:
+        low: smallest value seen.
+        high: largest value seen.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    def whole(self) -> tuple[float, float]:
+        """Extremes over all channels."""
+        return float(self.low.min()), float(self.high.max())
+
+
+def collect(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    samples: Callable[[], Iterable[Feeds]],
+    *,
+    threads: int,
+    limits: Limits | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> dict[str, Range]:
+    """Return the extremes of the activations `names`.
+
+    Args:
+        model: float model.
+        names: activations; graph inputs may be among them.
+        samples: makes a fresh stream of samples; the first sample is read twice.
+        threads: threads of the engine.
+        limits: bounds on memory.
+        progress: called once a sample.
+
+    Raises:
+        DataError: a value is not finite.
+        BackendError: the model does not run on a sample.
+    """
+    found: dict[str, Range] = {}
+    groups = _groups(model, names, next(iter(samples())), threads, (limits or Limits()).group_bytes)
+    sessions = [session_for(_with_outputs(model, group), threads=threads) for group in groups]
+    for feeds in samples():
+        for name in names:
+            if name in feeds:
+                _update(found, name, feeds[name])
+        for group, session in zip(groups, sessions, strict=True):
+            for name, value in zip(group, run_session(session, feeds, group), strict=True):
+                _update(found, name, value)
+        progress()
+    return found
+
+
+def _groups(
+    model: onnx.ModelProto, names: Sequence[str], feeds: Feeds, threads: int, group_bytes: int
+) -> list[list[str]]:
+    """Split the activations so that each group's values fit the limit on the first sample."""
+    inner = [name for name in names if name not in feeds]
+    shapes = _measured_bytes(model, inner, feeds, threads)
+    groups: list[list[str]] = [[]]
+    held = 0
+    for name in inner:
+        if groups[-1] and held + shapes[name] > group_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += shapes[name]
+    return [group for group in groups if group]
+
+
+def _measured_bytes(model: onnx.ModelProto, names: Sequence[str], feeds: Feeds, threads: int) -> dict[str, int]:
+    """Size of each activation on one sample, from `Size` nodes so that the values are not fetched."""
+    if not names:
+        return {}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    sizes = [f"{name}__size" for name in names]
+    for name, size in zip(names, sizes, strict=True):
+        copy.graph.node.append(onnx.helper.make_node("Size", [name], [size]))
+        copy.graph.output.append(onnx.helper.make_tensor_value_info(size, onnx.TensorProto.INT64, []))
+    values = run_session(session_for(copy, threads=threads), feeds, sizes)
+    return {name: int(value) * 4 for name, value in zip(names, values, strict=True)}
+
+
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names
+    )
+    return copy
+
+
+def _update(found: dict[str, Range], name: str, value: NDArray[Any]) -> None:
+    if not value.size:
+        return
+    if not np.isfinite(value).all():
+        raise DataError(f"calibration: activation {name!r} is not finite; check the samples and the model's weights")
+    # A channel axis whose length varies from sample to sample (a sequence, say) has extremes as a whole only.
+    others = tuple(axis for axis in range(value.ndim) if axis != 1)
+    low, high = (
+        (np.atleast_1d(value.min()), np.atleast_1d(value.max()))
+        if value.ndim < 2
+        else (value.min(axis=others), value.max(axis=others))
+    )
+    known = found.get(name)
+    if known is None:
+        found[name] = Range(low.astype(np.float64), high.astype(np.float64))
+    elif known.low.shape == low.shape:
+        found[name] = Range(np.minimum(known.low, low), np.maximum(known.high, high))
+    else:
+        whole_low, whole_high = known.whole()
+        found[name] = Range(
+            np.atleast_1d(np.float64(min(whole_low, low.min()))), np.atleast_1d(np.float64(max(whole_high, high.max())))
+        )

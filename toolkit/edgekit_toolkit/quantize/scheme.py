@@ -1,0 +1,100 @@
+"""What an engine accepts as a quantized model, and the arithmetic from ranges to scales.
+
+Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference, 2018, section 2.1; ONNX operator QuantizeLinear.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The quantized form that one engine runs as integer kernels.
+
+    Attributes:
+        name: as the targets' files call it.
+        symmetric: activations are int8 with zero point 0; otherwise uint8 with a zero point.
+        int32_bias: biases are int32 with the scale of the product; otherwise they stay float32.
+        quantized_outputs: a kernel's output is quantized in any case, which onnxruntime needs to fuse it;
+            otherwise a tensor is quantized only where an integer kernel reads it.
+        dedicated_pairs: each reader has a Q/DQ pair of its own.
+        elementwise: operators besides matrix products and data movement that have integer kernels.
+    """
+
+    name: str
+    symmetric: bool
+    int32_bias: bool
+    quantized_outputs: bool
+    dedicated_pairs: bool
+    elementwise: frozenset[str]
+
+
+ASYMMETRIC = Scheme(
+    name="asymmetric",
+    symmetric=False,
+    int32_bias=True,
+    quantized_outputs=True,
+    dedicated_pairs=False,
+    elementwise=frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}),
+)
+SYMMETRIC = Scheme(
+    name="symmetric",
+    symmetric=True,
+    int32_bias=False,
+    quantized_outputs=False,
+    dedicated_pairs=True,
+    elementwise=frozenset({"Add"}),
+)
+SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, SYMMETRIC)}
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Scale (float32 [] or [channels]) and zero point (uint8, int8 or int32, same shape)."""
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[Any]
+
+
+def activation_params(low: float, high: float, scheme: Scheme) -> Affine:
+    """Scale and zero point of an activation whose values lie in low..high; zero is always exact."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if scheme.symmetric:
+        scale = np.float32(max(-low, high, 1e-12) / 127)
+        return Affine(np.asarray(scale), np.asarray(0, np.int8))
+    scale = np.float32(max(high - low, 1e-12) / 255)
+    zero = np.clip(np.rint(-low / np.float64(scale)), 0, 255)
+    return Affine(np.asarray(scale), np.asarray(zero, np.uint8))
+
+
+def quantize_weight(
+    weight: NDArray[np.float32], axis: int | None, min_scale: NDArray[np.float64] | float = 0.0
+) -> tuple[NDArray[np.int8], Affine]:
+    """Symmetric int8 of a weight tensor.
+
+    Args:
+        weight: float32, any shape.
+        axis: axis of the output channels for a scale a channel; None for one scale.
+        min_scale: smallest allowed scale ([] or [channels]), so that an int32 bias of a nearly dead channel fits.
+
+    Returns:
+        Codes in -127..127 of the same shape, and scale [] or [channels] with zero point 0.
+    """
+    values = weight.astype(np.float64)
+    if axis is None:
+        peak = np.abs(values).max(initial=0.0)
+        scale = np.asarray(max(peak / 127, float(np.max(min_scale)), 1e-30)).astype(np.float32)
+        shaped: NDArray[np.float64] = scale.astype(np.float64)
+    else:
+        others = tuple(a for a in range(values.ndim) if a != axis % values.ndim)
+        peak = np.abs(values).max(axis=others, initial=0.0)
+        scale = np.maximum(np.maximum(peak / 127, min_scale), 1e-30).astype(np.float32)
+        along = [1] * values.ndim
+        along[axis] = -1
+        shaped = scale.astype(np.float64).reshape(along)
+    codes = np.clip(np.rint(values / shaped), -127, 127).astype(np.int8)
+    return codes, Affine(scale, np.zeros(scale.shape, np.int8))

@@ -1,0 +1,135 @@
+"""Which layers lose most by being quantized, measured, and the mixed-precision forms that follow.
+
+The noise of one block is measured with that block alone quantized: such noises add up, nearly, while leaving one
+block out of a quantized model shows little of a loss that many blocks share. Releasing blocks to float is greedy,
+and every step is measured again on the whole model, because nearly is not exactly.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.graph import GraphIndex
+from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.quantize.plan import COMPUTE, Plan
+from edgekit_toolkit.quantize.qdq import write_qdq
+
+Block = tuple[str, ...]
+
+
+class Fidelity:
+    """Output noise of variants of a model against the model itself, on a few samples.
+
+    Args:
+        model: float model.
+        samples: inputs; they and the outputs are held in memory.
+        threads: threads of the engine.
+    """
+
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], *, threads: int) -> None:
+        self.samples = samples
+        self.threads = threads
+        session = session_for(model, threads=threads)
+        self.reference = [run_session(session, feeds) for feeds in samples]
+
+    def noise(self, variant: onnx.ModelProto) -> float:
+        """Power of the output error over power of the output, the mean over outputs; inf where it is not finite."""
+        session = session_for(variant, threads=self.threads)
+        ratios = []
+        for feeds, expected in zip(self.samples, self.reference, strict=True):
+            for value, reference in zip(run_session(session, feeds), expected, strict=True):
+                if not np.issubdtype(reference.dtype, np.floating) or not reference.size:
+                    continue
+                error = float(((value.astype(np.float64) - reference) ** 2).sum())
+                power = float((reference.astype(np.float64) ** 2).sum())
+                ratios.append(error / max(power, 1e-30))
+        noise = float(np.mean(ratios)) if ratios else 0.0
+        return noise if np.isfinite(noise) else np.inf
+
+
+def decibel(noise: float) -> float:
+    """Signal-to-noise ratio in dB of a noise ratio; 200 at most."""
+    return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
+
+
+def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
+    """Group kernels: a matrix product with the element-wise kernels that follow it in graph order."""
+    index = GraphIndex(model.graph)
+    found: list[list[str]] = []
+    for name in kernels:
+        if not found or index.producers[name].op_type in COMPUTE:
+            found.append([])
+        found[-1].append(name)
+    return [tuple(block) for block in found]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNoise:
+    """Noise that one block adds when it alone is quantized."""
+
+    block: Block
+    noise: float
+
+
+def measure_blocks(
+    model: onnx.ModelProto, plan: Plan, parts: Sequence[Block], fidelity: Fidelity, expired: Callable[[], bool]
+) -> Iterator[BlockNoise]:
+    """Yield the noise of each block until the time is over; a block that was not reached is not in the result."""
+    for block in parts:
+        if expired():
+            return
+        yield BlockNoise(block, fidelity.noise(write_qdq(model, replace(plan, kernels=frozenset(block)))))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A plan in which some blocks run in float, and its noise."""
+
+    plan: Plan
+    blocks: tuple[Block, ...]
+    noise: float
+
+
+# The blocks with the largest noise that each greedy step measures again.
+_RECHECKED = 3
+# A step that takes away less of the noise than this is not worth a kernel in float.
+_MIN_GAIN = 0.01
+
+
+def release(
+    model: onnx.ModelProto,
+    plan: Plan,
+    noises: Sequence[BlockNoise],
+    fidelity: Fidelity,
+    *,
+    max_blocks: int,
+    expired: Callable[[], bool],
+) -> Iterator[Release]:
+    """Yield plans with one more block in float each, the best next block first.
+
+    Args:
+        model: float model.
+        plan: all kernels quantized.
+        noises: measured blocks.
+        fidelity: measures the whole model.
+        max_blocks: most blocks to release.
+        expired: says when the time is over.
+    """
+    total = sum(item.noise for item in noises)
+    left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)
+    gone: tuple[Block, ...] = ()
+    current = fidelity.noise(write_qdq(model, plan))
+    while left and len(gone) < max_blocks and not expired():
+        trials = []
+        for item in left[:_RECHECKED]:
+            trial = replace(plan, kernels=plan.kernels - set(item.block))
+            trials.append((fidelity.noise(write_qdq(model, trial)), item, trial))
+        noise, item, trial = min(trials, key=lambda found: found[0])
+        if noise > current * (1 - _MIN_GAIN):
+            return
+        left.remove(item)
+        gone, current, plan = (*gone, item.block), noise, trial
+        yield Release(plan, gone, noise)
