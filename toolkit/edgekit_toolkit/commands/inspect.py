@@ -1,0 +1,228 @@
+"""`edgekit inspect`: what a package holds, also before anybody trusts its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from edgekit_runtime.canonical import JsonValue
+    from edgekit_runtime.entries import BackendChoice
+    from edgekit_runtime.errors import SignatureError
+    from edgekit_runtime.golden import Golden
+    from edgekit_runtime.manifest import Manifest
+    from edgekit_runtime.signing import TrustStore
+
+_MAX_DEPTH = 3  # of free JSON that is shown as rows; what lies deeper is shown as JSON
+_MAX_SHOWN = 1e300  # larger integers, which JSON allows, are no floats
+
+
+class Evidence(NamedTuple):
+    """The evidence file beside a package; where it is no evidence for it, `problem` says why."""
+
+    path: Path
+    verified: bool
+    predicate: Mapping[str, JsonValue]
+    problem: str | None = None
+
+
+class Inspection(NamedTuple):
+    """A package as found; unless it is `verified`, `key_id` is only what it claims."""
+
+    path: Path
+    manifest: Manifest
+    verified: bool
+    key_id: str
+    key_name: str | None
+    evidence: Evidence | None
+
+
+@click.command("inspect")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(package: Path, *, as_json: bool) -> None:
+    """Show what PACKAGE holds.
+
+    Form and digests are checked. A package by a key that is not trusted here is shown too, marked UNVERIFIED;
+    nothing of it is run.
+    """
+    from edgekit_runtime.errors import ManifestError
+
+    found = _inspect(package)
+    try:
+        if as_json:
+            _print_json(found)
+        else:
+            _show(found)
+    except RecursionError as cause:
+        raise ManifestError(
+            f"{package}: its manifest or evidence is nested too deeply to be shown"
+        ) from cause
+
+
+def _inspect(path: Path) -> Inspection:
+    from edgekit_runtime.archive import read_package, read_unverified_manifest
+    from edgekit_runtime.errors import SignatureError
+    from edgekit_runtime.signing import TrustStore, find_keys_folder
+    from edgekit_toolkit.sign import list_keys
+
+    trust = TrustStore.from_folder(find_keys_folder())
+    names = {key.key_id: key.name for key in list_keys()}
+    try:
+        with read_package(path, trust) as package:
+            manifest, key_id, verified = package.manifest, package.key_id, True
+    except SignatureError as error:
+        if not _is_by_unknown_key(error, trust):
+            raise
+        unverified = read_unverified_manifest(path)
+        manifest, key_id, verified = unverified.manifest, unverified.claimed_key_id, False
+    return Inspection(path, manifest, verified, key_id, names.get(key_id), _find_evidence(path, trust))
+
+
+def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
+    """Return whether nobody can say if the signature is right; one by a known key is right or wrong."""
+    return error.key_id is not None and trust.find(error.key_id) is None
+
+
+def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
+    from edgekit_runtime.errors import DigestError, SignatureError
+    from edgekit_runtime.evidence import evidence_path, read_evidence, read_unverified_evidence
+
+    path = evidence_path(package)
+    if not path.exists():
+        return None
+    try:
+        try:
+            return Evidence(path, True, read_evidence(path, package, trust).predicate)
+        except SignatureError as error:
+            if not _is_by_unknown_key(error, trust):
+                raise
+            return Evidence(path, False, read_unverified_evidence(path, package).predicate)
+    except (SignatureError, DigestError) as error:
+        return Evidence(path, False, {}, str(error))
+
+
+def _print_json(found: Inspection) -> None:
+    import json
+
+    evidence = found.evidence
+    document = {
+        "path": str(found.path),
+        "verified": found.verified,
+        "key_id": found.key_id,
+        "key_name": found.key_name,
+        "manifest": json.loads(found.manifest.to_bytes()),
+        "evidence": None if evidence is None else {**evidence._asdict(), "path": str(evidence.path)},
+    }
+    click.echo(json.dumps(document, indent=2))
+
+
+def _show(found: Inspection) -> None:
+    from edgekit_toolkit.terminal import open_console, print_line, print_section
+
+    console, manifest = open_console(), found.manifest
+    if not found.verified:
+        notice = "signed by a key that is not trusted here, so anybody can have written what follows."
+        print_line(console, ("UNVERIFIED:", "bold red"), notice, indent=12)
+        print_line(console, "If you know the owner of the key: edgekit keys trust PUBLIC_KEY.pem NAME")
+        console.print()
+    print_line(console, (f"{manifest.name} {manifest.version} for {manifest.target}", "bold"))
+    trusted = f"as {found.key_name}" if found.verified else "NO"
+    print_section(console, "Signature", [("key", found.key_id), ("trusted", trusted)])
+    for title, specs in (("Inputs", manifest.inputs), ("Outputs", manifest.outputs)):
+        print_section(console, title, [(spec.name, _type(spec.dtype, spec.shape)) for spec in specs])
+    print_section(console, "Artifacts", _artifact_rows(manifest))
+    print_section(console, "Backend", _backend_rows(manifest.backend))
+    print_section(console, "Budget", _free_rows(manifest.budget))
+    print_section(console, "Figures", _free_rows(manifest.figures))
+    print_section(console, "Golden self-test", _golden_rows(manifest.golden))
+    print_section(console, "Provenance", _free_rows(manifest.provenance))
+    _show_evidence(console, found.evidence)
+
+
+def _show_evidence(console: Console, evidence: Evidence | None) -> None:
+    from edgekit_toolkit.terminal import print_line, print_section
+
+    if evidence is None:
+        return
+    console.print()
+    if evidence.problem is not None:
+        print_line(console, ("NO EVIDENCE:", "bold red"), evidence.problem, indent=13)
+        return
+    state = "verified" if evidence.verified else "UNVERIFIED: by a key that is not trusted here"
+    print_line(console, ("Evidence", "bold"), f"{evidence.path.name} ({state})")
+    print_section(console, "What it states", _free_rows(evidence.predicate))
+
+
+def _type(dtype: str, shape: tuple[int | str, ...]) -> str:
+    return f"{dtype} [{', '.join(map(str, shape))}]"
+
+
+def _artifact_rows(manifest: Manifest) -> Iterator[tuple[str]]:
+    for artifact in manifest.artifacts:
+        yield (f"{artifact.path} ({artifact.role}, {artifact.size_bytes:,} bytes)",)
+        yield (f"sha256 {artifact.sha256}",)  # with its path in one row it would not fit into 80 columns
+
+
+def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
+    for title, choice in (("first", backend), ("fallback", backend.fallback)):
+        if choice is None:
+            yield title, "none"
+        else:
+            options = ", ".join(f"{name} {_value(value)}" for name, value in choice.options.items())
+            yield title, f"{choice.name} runs {choice.artifact}; options: {options or 'none'}"
+
+
+def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
+    for tensor in golden.inputs:
+        codes = tensor.codes
+        stored = f", {codes.dtype} codes * {codes.scale:g} + {codes.offset:g}" if codes else ""
+        yield "input", tensor.name, _type(tensor.dtype, tensor.shape) + stored
+    for output in golden.outputs:
+        tolerance = f", within {output.atol:g} + {output.rtol:g} * |expected|"
+        yield "output", output.name, _type(output.dtype, output.shape) + tolerance
+
+
+def _free_rows(
+    values: Mapping[str, JsonValue], prefix: str = "", depth: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each value in a free JSON object; inner objects give names with dots."""
+    for name, value in values.items():
+        if not isinstance(value, dict) or not value or depth == _MAX_DEPTH:
+            yield f"{prefix}{name}", _value(value)
+        elif "value" in value:
+            yield f"{prefix}{name}", _figure(name, value)
+        else:
+            yield from _free_rows(value, f"{prefix}{name}.", depth + 1)
+
+
+def _figure(name: str, figure: Mapping[str, JsonValue]) -> str:
+    """Return a figure with its unit, and in brackets its label (measured, estimated ...) and the rest."""
+    from edgekit_toolkit.report.figures import FIGURES, show
+
+    value, unit = figure["value"], figure.get("unit", FIGURES.get(name, ("", ""))[1])
+    text = _value(value)
+    if isinstance(value, (int, float)) and abs(value) < _MAX_SHOWN and isinstance(unit, str) and unit:
+        text = show(value, unit)
+    rest = [
+        _value(figure[key]) if key in ("label", "on") else f"{key} {_value(figure[key])}"
+        for key in figure
+        if key not in ("value", "unit")
+    ]
+    return f"{text} ({', '.join(rest)})" if rest else text
+
+
+def _value(value: JsonValue) -> str:
+    import json
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return json.dumps(value, ensure_ascii=False)
