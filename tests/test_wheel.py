@@ -84,7 +84,9 @@ def test_wheel_holds_every_file_of_the_packages_with_their_data(wheel: Path) -> 
 
 def test_device_install_imports_every_runtime_module_without_host_libraries(device: Any) -> None:
     python: Path = device.python
-    result = subprocess.run([python, "-I", "-B", "-c", IMPORT_ALL], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [python, "-I", "-B", "-c", IMPORT_ALL], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     seen = json.loads(result.stdout)
     assert "edgekit_runtime.errors" in seen["imported"]
