@@ -16,10 +16,11 @@ from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-_LOG_ERRORS_ONLY: Final = 3
+_LOG_FATAL_ONLY: Final = 4  # errors are raised as well
 # onnxruntime names element types after C++ types.
 _DTYPE_OF_TYPE: Final = {
     f"tensor({ {'float16': 'float16', 'float32': 'float', 'float64': 'double'}.get(name, name) })": name
@@ -147,9 +148,10 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
 
 def _load(model: bytes | memoryview | Path, options: OrtOptions) -> onnxruntime.InferenceSession:
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _LOG_ERRORS_ONLY
+    settings.log_severity_level = _LOG_FATAL_ONLY
     settings.intra_op_num_threads = options.threads or 0  # 0: as many as cores
     settings.inter_op_num_threads = 1
+    make_lean(settings)
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     level = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL
@@ -169,7 +171,10 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> onnxruntime.
 
 def _create(path: str, settings: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     # No fallback to other providers: it prints to the standard output, and there is only the CPU here.
-    return onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"], enable_fallback=0)
+    with lean_loading():
+        return onnxruntime.InferenceSession(
+            path, settings, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
 
 
 def _read_spec(node: onnxruntime.NodeArg) -> TensorSpec:
