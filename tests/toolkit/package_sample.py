@@ -1,39 +1,35 @@
 """Writes small signed packages of real models for the tests of commands."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import NodeProto, ValueInfoProto, helper
 
 from edgekit_runtime.archive import Sign, write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.specs import tensor_specs
 
 WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
 GOLDEN_X = np.array([[-1.0, -0.5, 0.0, 0.5]], np.float32)
-LABELS = b"no\nyes\n"
 
 
-def linear_model(batch: int | str = "N") -> bytes:
-    """y [batch, 2] = x [batch, 4] @ WEIGHT, and total [] = the sum of y."""
-    info, float32 = helper.make_tensor_value_info, onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["y"]),
-            helper.make_node("ReduceSum", ["y"], ["total"], keepdims=0),
-        ],
-        "linear",
-        [info("x", float32, [batch, 4])],
-        [info("y", float32, [batch, 2]), info("total", float32, [])],
-        [onnx.numpy_helper.from_array(WEIGHT, "w")],
-    )
+def tensor(name: str, shape: Sequence[int | str], dtype: int = onnx.TensorProto.FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def make_model(
+    nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+) -> bytes:
+    """A model of these nodes, which may use the constant `w` (`WEIGHT`)."""
+    graph = helper.make_graph(nodes, "model", inputs, outputs, [onnx.numpy_helper.from_array(WEIGHT, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     return bytes(model.SerializeToString())
 
@@ -41,50 +37,72 @@ def linear_model(batch: int | str = "N") -> bytes:
 def write_linear(
     path: Path,
     *,
-    sign: Sign | None = None,
     batch: int | str = "N",
+    total: bool = True,
     golden_y: NDArray[Any] | None = None,
-    labels: bytes | None = LABELS,
-    **changes: Any,
+    **rest: Any,
 ) -> Path:
-    """Write a package of `linear_model`; by default signed with the key `default`, which is then trusted.
+    """Write a package of y [batch, 2] = x [batch, 4] @ WEIGHT and, if wanted, total [] = the sum of y.
 
     Args:
         path: of the package.
-        sign: with another key.
         batch: of the model.
-        golden_y: expected output [1 or batch, 2] in the place of the right one.
+        total: whether the model has that output.
+        golden_y: expected output in the place of the right one.
+        rest: as for `write_model`.
+    """
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    outputs = [tensor("y", [batch, 2])]
+    if total:
+        nodes.append(helper.make_node("ReduceSum", ["y"], ["total"], keepdims=0))
+        outputs.append(tensor("total", []))
+    golden_x = np.repeat(GOLDEN_X, batch if isinstance(batch, int) else 1, axis=0)
+    model = make_model(nodes, [tensor("x", [batch, 4])], outputs)
+    expected = golden_x @ WEIGHT if golden_y is None else golden_y.astype(np.float32)
+    return write_model(path, model, golden_x, expected, **{"labels": b"no\nyes\n", **rest})
+
+
+def write_model(
+    path: Path,
+    model: bytes,
+    golden_x: NDArray[Any],
+    golden_y: NDArray[Any],
+    *,
+    sign: Sign | None = None,
+    labels: bytes | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a package of a model with one input; by default signed with the key `default`, which is trusted.
+
+    Args:
+        path: of the package.
+        model: ONNX.
+        golden_x: golden input.
+        golden_y: golden value of the first output.
+        sign: with another key.
         labels: content of the labels, or None for a package without.
         changes: of fields of the manifest.
     """
-    golden_x = np.repeat(GOLDEN_X, batch if isinstance(batch, int) else 1, axis=0)
-    expected = golden_x @ WEIGHT if golden_y is None else golden_y.astype(np.float32)
-    artifacts = {
-        "golden/x.bin": (golden_x.tobytes(), "golden"),
-        "golden/y.bin": (expected.tobytes(), "golden"),
-        "model.onnx": (linear_model(batch), "model"),
-    }
+    inputs, outputs = tensor_specs(onnx.load_model_from_string(model))
+    contents = {"golden/x.bin": golden_x.tobytes(), "golden/y.bin": golden_y.tobytes(), "model.onnx": model}
     if labels is not None:
-        artifacts["labels.txt"] = (labels, "labels")
-    golden = Golden(
-        (GoldenInput("x", "float32", golden_x.shape, "golden/x.bin"),),
-        (GoldenOutput("y", "float32", expected.shape, "golden/y.bin", 1e-5, 1e-5),),
-    )
+        contents["labels.txt"] = labels
+    roles = {"labels.txt": "labels", "model.onnx": "model"}
+    x = GoldenInput(inputs[0].name, golden_x.dtype.name, golden_x.shape, "golden/x.bin")
+    y = GoldenOutput(outputs[0].name, golden_y.dtype.name, golden_y.shape, "golden/y.bin", 1e-5, 1e-5)
     fields: dict[str, Any] = {
         "name": "linear",
         "version": "1.0.0",
         "target": "x86-64",
-        "inputs": (TensorSpec("x", "float32", (batch, 4)),),
-        "outputs": (TensorSpec("y", "float32", (batch, 2)), TensorSpec("total", "float32", ())),
+        "inputs": inputs,
+        "outputs": outputs,
         "artifacts": tuple(
-            Artifact(name, len(content), hashlib.sha256(content).hexdigest(), role)
-            for name, (content, role) in sorted(artifacts.items())
+            Artifact(name, len(content), hashlib.sha256(content).hexdigest(), roles.get(name, "golden"))
+            for name, content in sorted(contents.items())
         ),
         "backend": BackendChoice("ort", "model.onnx", {"threads": 1}),
-        "golden": golden,
+        "golden": Golden((x,), (y,)),
         "labels": None if labels is None else "labels.txt",
     }
-    manifest = Manifest(**{**fields, **changes})
-    contents = {name: content for name, (content, _) in artifacts.items()}
-    write_package(path, manifest, contents, sign or load_signer())
+    write_package(path, Manifest(**{**fields, **changes}), contents, sign or load_signer())
     return path
