@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 import click
 
-DEFAULT_SIZE_BYTES = 10_000_000
+# Without a limit on the drop, the fastest candidate would win however wrong its answers are.
+DEFAULT_LIMITS: Mapping[str, float] = {"size": 10e6, "drop": 1.0}
 # The unit in which each limit is kept, and the factors of the units in which it may be given.
 UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "size": ("bytes", {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}),
+    "size": (
+        "bytes",
+        {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    ),
     "latency": ("ms", {"us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1e3}),
-    "memory": ("bytes", {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}),
+    "memory": (
+        "bytes",
+        {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    ),
     "energy": ("mJ", {"uJ": 1e-3, "µJ": 1e-3, "mJ": 1, "J": 1e3}),
     "drop": ("points", {"%": 1, "pt": 1}),
 }
@@ -42,12 +49,13 @@ class Budget:
     def excess(self, figures: Mapping[str, float]) -> float:
         """How far the figures are from keeping all limits: the sum of relative excesses; 0 keeps all."""
         return sum(
-            (figures[name] - self.limits[name]) / max(self.limits[name], 1e-9) for name in self.violations(figures)
+            (figures[name] - self.limits[name]) / max(self.limits[name], 1e-9)
+            for name in self.violations(figures)
         )
 
 
 def parse_budget(text: str) -> Budget:
-    """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; the size is 10 MB unless given.
+    """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; size=10MB and drop=1% unless given.
 
     Raises:
         click.BadParameter: an unknown limit or unit, a limit twice, or no number.
@@ -67,4 +75,4 @@ def parse_budget(text: str) -> Budget:
                 f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"
             )
         limits[name] = float(match.group(1)) * factors[suffix]
-    return Budget({"size": float(DEFAULT_SIZE_BYTES), **limits})
+    return Budget({**DEFAULT_LIMITS, **limits})

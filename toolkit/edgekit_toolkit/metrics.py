@@ -63,7 +63,9 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(known)} or FILE.py:FUNCTION")
     metric = known[name]
     if metric.needs_labels and not labelled:
-        raise DataError(f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data")
+        raise DataError(
+            f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data"
+        )
     if name != "similarity" and classes is None:
         shapes = {key: list(value.shape) for key, value in outputs.items()}
         raise DataError(f"metric {name!r} needs class scores [samples, classes]; the outputs are {shapes}")

@@ -133,13 +133,12 @@ class _Counter:
         # A third operand is a bias; TensorRT wants it in float.
         operands = node.input[:2] if node.op_type in _PRODUCTS else node.input
         inputs = [name for name in operands if name and self._is_data(name)]
+        if not inputs or not all(self._producer_op(name) == "DequantizeLinear" for name in inputs):
+            return False
+        if node.op_type in _PRODUCTS:
+            return True  # TensorRT's int8 products may write float; onnxruntime's are always followed by a Q
         readers = self._readers(self._tail(node).output[0])
-        return (
-            bool(inputs)
-            and bool(readers)
-            and all(self._producer_op(name) == "DequantizeLinear" for name in inputs)
-            and all(reader.op_type == "QuantizeLinear" for reader in readers)
-        )
+        return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
     def _is_data(self, name: str) -> bool:
         """Whether a tensor holds values to quantize, and not indices, shapes or the limits of a Clip."""

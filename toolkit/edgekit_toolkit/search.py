@@ -75,7 +75,9 @@ def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
     reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({said})"
     over = budget.violations(closest.figures)
     needed = "allow " + ",".join(f"{name}={_show(name, closest.figures[name])}" for name in over)
-    return Choice(None, binding, closest.id, reason, f"{needed} for {closest.label} ({closest.id}), or a smaller model")
+    return Choice(
+        None, binding, closest.id, reason, f"{needed} for {closest.label} ({closest.id}), or a smaller model"
+    )
 
 
 def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:

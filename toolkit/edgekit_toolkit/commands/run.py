@@ -162,7 +162,7 @@ def _output_row(output: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _classes(best: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(
-        f"{item['label']} {'n/a' if item['score'] is None else format(item['score'], '.4g')}" for item in best
+        f"{item['label']} {'n/a' if item['score'] is None else format(item['score'], '.3g')}" for item in best
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import onnx
 
-from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, batch_dims
@@ -62,6 +62,7 @@ class Step:
             could not be compared.
         bytes_before, bytes_after: size of the model; equal where the pass was not kept.
         nodes_before, nodes_after: nodes of the model, those inside control flow included.
+        form: which form of the pass was tried last, 0 the full one.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Step:
     bytes_after: int
     nodes_before: int
     nodes_after: int
+    form: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,24 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
         model, step = _step(name, forms, model, judge)
         steps.append(step)
     return Optimised(model, tuple(steps))
+
+
+def replay(source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]) -> onnx.ModelProto:
+    """Return what `optimise` returned, from the names and forms of the steps that it applied; no comparison.
+
+    Raises:
+        RecipeError: there is no such pass or form, or one fails.
+    """
+    chain = dict(_chain(batch))
+    model = source
+    for name, form in applied:
+        if name not in chain or not 0 <= form < len(chain[name]):
+            raise RecipeError(f"there is no pass {name!r} with form {form}; this recipe is of another edgekit")
+        try:
+            model = chain[name][form](model)
+        except Exception as error:  # foreign passes raise anything
+            raise RecipeError(f"pass {name!r} fails: {error}; the recipe is of other tool versions") from error
+    return model
 
 
 def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
@@ -180,6 +200,7 @@ def _step(
         bytes_after=result.ByteSize(),
         nodes_before=sum(1 for _ in nodes(model)),
         nodes_after=sum(1 for _ in nodes(result)),
+        form=len(attempts) - 1,
     )
     return result, step
 

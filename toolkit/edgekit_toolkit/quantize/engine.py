@@ -14,7 +14,9 @@ from edgekit_toolkit.feeds import Feeds
 _LOG_FATAL = 4
 
 
-def session_for(model: onnx.ModelProto | bytes, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
+def session_for(
+    model: onnx.ModelProto | bytes, *, threads: int, optimise: bool = True
+) -> ort.InferenceSession:
     """Return a session on the CPU.
 
     Raises:
@@ -32,7 +34,9 @@ def session_for(model: onnx.ModelProto | bytes, *, threads: int, optimise: bool 
         raise BackendError(f"onnxruntime refuses the model: {error}") from error
 
 
-def run_session(session: ort.InferenceSession, feeds: Feeds, names: Sequence[str] | None = None) -> list[NDArray[Any]]:
+def run_session(
+    session: ort.InferenceSession, feeds: Feeds, names: Sequence[str] | None = None
+) -> list[NDArray[Any]]:
     """Run a session on one batch; returns the outputs `names`, or all in the model's order.
 
     Raises:

@@ -57,7 +57,10 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
         elif elementwise and node.op_type in scheme.elementwise:
             inputs = [name for name in node.input if name]
             # Scalars and shapes are computed in float: only tensors with a batch axis are worth a kernel.
-            if all(name in types or name in index.initializers for name in inputs) and node.output[0] in types:
+            if (
+                all(name in types or name in index.initializers for name in inputs)
+                and node.output[0] in types
+            ):
                 names.append(node.output[0])
     return tuple(names)
 
@@ -65,7 +68,9 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[str]) -> bool:
     weight = index.constant(node.input[1])
     if node.op_type == "MatMul":
-        return (weight is not None and weight.dtype == np.float32 and weight.ndim == 2) or node.input[1] in types
+        return (weight is not None and weight.dtype == np.float32 and weight.ndim == 2) or node.input[
+            1
+        ] in types
     bias = node.input[2] if len(node.input) > 2 else ""
     if weight is None or weight.dtype != np.float32 or (bias and index.constant(bias) is None):
         return False
@@ -83,7 +88,9 @@ def _is_vector(index: GraphIndex, bias: str) -> bool:
 def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
     """Names of the float32 activations of the top-level graph that are known to have that type."""
     values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    exist = {name for node in model.graph.node for name in node.output} | {value.name for value in model.graph.input}
+    exist = {name for node in model.graph.node for name in node.output} | {
+        value.name for value in model.graph.input
+    }
     exist -= {tensor.name for tensor in model.graph.initializer}
     return frozenset(
         value.name

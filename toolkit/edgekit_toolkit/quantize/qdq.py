@@ -146,7 +146,13 @@ class _Writer:
 
     def _activations(self, node: onnx.NodeProto) -> list[str]:
         """Inputs of a kernel that are activations: not weights, biases, shapes."""
-        names = node.input[:1] if node.op_type in MOVEMENT else node.input[:2] if node.op_type in COMPUTE else node.input
+        names = (
+            node.input[:1]
+            if node.op_type in MOVEMENT
+            else node.input[:2]
+            if node.op_type in COMPUTE
+            else node.input
+        )
         return [name for name in names if name and name not in self.index.initializers]
 
     def _write_kernel(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
@@ -178,12 +184,16 @@ class _Writer:
         copy.output[position] = raw
         scale, zero = self._store(name, self.params[name])
         self.nodes.append(helper.make_node("QuantizeLinear", [raw, scale, zero], [codes], name=codes))
-        self.nodes.append(helper.make_node("DequantizeLinear", [codes, scale, zero], [name], name=f"{name}_dq"))
+        self.nodes.append(
+            helper.make_node("DequantizeLinear", [codes, scale, zero], [name], name=f"{name}_dq")
+        )
         self.pairs[name] = name
 
     def _pair(self, name: str, reader: onnx.NodeProto | None) -> str:
         """Name of the dequantized side of tensor `name`, writing Q and DQ where they are not there yet."""
-        key = f"{name}_{reader.output[0]}" if self.plan.scheme.dedicated_pairs and reader is not None else name
+        key = (
+            f"{name}_{reader.output[0]}" if self.plan.scheme.dedicated_pairs and reader is not None else name
+        )
         if key not in self.pairs:
             scale, zero = self._store(key, self._param(name))
             codes, floats = f"{key}_q", f"{key}_dq"
@@ -191,8 +201,12 @@ class _Writer:
                 self._pair(self.rereads[name], None)
                 codes = f"{self.rereads[name]}_q"
             else:
-                self.nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [codes], name=codes))
-            self.nodes.append(helper.make_node("DequantizeLinear", [codes, scale, zero], [floats], name=floats))
+                self.nodes.append(
+                    helper.make_node("QuantizeLinear", [name, scale, zero], [codes], name=codes)
+                )
+            self.nodes.append(
+                helper.make_node("DequantizeLinear", [codes, scale, zero], [floats], name=floats)
+            )
             self.pairs[key] = floats
         return self.pairs[key]
 
@@ -222,7 +236,11 @@ class _Writer:
         input_scale = float(self._param(node.input[0]).scale)
         with_int32 = bias is not None and self.plan.scheme.int32_bias
         # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
-        floor = np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale) if bias is not None and with_int32 else 0.0
+        floor = (
+            np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
+            if bias is not None and with_int32
+            else 0.0
+        )
         codes, params = quantize_weight(weight, axis, floor)
         stem = f"{node.input[1]}_{node.output[0]}"
         copy.input[1] = self._dequantize(stem, codes, params, axis)

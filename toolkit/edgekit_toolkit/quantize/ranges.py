@@ -16,6 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize.engine import run_session, session_for
 
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of the collection.
@@ -98,7 +99,9 @@ def _groups(
     return [group for group in groups if group]
 
 
-def _measured_bytes(model: onnx.ModelProto, names: Sequence[str], feeds: Feeds, threads: int) -> dict[str, int]:
+def _measured_bytes(
+    model: onnx.ModelProto, names: Sequence[str], feeds: Feeds, threads: int
+) -> dict[str, int]:
     """Size of each activation on one sample, from `Size` nodes so that the values are not fetched."""
     if not names:
         return {}
@@ -127,7 +130,9 @@ def _update(found: dict[str, Range], name: str, value: NDArray[Any]) -> None:
     if not value.size:
         return
     if not np.isfinite(value).all():
-        raise DataError(f"calibration: activation {name!r} is not finite; check the samples and the model's weights")
+        raise DataError(
+            f"calibration: activation {name!r} is not finite; check the samples and the model's weights"
+        )
     # A channel axis whose length varies from sample to sample (a sequence, say) has extremes as a whole only.
     others = tuple(axis for axis in range(value.ndim) if axis != 1)
     low, high = (
@@ -143,5 +148,6 @@ def _update(found: dict[str, Range], name: str, value: NDArray[Any]) -> None:
     else:
         whole_low, whole_high = known.whole()
         found[name] = Range(
-            np.atleast_1d(np.float64(min(whole_low, low.min()))), np.atleast_1d(np.float64(max(whole_high, high.max())))
+            np.atleast_1d(np.float64(min(whole_low, low.min()))),
+            np.atleast_1d(np.float64(max(whole_high, high.max()))),
         )

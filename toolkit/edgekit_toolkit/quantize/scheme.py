@@ -39,7 +39,9 @@ ASYMMETRIC = Scheme(
     int32_bias=True,
     quantized_outputs=True,
     dedicated_pairs=False,
-    elementwise=frozenset({"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}),
+    elementwise=frozenset(
+        {"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}
+    ),
 )
 SYMMETRIC = Scheme(
     name="symmetric",

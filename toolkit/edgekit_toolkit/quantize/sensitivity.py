@@ -75,7 +75,11 @@ class BlockNoise:
 
 
 def measure_blocks(
-    model: onnx.ModelProto, plan: Plan, parts: Sequence[Block], fidelity: Fidelity, expired: Callable[[], bool]
+    model: onnx.ModelProto,
+    plan: Plan,
+    parts: Sequence[Block],
+    fidelity: Fidelity,
+    expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
     """Yield the noise of each block until the time is over; a block that was not reached is not in the result."""
     for block in parts:

@@ -84,8 +84,8 @@ def layers(report: Report) -> Markup:
 
 
 def _sensitivity(found: Sequence[Layer]) -> Markup:
-    known = [(layer["sensitivity_db"], layer) for layer in found if layer["sensitivity_db"] is not None]
-    caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, what="gain") if known else None)
+    known = [(layer["noise_share"], layer) for layer in found if layer["noise_share"] is not None]
+    caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, what="noise") if known else None)
     if not known:
         return el("figure", caption, el("p", "Not measured in this run.", class_="empty"))
     known.sort(key=lambda entry: -entry[0])
@@ -97,16 +97,16 @@ def _sensitivity(found: Sequence[Layer]) -> Markup:
             "tr",
             name_cell(layer["name"], 34),
             el("td", _precision(layer["precision"])),
-            el("td", bar(value / longest, "gain"), class_="b"),
-            number(f"{value:+.2f} dB"),
+            el("td", bar(value / longest, "noise"), class_="b"),
+            number(show(value, "share")),
         )
         for value, layer in shown
     ]
     text = (
-        f"Gain in output SQNR with only this layer in float. Top {len(shown)} of {len(known)} measured "
-        f"({len(found)} layers)."
+        "Share of the output noise that each layer adds when it alone is quantized (measured). "
+        f"Top {len(shown)} of {len(known)} measured ({len(found)} layers)."
     )
-    head = ("Layer", "Now", "", "Gain")
+    head = ("Layer", "Now", "", "Noise")
     grid = table(head, rows, numeric=frozenset({3}), caption="Sensitivity by layer", style="bars")
     return el("figure", caption, el("p", text, class_="note"), grid)
 
@@ -165,7 +165,7 @@ def _all_layers(found: Sequence[Layer]) -> Markup:
             number(f"{layer['bytes_before']:,}"),
             number(f"{layer['bytes_after']:,}"),
             number(show_macs(layer["macs"])),
-            number("n/a" if (db := layer["sensitivity_db"]) is None else f"{db:+.2f}"),
+            number(show(layer["noise_share"], "share")),
         )
         for layer in found
     ]
@@ -177,7 +177,7 @@ def _all_layers(found: Sequence[Layer]) -> Markup:
         join("Bytes before", measured),
         join("Bytes after", measured),
         join("MACs", badge(COUNTED)),
-        join("Sensitivity, dB", measured),
+        join("Share of noise", measured),
     )
     grid = table(head, rows, numeric=frozenset({3, 4, 5, 6}), caption="All layers in graph order")
     return el("details", el("summary", f"All {len(found)} layers in graph order"), grid)

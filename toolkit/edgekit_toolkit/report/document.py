@@ -132,7 +132,7 @@ class Layer(TypedDict):
     bytes_after: int
     precision: str
     macs: int
-    sensitivity_db: float | None
+    noise_share: float | None
 
 
 class Package(TypedDict):

@@ -1,0 +1,262 @@
+"""Make the candidates: every form that can pay for a model, the mixed-precision ones by measured sensitivity.
+
+It judges only by output noise on calibration samples; scores on held-out samples come later.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import onnx
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.graph import opset
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
+from edgekit_toolkit.quantize.forms import Form, build
+from edgekit_toolkit.quantize.plan import COMPUTE, Plan, float_tensors, kernel_names
+from edgekit_toolkit.quantize.ranges import collect
+from edgekit_toolkit.quantize.scheme import Scheme
+from edgekit_toolkit.quantize.sensitivity import (
+    BlockNoise,
+    Fidelity,
+    blocks,
+    decibel,
+    measure_blocks,
+    release,
+)
+
+_MIN_QDQ_OPSET = 13
+_MAX_RELEASED = 8
+# Of the time of the search, what measuring single blocks may take; the rest is for releasing them.
+_BLOCKS_SHARE = 0.6
+_FIDELITY_SAMPLES = 16
+_FIDELITY_BYTES = 64 << 20
+# Fidelity is measured a hundred times: a pass over its samples should not take longer than this.
+_FIDELITY_PASS_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One form of the model.
+
+    Attributes:
+        label: what it is, for people.
+        form: how to build it again.
+        model: the form's model.
+        snr_db: output signal to noise on calibration samples, against the float model.
+    """
+
+    label: str
+    form: Form
+    model: onnx.ModelProto
+    snr_db: float
+
+
+@dataclass(slots=True)
+class Found:
+    """What the search has found so far.
+
+    Attributes:
+        candidates: the float model first.
+        noises: noise of single blocks, as far as they were measured.
+        dropped: forms that could not be built or run, with the reason.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    noises: list[BlockNoise] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+def find_candidates(
+    model: onnx.ModelProto,
+    calibration: Callable[[], Iterator[Feeds]],
+    *,
+    scheme: Scheme,
+    kinds: frozenset[str],
+    threads: int,
+    time_limit_s: float,
+    progress: Callable[[str, int | None, int | None], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Return the candidates for `model`.
+
+    Args:
+        model: the optimised float model, shapes inferred.
+        calibration: makes a fresh stream of calibration samples.
+        scheme: the quantized form that the target's engine runs.
+        kinds: forms that the target's engine runs.
+        threads: threads of the engine here.
+        time_limit_s: for the mixed-precision search; everything before it is always done.
+        progress: called with what is done now, how much of it is done and how much there is.
+        clock: seconds since any moment.
+    """
+    start = clock()
+    fidelity = Fidelity(model, _fidelity_samples(model, calibration, threads), threads=threads)
+    found = Found(
+        [Candidate("float32", Form(forms.FLOAT32), _must(build(model, Form(forms.FLOAT32))), 200.0)]
+    )
+    labels = {
+        forms.FLOAT16_WEIGHTS: "float16 weights",
+        forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
+        forms.INT4_WEIGHTS: "int4 weights in blocks of 32, float arithmetic",
+        forms.DYNAMIC_INT8: "dynamic int8 matrix products",
+    }
+    for kind, label in labels.items():
+        if kind in kinds:
+            progress(f"building: {label}", None, None)
+            _add(found, label, model, Form(kind), fidelity)
+    if forms.STATIC_INT8 not in kinds:
+        return found
+    if opset(model) < _MIN_QDQ_OPSET:
+        found.dropped.append(
+            f"static int8: the model stays at opset {opset(model)}, {_MIN_QDQ_OPSET} is needed"
+        )
+        return found
+    best = _static(model, calibration, scheme, threads, fidelity, found, progress)
+    if best is not None:
+        deadlines = [start + time_limit_s * share for share in (_BLOCKS_SHARE, 1.0)]
+        _mixed(model, best, fidelity, found, progress, [lambda at=at: clock() > at for at in deadlines])  # type: ignore[misc]
+    return found
+
+
+def _must(model: onnx.ModelProto | None) -> onnx.ModelProto:
+    assert model is not None  # the float form always exists
+    return model
+
+
+def _fidelity_samples(
+    model: onnx.ModelProto, calibration: Callable[[], Iterator[Feeds]], threads: int
+) -> list[Feeds]:
+    from edgekit_toolkit.quantize.engine import run_session, session_for
+
+    session = session_for(model, threads=threads)
+    samples: list[Feeds] = []
+    held, spent_s = 0, 0.0
+    for feeds in islice(calibration(), _FIDELITY_SAMPLES):
+        begin = time.perf_counter()
+        run_session(session, feeds)
+        spent_s += time.perf_counter() - begin
+        samples.append(feeds)
+        held += sum(array.nbytes for array in feeds.values())
+        if len(samples) >= 2 and (held > _FIDELITY_BYTES or spent_s > _FIDELITY_PASS_S):
+            break
+    return samples
+
+
+def _add(
+    found: Found, label: str, model: onnx.ModelProto, form: Form, fidelity: Fidelity
+) -> Candidate | None:
+    """Build a form and add it, unless it cannot run or changes nothing; a foreign tool's failure is reported."""
+    try:
+        built = build(model, form)
+        if built is None:
+            return None
+        candidate = Candidate(label, form, built, decibel(fidelity.noise(built)))
+    except EdgekitError as error:
+        found.dropped.append(f"{label}: {str(error).splitlines()[0]}")
+        return None
+    found.candidates.append(candidate)
+    return candidate
+
+
+def _static(
+    model: onnx.ModelProto,
+    calibration: Callable[[], Iterator[Feeds]],
+    scheme: Scheme,
+    threads: int,
+    fidelity: Fidelity,
+    found: Found,
+    progress: Callable[[str, int | None, int | None], None],
+) -> Candidate | None:
+    """Add the plain static forms; returns the one with the least noise."""
+    everything = kernel_names(model, scheme, elementwise=True)
+    products = kernel_names(model, scheme, elementwise=False)
+    if not products:
+        return None
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress("calibrating", done, None)
+
+    ranges = collect(model, sorted(float_tensors(model)), calibration, threads=threads, progress=count)
+    factors = find_factors(model, ranges)
+    whole = {name: item.whole() for name, item in ranges.items()}
+    balanced = {name: item.whole() for name, item in apply_to_ranges(model, ranges, factors).items()}
+    made = []
+    for names, where in ((everything, "all layers"), (products, "matrix products only")):
+        if names is products and set(products) == set(everything):
+            continue
+        variants = [
+            ("per-channel", True, False),
+            ("per-channel equalized", True, True),
+            ("per-tensor", False, False),
+        ]
+        rivals = []
+        for label, per_channel, equal in variants:
+            if equal and not factors:
+                continue
+            progress(f"building: int8 {label}, {where}", None, None)
+            plan = Plan(scheme, frozenset(names), balanced if equal else whole, per_channel)
+            form = Form(forms.STATIC_INT8, plan, factors if equal else {})
+            candidate = _add(found, f"int8 {label}, {where}", model, form, fidelity)
+            if candidate is not None and per_channel:
+                rivals.append(candidate)
+        # Of the per-channel variants only the better one goes on: they differ in nothing but noise.
+        for loser in sorted(rivals, key=lambda one: -one.snr_db)[1:]:
+            found.candidates.remove(loser)
+        made.extend(sorted(rivals, key=lambda one: -one.snr_db)[:1])
+    return max(made, key=lambda one: one.snr_db, default=None)
+
+
+def _mixed(
+    model: onnx.ModelProto,
+    best: Candidate,
+    fidelity: Fidelity,
+    found: Found,
+    progress: Callable[[str, int | None, int | None], None],
+    expired: Sequence[Callable[[], bool]],
+) -> None:
+    """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
+    assert best.form.plan is not None
+    floats = onnx.shape_inference.infer_shapes(apply_factors(model, best.form.factors))
+    plan = best.form.plan
+    order = [node.output[0] for node in floats.graph.node if node.output and node.output[0] in plan.kernels]
+    parts = blocks(floats, order)
+    for noise in measure_blocks(floats, plan, parts, fidelity, expired[0]):
+        found.noises.append(noise)
+        progress("measuring layers", len(found.noises), len(parts))
+    if len(found.noises) < len(parts):
+        found.dropped.append(
+            f"sensitivity of {len(parts) - len(found.noises)} of {len(parts)} layers: no time left"
+        )
+    base = best.label.removeprefix("int8 ")
+    steps = release(floats, plan, found.noises, fidelity, max_blocks=_MAX_RELEASED, expired=expired[1])
+    for count, step in enumerate(steps, start=1):
+        progress("mixed precision", count, _MAX_RELEASED)
+        label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
+        _add(found, label, model, replace(best.form, plan=step.plan), fidelity)
+
+
+def compute_precision(model: onnx.ModelProto, form: Form) -> dict[str, str]:
+    """Precision of each matrix product of the optimised model, by the name of its first output."""
+    stored = {
+        forms.FLOAT32: "fp32",
+        forms.FLOAT16_WEIGHTS: "fp16 weights",
+        forms.INT8_WEIGHTS: "int8 weights",
+        forms.INT4_WEIGHTS: "int4 weights",
+        forms.DYNAMIC_INT8: "dynamic int8",
+    }
+    found = {}
+    for node in model.graph.node:
+        if node.op_type not in COMPUTE | {"ConvTranspose", "LSTM", "GRU"}:
+            continue
+        if form.plan is None:
+            found[node.output[0]] = stored[form.kind]
+        else:
+            found[node.output[0]] = "int8" if node.output[0] in form.plan.kernels else "fp16 weights"
+    return found

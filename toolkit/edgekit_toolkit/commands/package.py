@@ -1,0 +1,328 @@
+"""`edgekit package`: turn a trained model into a signed package that keeps a device's budget."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+
+    from edgekit_toolkit.packaging import Request, Run
+    from edgekit_toolkit.publish import Published
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@click.command("package")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--target", "-t", help="Device class: a name of `edgekit targets`, or a .toml file of your own."
+)
+@click.option(
+    "--budget", "-b", default="", metavar="LIMITS",
+    help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. "
+    "Unless given, size=10MB and drop=1%.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), help="Samples for ranges: .npz, .npy or a folder."
+)
+@click.option(
+    "--eval", "evaluation", type=click.Path(path_type=Path), help="Samples to judge by; labels in `y`."
+)
+@click.option(
+    "--metric", default="auto", show_default=True,
+    help="auto, top1, top5, agreement, similarity, or FILE.py:FUNCTION (your own code, run as you).",
+)  # fmt: skip
+@click.option(
+    "--recipe", type=click.Path(path_type=Path), help="Repeat an earlier package: no search, same bytes."
+)
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("packages"),
+    show_default=True,
+    help="Folder for the results.",
+)
+@click.option("--name", help="Name of the package. [default: the model's file name]")
+@click.option("--version", "version", default="1.0.0", show_default=True, help="Version of the package.")
+@click.option("--batch", type=click.IntRange(min=1), help="Fix the batch. [default: as the model has it]")
+@click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
+)
+@click.option(
+    "--labels", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Class names, one a line."
+)
+@click.option(
+    "--preprocessing",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON object that travels with the model.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    help="Threads while judging. [default: the cores here, 4 at most]",
+)
+@click.option(
+    "--search-seconds",
+    "search_s",
+    type=click.FloatRange(min=0),
+    default=75.0,
+    show_default=True,
+    help="Time for the mixed-precision search.",
+)
+@click.option(
+    "--key",
+    default="default",
+    show_default=True,
+    help="Signing key of `edgekit keys`; the default one is made on first use.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: Path,
+    *,
+    recipe: Path | None,
+    out: Path,
+    key: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Package MODEL (.onnx) for a device, under a budget, with proof.
+
+    Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a signed
+    package with evidence, recipe and report; or refuses and says which limit stands in the way.
+    """
+    from rich.console import Console
+
+    from edgekit_toolkit.sign import load_signer
+
+    console = Console(stderr=True) if as_json else Console()
+    if recipe is not None:
+        _repeat(ctx, model, recipe, out, key, console, as_json=as_json)
+        return
+    request = _request(model, options)
+    from edgekit_toolkit.publish import make_folder
+
+    make_folder(out)
+    signer = load_signer(key)
+    from edgekit_toolkit.packaging import search
+
+    with _progress(console) as progress:
+        run = search(request, signer, progress)
+        published = _publish(run, out, signer, progress)
+    _report(run, published, out, console, as_json=as_json)
+
+
+def _request(model: Path, options: Mapping[str, Any]) -> Request:
+    from edgekit_toolkit.budget import parse_budget
+    from edgekit_toolkit.packaging import Request
+    from edgekit_toolkit.targets import load_target, user_target_dir
+
+    if options["target"] is None:
+        raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
+    budget = parse_budget(options["budget"])
+    target = load_target(options["target"], [user_target_dir()])
+    name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem).strip("._-") or "model"
+    for what, text in (("--name", name), ("--version", options["version"])):
+        if not _NAME.fullmatch(text):
+            raise click.BadParameter(f"{text!r}: expected letters, digits, '.', '_' or '-'", param_hint=what)
+    return Request(
+        model=model,
+        target=target,
+        budget=budget,
+        name=name,
+        version=options["version"],
+        calibration=options["calibration"],
+        evaluation=options["evaluation"],
+        metric=options["metric"],
+        batch=options["batch"],
+        dims=_dims(options["dims"]),
+        labels=_labels(options["labels"]),
+        preprocessing=_preprocessing(options["preprocessing"]),
+        threads=options["threads"] or _threads(),
+        search_s=options["search_s"],
+    )
+
+
+def _threads() -> int:
+    import os
+
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def _dims(given: tuple[str, ...]) -> dict[str, int]:
+    dims = {}
+    for item in given:
+        name, equals, size = item.rpartition("=")
+        if not equals or not name or not size.isdecimal() or int(size) < 1:
+            raise click.BadParameter(
+                f"{item!r}: expected NAME=SIZE with a size of at least 1", param_hint="--dim"
+            )
+        dims[name] = int(size)
+    return dims
+
+
+def _labels(path: Path | None) -> str | None:
+    from edgekit_runtime.errors import DataError
+
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"labels {path}: {error}; expected a UTF-8 text file with one class a line"
+        ) from error
+    if not text.strip():
+        raise DataError(f"labels {path}: the file is empty, expected one class a line")
+    return text
+
+
+def _preprocessing(path: Path | None) -> dict[str, Any] | None:
+    import json
+
+    from edgekit_runtime.errors import DataError
+
+    if path is None:
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"preprocessing {path}: {error}; expected a JSON object") from error
+    if not isinstance(value, dict):
+        raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
+    return value
+
+
+class _progress:  # noqa: N801 - used as a function: with _progress(console) as progress
+    """A progress bar that says what is done now, on a terminal only."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Callable[[str, int | None, int | None], None]:
+        self._bar.start()
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _show(self, what: str, done: int | None, total: int | None) -> None:
+        self._bar.update(self._task, description=what, completed=done or 0, total=total)
+
+
+def _publish(
+    run: Run, out: Path, signer: Any, progress: Callable[[str, int | None, int | None], None]
+) -> Published | None:
+    from edgekit_toolkit.document import evidence_figures
+    from edgekit_toolkit.packaging import first_feeds
+    from edgekit_toolkit.publish import evidence_of, measured_memory, publish
+
+    if run.choice.chosen is None:
+        return None
+    place = run.position(run.choice.chosen)
+    progress("measuring memory in a fresh process", None, None)
+    peak = measured_memory(run.packages[place], first_feeds(run))
+    memory = None if peak is None else {
+        "peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured",
+        "estimate_bytes": run.memory[place],
+    }  # fmt: skip
+    evidence = evidence_of(evidence_figures(run, place, memory))
+    progress("writing", None, None)
+    return publish(run.packages[place], run.recipes[place], evidence, out, signer)
+
+
+def _report(run: Run, published: Published | None, out: Path, console: Console, *, as_json: bool) -> None:
+    import json
+
+    from edgekit_runtime.errors import BudgetError
+    from edgekit_toolkit.document import describe
+    from edgekit_toolkit.report import print_summary, write_report
+
+    document = describe(run, _command_line(), published)
+    stem = f"{run.request.name}-{run.request.version}-{run.request.target.name}"
+    written = write_report(document, out, stem)
+    if as_json:
+        click.echo(json.dumps(json.loads(written[1].read_text(encoding="utf-8"))))
+    else:
+        print_summary(document, console, written)
+    if published is None:
+        raise BudgetError(f"{run.choice.reason}. To package: {run.choice.needed}. Report: {written[0]}")
+
+
+def _command_line() -> str:
+    import shlex
+
+    return shlex.join(["edgekit", *sys.argv[1:]])
+
+
+def _repeat(
+    ctx: click.Context, model: Path, path: Path, out: Path, key: str, console: Console, *, as_json: bool
+) -> None:
+    """Repeat a recipe: same model, same tools and same key give the same bytes."""
+    import json
+
+    from edgekit_toolkit.publish import evidence_of, make_folder, publish, repeat
+    from edgekit_toolkit.recipe import read_recipe
+    from edgekit_toolkit.sign import load_signer
+    from edgekit_toolkit.targets import load_target, user_target_dir
+
+    given = [name for name in ("target", "budget", "calibration", "evaluation", "name", "batch", "dims", "labels", "preprocessing")
+             if ctx.params.get(name)]  # fmt: skip
+    if given:
+        options = ", ".join(
+            f"--{'eval' if name == 'evaluation' else name.removesuffix('s') if name == 'dims' else name}"
+            for name in given
+        )
+        raise click.UsageError(
+            f"--recipe holds what {options} would decide; give it alone (with -o and --key)."
+        )
+    recipe = read_recipe(path)
+    make_folder(out)
+    signer = load_signer(key)
+    target = load_target(recipe.target, [user_target_dir()])
+    with _progress(console) as progress:
+        progress("repeating the recipe", None, None)
+        assembled = repeat(model, recipe, target)
+        published = publish(
+            assembled, recipe, evidence_of({"repeated": recipe.sha256, "target": target.name}), out, signer
+        )
+    result = {
+        "package": str(published.package), "bytes": published.size_bytes, "sha256": published.sha256,
+        "key_id": published.key_id, "recipe_sha256": recipe.sha256,
+    }  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        console.print(
+            f"repeated {path.name}: {published.package} ({published.size_bytes} bytes, sha256 {published.sha256})",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,257 @@
+"""The report document of a run (`report/report.schema.json`)."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from onnx import numpy_helper
+
+from edgekit_runtime import __version__
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.budget import UNITS
+from edgekit_toolkit.candidates import compute_precision
+from edgekit_toolkit.graph import GraphIndex, opset
+from edgekit_toolkit.judge import cost_of_nodes
+from edgekit_toolkit.packaging import Run, measures_here
+from edgekit_toolkit.publish import Published, host_facts, now
+from edgekit_toolkit.recipe import tool_versions
+from edgekit_toolkit.report import SCHEMA_ID
+
+_STORED_BYTES = {
+    "int8": 1,
+    "int8 weights": 1,
+    "fp16 weights": 2,
+    "int4 weights": 0.5,
+    "dynamic int8": 1,
+    "fp32": 4,
+}
+
+
+def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
+    """Return the report document.
+
+    Args:
+        run: what was found.
+        command: as the user typed it.
+        published: files written, or None after a refusal.
+    """
+    target = run.request.target
+    return {
+        "schema": SCHEMA_ID,
+        "edgekit": __version__,
+        "created": now(),
+        "command": command,
+        "name": run.request.name,
+        "version": run.request.version,
+        "target": {
+            "name": target.name,
+            "title": target.title,
+            "backend": target.backend.default,
+            "form": target.quantization.form,
+        },
+        "source": _source(run),
+        "warnings": list(run.warnings),
+        "data": _data(run),
+        "steps": [_step(step) for step in run.optimised.steps],
+        "candidates": [_candidate(run, place) for place in range(len(run.measured))],
+        "budget": _budget(run),
+        "outcome": {
+            "kind": "refused" if run.choice.chosen is None else "packaged",
+            "chosen": run.choice.chosen,
+            "reason": run.choice.reason,
+            "binding": list(run.choice.binding),
+            "closest": run.choice.closest,
+            "needed": run.choice.needed,
+        },
+        "layers": _layers(run),
+        "package": None
+        if published is None
+        else {
+            "file": published.package.name,
+            "bytes": published.size_bytes,
+            "sha256": published.sha256,
+            "key_id": published.key_id,
+        },
+        "recipe": None if published is None else published.recipe.name,
+        "evidence": None if published is None else published.evidence.name,
+        "provenance": {
+            "tools": tool_versions(),
+            "host": host_facts(),
+            "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
+            "recipe_sha256": None
+            if run.choice.chosen is None
+            else run.recipes[run.position(run.choice.chosen)].sha256,
+        },
+    }
+
+
+def _source(run: Run) -> dict[str, Any]:
+    model = run.source.model
+    parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
+    return {
+        "file": run.source.path.name,
+        "sha256": run.source.sha256,
+        "bytes": run.source.bytes,
+        "opset": opset(model),
+        "nodes": len(model.graph.node),
+        "parameters": parameters,
+        "inputs": [_tensor(spec) for spec in run.source.inputs],
+        "outputs": [_tensor(spec) for spec in run.source.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def _data(run: Run) -> dict[str, Any]:
+    calibration, evaluation = run.samples.calibration, run.samples.evaluation
+    return {
+        "calibration": {
+            "kind": calibration.kind,
+            "samples": calibration.count,
+            "sha256": calibration.sha256,
+        },
+        "evaluation": {
+            "kind": evaluation.kind,
+            "samples": run.scores.samples,
+            "sha256": evaluation.sha256,
+            "metric": run.scores.metric.name,
+            "baseline": run.scores.baseline,
+        },
+    }
+
+
+def _step(step: Any) -> dict[str, Any]:
+    names = (
+        "name",
+        "applied",
+        "reason",
+        "max_error",
+        "bytes_before",
+        "bytes_after",
+        "nodes_before",
+        "nodes_after",
+    )
+    return {name: getattr(step, name) for name in names}
+
+
+def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
+    known = value is not None and math.isfinite(value)
+    return {"value": value if known else None, "label": label, "on": on}
+
+
+def figures(run: Run, place: int) -> dict[str, Any]:
+    """Figures of one candidate with their labels."""
+    target = run.request.target
+    here = measures_here(target)
+    host_ms = run.latencies[place].median_s * 1e3
+    costs = run.measured[place].figures
+    return {
+        "size": _figure(costs["size"], "measured", "host"),
+        "latency": _figure(
+            costs["latency"], "measured" if here else "modelled", "host" if here else target.name
+        ),
+        "host_latency": _figure(host_ms, "measured", "host"),
+        "memory": _figure(costs["memory"], "estimated", target.name),
+        "energy": _figure(costs["energy"], "modelled", target.name),
+        "score": _figure(run.scores.scores[place], "measured", "host"),
+        "drop": _figure(costs["drop"], "measured", "host"),
+    }
+
+
+def _candidate(run: Run, place: int) -> dict[str, Any]:
+    measured = run.measured[place]
+    violations = run.request.budget.violations(measured.figures)
+    precision = compute_precision(run.floats, run.found.candidates[place].form)
+    return {
+        "id": measured.id,
+        "label": measured.label,
+        "chosen": measured.id == run.choice.chosen,
+        "pareto": measured.id in run.front,
+        "meets": not violations,
+        "figures": figures(run, place),
+        "violations": list(violations),
+        "precision": dict(Counter(precision.values())),
+    }
+
+
+def _subject(run: Run) -> int:
+    """The candidate that the budget lines and layers speak of: the chosen one, or the closest."""
+    return run.position(run.choice.chosen or run.choice.closest or run.measured[0].id)
+
+
+def _budget(run: Run) -> list[dict[str, Any]]:
+    place = _subject(run)
+    found = figures(run, place)
+    violations = run.request.budget.violations(run.measured[place].figures)
+    return [
+        {
+            "limit": name,
+            "max": most,
+            "unit": UNITS[name][0],
+            "value": found[name]["value"],
+            "label": found[name]["label"],
+            "ok": name not in violations,
+        }
+        for name, most in run.request.budget.limits.items()
+    ]
+
+
+def _layers(run: Run) -> list[dict[str, Any]]:
+    place = _subject(run)
+    precision = compute_precision(run.floats, run.found.candidates[place].form)
+    index = GraphIndex(run.floats.graph)
+    macs = {cost.name: cost for cost in cost_of_nodes(run.floats, run.dims)}
+    total = sum(item.noise for item in run.found.noises)
+    shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
+    layers = []
+    for node in run.floats.graph.node:
+        kind = precision.get(node.output[0])
+        if kind is None:
+            continue
+        elements = _weight_elements(index, node)
+        cost = macs.get(node.name or node.output[0])
+        layers.append(
+            {
+                "name": node.name or node.output[0],
+                "op": node.op_type,
+                "bytes_before": 4 * elements,
+                "bytes_after": round(_STORED_BYTES[kind] * elements),
+                "precision": kind,
+                "macs": 0 if cost is None else cost.macs,
+                "noise_share": shares.get(node.output[0]),
+            }
+        )
+    return layers
+
+
+def _weight_elements(index: GraphIndex, node: onnx.NodeProto) -> int:
+    return sum(
+        int(numpy_helper.to_array(index.initializers[name]).size)
+        for name in node.input[1:]
+        if name in index.initializers
+    )
+
+
+def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Figures that vary from run to run, for the evidence file."""
+    low, high = run.latencies[place].quartiles_s
+    modelled = run.modelled[place]
+    return {
+        "target": run.request.target.name,
+        "latency_here": {
+            "median_ms": run.latencies[place].median_s * 1e3,
+            "quartiles_ms": [low * 1e3, high * 1e3],
+            "ratio_to_source": run.latencies[place].ratio_to(run.source_latency),
+            "rounds": len(run.latencies[place].seconds),
+            "threads": run.request.threads,
+            "label": "measured",
+        },
+        "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
+        "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
+        "memory_here": memory,
+        "seconds": dict(run.seconds),
+    }

@@ -1,0 +1,107 @@
+"""Assemble a package: model, golden test, labels and preprocessing under one manifest."""
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from edgekit_runtime.archive import Sign
+from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.golden import Golden
+from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.zipform import write_archive
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.golden import golden_feeds, golden_outputs
+from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.recipe import Recipe
+from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.targets import Target
+
+MODEL_PATH = "model.onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A manifest and the content of its artifacts."""
+
+    manifest: Manifest
+    artifacts: Mapping[str, bytes]
+
+
+def assemble(recipe: Recipe, target: Target, floats: onnx.ModelProto, model: onnx.ModelProto) -> Assembled:
+    """Return the package that a recipe describes.
+
+    Args:
+        recipe: names, budget, figures, attachments and golden seed.
+        target: decides on the backend.
+        floats: the optimised float model, for the tolerance of the golden test.
+        model: the packaged model.
+
+    Raises:
+        BackendError: the model does not run on the golden inputs.
+    """
+    inputs, outputs = tensor_specs(model)
+    content = model.SerializeToString(deterministic=True)
+    given, artifacts, feeds = golden_feeds(inputs, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
+    names = [spec.name for spec in outputs]
+    made = _run(content, feeds, names)
+    integer = recipe.form.plan is not None or recipe.form.kind == DYNAMIC_INT8
+    expected, more = golden_outputs(made, _run(floats.SerializeToString(), feeds, names), integer=integer)
+    contents = {MODEL_PATH: content, **artifacts, **more}
+    roles = {MODEL_PATH: "model", **dict.fromkeys([*artifacts, *more], "golden")}
+    if recipe.labels is not None:
+        contents["labels.txt"], roles["labels.txt"] = recipe.labels.encode(), "labels"
+    if recipe.preprocessing is not None:
+        contents["preprocessing.json"] = encode_json(dict(recipe.preprocessing))
+        roles["preprocessing.json"] = "preprocessing"
+    manifest = Manifest(
+        name=recipe.name,
+        version=recipe.version,
+        target=recipe.target,
+        inputs=inputs,
+        outputs=outputs,
+        artifacts=tuple(
+            Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
+            for path in sorted(contents)
+        ),
+        backend=_backend(target, recipe),
+        golden=Golden(given, expected),
+        preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
+        labels="labels.txt" if recipe.labels is not None else None,
+        budget=recipe.budget,
+        figures=recipe.figures,
+        provenance={
+            "source_sha256": recipe.source_sha256,
+            "recipe_sha256": recipe.sha256,
+            "form": recipe.form.kind,
+            "tools": dict(recipe.tools),
+        },
+    )
+    return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
+
+
+def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    # One thread: how a sum is split among threads decides about its last bits.
+    return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
+
+
+def _backend(target: Target, recipe: Recipe) -> BackendChoice:
+    """TensorRT builds its engine on the device and has onnxruntime to fall back on; the rest runs there at once."""
+    ort = BackendChoice("ort", MODEL_PATH, {})
+    if target.backend.default != "tensorrt":
+        return ort
+    return BackendChoice("tensorrt", MODEL_PATH, {"fp16": True, "int8": recipe.form.plan is not None}, ort)
+
+
+def package_bytes(assembled: Assembled, sign: Sign) -> int:
+    """Size of the package file, by writing it to memory."""
+    manifest = assembled.manifest.to_bytes()
+    statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
+    head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
+    return write_archive(io.BytesIO(), [*head, *assembled.artifacts.items()])

@@ -1,0 +1,137 @@
+"""Which samples calibrate and which judge: the user's, a held-out part of them, or generated ones; never the same."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.data import Batch, DataSource, open_data, split
+from edgekit_toolkit.feeds import Feeds, generate_feeds
+
+_GENERATED_CALIBRATION = 16
+_GENERATED_EVALUATION = 16
+_GENERATED_SEED = 1
+# Of data that serve both, the share that calibrates, and the most samples that help a range.
+_CALIBRATION_SHARE = 0.5
+_MAX_CALIBRATION = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples with one purpose.
+
+    Attributes:
+        kind: where they come from, for the report.
+        count: number of samples.
+        sha256: of their content, or None for generated ones.
+        labelled: whether they have labels.
+        stream: makes a fresh stream; the argument is the batch where the model leaves it free.
+    """
+
+    kind: str
+    count: int
+    sha256: str | None
+    labelled: bool
+    stream: Callable[[int], Iterator[Batch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Calibration and evaluation samples, with what the user should know about them."""
+
+    calibration: Part
+    evaluation: Part
+    warnings: tuple[str, ...]
+
+
+def choose_samples(
+    inputs: Sequence[TensorSpec], calibration: Path | None, evaluation: Path | None, dims: Mapping[str, int]
+) -> Samples:
+    """Return disjoint calibration and evaluation samples.
+
+    Args:
+        inputs: what the model takes.
+        calibration: the user's unlabelled samples, or None.
+        evaluation: the user's samples to judge by, or None.
+        dims: sizes of free dimensions for generated samples.
+
+    Raises:
+        DataError: the data do not fit the model, or there are too few.
+    """
+    first = None if calibration is None else open_data(calibration, inputs)
+    second = None if evaluation is None else open_data(evaluation, inputs)
+    notes = [
+        f"{what}: {note}"
+        for what, source in (("calibration", first), ("evaluation", second))
+        if source
+        for note in source.warnings
+    ]
+    if first is None and second is None:
+        notes.append(
+            "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not known; "
+            "give --calibration and --eval with real samples"
+        )
+        return Samples(
+            _generated("generated", inputs, dims, _GENERATED_CALIBRATION, _GENERATED_SEED),
+            _generated("generated", inputs, dims, _GENERATED_EVALUATION, _GENERATED_SEED + 1),
+            tuple(notes),
+        )
+    if first is None or second is None:
+        whole = second if first is None else first
+        assert whole is not None
+        if len(whole) < 2 * (whole.batching.size or 1):
+            notes.append(
+                "one sample calibrates and judges, because there is no other: the score says nothing"
+            )
+            part = _part("calibration data again", whole)
+            return Samples(_part("user", whole), part, tuple(notes))
+        used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
+        what = "--eval" if first is None else "--calibration"
+        notes.append(
+            f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge"
+        )
+        kind = "held-out part of calibration" if second is None else "user"
+        return Samples(_part("user", _thinned(used)), _part(kind, held_out), tuple(notes))
+    apart, shared = _without(second, first)
+    if shared:
+        notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
+    return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
+
+
+def _without(source: DataSource, other: DataSource) -> tuple[DataSource, int]:
+    known = set(other.digests())
+    fresh = np.array([digest not in known for digest in source.digests()], np.bool_)
+    shared = int((~fresh).sum())
+    return (source.selected(fresh) if shared else source), shared
+
+
+def _thinned(source: DataSource) -> DataSource:
+    """At most `_MAX_CALIBRATION` samples, spread evenly: more do not change ranges but take time."""
+    if len(source) <= _MAX_CALIBRATION:
+        return source
+    chosen: NDArray[np.bool_] = np.zeros(len(source), np.bool_)
+    chosen[np.linspace(0, len(source) - 1, _MAX_CALIBRATION).astype(np.int64)] = True
+    return source.selected(chosen)
+
+
+def _part(kind: str, source: DataSource) -> Part:
+    return Part(kind, len(source), source.sha256, source.labelled, source.stream)
+
+
+def _generated(
+    kind: str, inputs: Sequence[TensorSpec], dims: Mapping[str, int], count: int, seed: int
+) -> Part:
+    def stream(_batch: int) -> Iterator[Batch]:
+        for number in range(count):
+            yield generate_feeds(inputs, 1, seed * 1000 + number, dims)[0], None
+
+    return Part(kind, count, None, False, stream)
+
+
+def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
+    """Yield the inputs of a part's samples, without labels."""
+    for feeds, _ in part.stream(batch):
+        yield feeds
