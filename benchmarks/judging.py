@@ -1,0 +1,58 @@
+"""Judges models alike, whoever made them: same samples, same scores, latencies in one interleaved run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import metrics
+from edgekit_runtime.sessions import Session
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.measure import Latency, LatencyLimits, measure_latency
+
+Arrays = Mapping[str, NDArray[Any]]
+Outputs = dict[str, NDArray[Any]]
+THREADS = 2
+
+
+def open_model(path: Path) -> Session:
+    """A session with onnxruntime's default optimisations.
+
+    Threads do not spin: they would take a core from the session whose turn is next.
+    """
+    return OrtSession(path, OrtOptions(threads=THREADS))
+
+
+class Judge:
+    """Knows the samples of one work and what the fp32 source answers to them."""
+
+    def __init__(self, evaluation: Path, metric: str, source: Session) -> None:
+        with np.load(evaluation) as data:
+            arrays = dict(data)
+        self._labels: NDArray[np.int64] | None = arrays.pop("y", None)
+        self._inputs: Arrays = arrays
+        self._score = getattr(metrics, metric)
+        self._reference = [source.run(feed) for feed in self.feeds()]
+
+    def feeds(self) -> Iterator[Outputs]:
+        """Each sample alone: also models with a fixed batch of 1 take it."""
+        for index in range(len(next(iter(self._inputs.values())))):
+            yield {name: array[index : index + 1] for name, array in self._inputs.items()}
+
+    def score(self, session: Session) -> float:
+        """Mean score over the samples, 0..1."""
+        scores = []
+        for index, (feed, reference) in enumerate(zip(self.feeds(), self._reference, strict=True)):
+            labels = None if self._labels is None else self._labels[index : index + 1]
+            scores.append(self._score(session.run(feed), reference, labels))
+        return float(np.concatenate(scores).mean())
+
+    def time(self, sessions: Sequence[Session], limits: LatencyLimits) -> list[Latency]:
+        """Latency of one sample in each session, in one run in which they take turns."""
+        feed = next(self.feeds())
+        calls = {
+            str(index): lambda session=session: session.run(feed) for index, session in enumerate(sessions)
+        }
+        return list(measure_latency(calls, limits).values())

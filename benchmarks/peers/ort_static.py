@@ -1,0 +1,85 @@
+"""Quantize one model with onnxruntime.quantization.
+
+    python ort_static.py MODEL CALIBRATION.npz OUTPUT [--per-channel METHOD]
+
+By default everything is left as `quantize_static` has it: QDQ, int8 activations and weights, per tensor,
+MinMax. `--per-channel METHOD` is the strongest plain recipe for x86-64: uint8 activations, int8 weights per
+channel, and MinMax, Entropy or Percentile ranges.
+"""
+
+import argparse
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+PER_CHANNEL_OPSET = 13  # the first whose QuantizeLinear takes a scale for each channel
+
+
+class Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+    """Feeds one sample at a time; labels (`y`) are left out."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as data:
+            self._inputs = {name: data[name] for name in data.files if name != "y"}
+        self._feeds = self._all()
+
+    def __len__(self) -> int:
+        return len(next(iter(self._inputs.values())))
+
+    def _all(self, start: int = 0, end: int | None = None) -> Iterator[dict[str, NDArray[Any]]]:
+        for index in range(start, len(self) if end is None else end):
+            yield {name: array[index : index + 1] for name, array in self._inputs.items()}
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Feed only these samples next: onnxruntime asks for it when it collects in portions."""
+        self._feeds = self._all(start_index, end_index)
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        """The next feed; None after the last."""
+        return next(self._feeds, None)
+
+
+def quantize(source: Path, calibration: Path, target: Path, method: str | None) -> None:
+    options: dict[str, Any] = {}
+    model = onnx.load(source)
+    if method:
+        options = {
+            "per_channel": True,
+            "activation_type": QuantType.QUInt8,
+            "weight_type": QuantType.QInt8,
+            "calibrate_method": CalibrationMethod[method],
+        }
+        if method != "MinMax":
+            # Collect sample by sample: otherwise the activations of all samples are held in memory at once.
+            options["extra_options"] = {"CalibStridedMinMax": 1}
+        if next(item.version for item in model.opset_import if not item.domain) < PER_CHANNEL_OPSET:
+            model = onnx.version_converter.convert_version(model, PER_CHANNEL_OPSET)
+    with tempfile.TemporaryDirectory() as folder:
+        start, prepared = Path(folder, "start.onnx"), Path(folder, "prepared.onnx")
+        onnx.save(model, start)
+        # Symbolic shape inference needs sympy; without it the plain one does.
+        without = importlib.util.find_spec("sympy") is None
+        quant_pre_process(str(start), str(prepared), skip_symbolic_shape=without)
+        quantize_static(str(prepared), str(target), Samples(calibration), **options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("calibration", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--per-channel", choices=("MinMax", "Entropy", "Percentile"))
+    arguments = parser.parse_args()
+    quantize(arguments.model, arguments.calibration, arguments.output, arguments.per_channel)
+
+
+if __name__ == "__main__":
+    main()

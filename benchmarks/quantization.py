@@ -1,0 +1,183 @@
+"""Compares packages with what onnxruntime.quantization and Olive make of the same models and samples.
+
+    python benchmarks/quantization.py [--only NAME] [--quick] [--json FILE] [--markdown FILE]
+
+Each tool runs as a process of its own and is timed as a whole; then all models are judged alike (judging.py).
+edgekit sees the evaluation samples when it chooses among its candidates, the others choose nothing; `--blind`
+leaves edgekit only the calibration samples, too. Works whose model or data is absent are skipped with a line.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.sessions import Session, open_session
+from edgekit_runtime.signing import TrustStore
+from edgekit_toolkit.measure import LatencyLimits
+from judging import THREADS, Judge, open_model
+from olive_environment import olive_python
+from results import Result, Row, judge_goals, machine, markdown
+from works import HERE, WORKS, MissingError, Work
+
+METHODS = ("MinMax", "Entropy", "Percentile")
+PER_CHANNEL = "per channel"  # in the names of the tools that count as per-channel PTQ
+Command = list[str | Path]
+Made = tuple[Row, Session | None]
+
+
+def run_tool(tool: str, command: Command) -> tuple[Row, str]:
+    """Run a tool; its time, or as the note why it failed, and what it printed."""
+    start = time.perf_counter()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if process.returncode:
+        said = process.stderr.strip().splitlines() or ["no message"]
+        return Row(tool, f"failed ({process.returncode}): {said[-1][:300]}"), process.stdout
+    return Row(tool, figures={"seconds": seconds}), process.stdout
+
+
+def run_peer(tool: str, command: Command, model: Path) -> Made:
+    """Run a peer that writes one ONNX model."""
+    row, _ = run_tool(tool, [*command, model])
+    if row.note:
+        return row, None
+    row.figures["model_bytes"] = model.stat().st_size
+    return row, open_model(model)
+
+
+def run_edgekit(work: Work, model: Path, data: tuple[Path, Path], folder: Path, *, blind: bool) -> Made:
+    """Package with the command line; judged as a device opens it."""
+    calibration, evaluation = data
+    metric = work.metric if work.metric != "mask_iou" else f"{HERE / 'metrics.py'}:mask_iou"
+    command: Command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
+    command += ["--budget", work.budget, "--calibration", calibration, "--metric", metric]
+    command += [] if blind else ["--eval", evaluation]
+    row, printed = run_tool("edgekit", [*command, "-o", folder, "--json"])
+    if row.note:
+        return row, None
+    report: dict[str, Any] = json.loads(printed)
+    row.note = next(one["label"] for one in report["candidates"] if one["chosen"])
+    path = next(folder.glob("*.edgepkg"))
+    with read_package(path, TrustStore.from_folder(keys_folder())) as package:
+        artifact = package.manifest.backend.artifact
+        row.figures["model_bytes"] = len(package.read(artifact))
+        row.figures["package_bytes"] = path.stat().st_size
+        return row, open_session(package, threads=THREADS)
+
+
+def keys_folder() -> Path:
+    """Where the command line keeps keys in this run."""
+    return Path(os.environ["EDGEKIT_HOME"], "keys")
+
+
+def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> list[Made]:
+    """All peers on one model."""
+    ort: Command = [sys.executable, HERE / "peers" / "ort_static.py"]
+    given: Command = [model, calibration]
+    made = [run_peer("onnxruntime, defaults", [*ort, *given], folder / "ort.onnx")]
+    for method in METHODS[: 1 if quick else None]:
+        name = f"onnxruntime, {PER_CHANNEL}, {method}"
+        made.append(run_peer(name, [*ort, "--per-channel", method, *given], folder / f"ort_{method}.onnx"))
+    python = None if quick else olive_python()
+    if python is None:
+        return made
+    olive: Command = [python, HERE / "peers" / "olive_static.py"]
+    made.append(run_peer("Olive, defaults", [*olive, *given], folder / "olive.onnx"))
+    name = f"Olive, {PER_CHANNEL}"
+    made.append(run_peer(name, [*olive, "--per-channel", *given], folder / "olive_pc.onnx"))
+    return made
+
+
+def compare(row: Row, rows: Sequence[Row], vendor_bytes: int | None) -> None:
+    """Add to our row what it needs for the goals: the others and the vendor's file."""
+    others = [other.figures for other in rows if PER_CHANNEL in other.tool and "score" in other.figures]
+    if others and "score" in row.figures:
+        best = max(figures["score"] for figures in others)
+        row.figures["behind_points"] = 100 * (best - row.figures["score"])
+    if vendor_bytes and "package_bytes" in row.figures:
+        row.figures["vendor_share"] = row.figures["package_bytes"] / vendor_bytes
+
+
+def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) -> Result:
+    """Run all tools on one work and judge what they made.
+
+    Raises:
+        MissingError: the work cannot be done here.
+    """
+    model, calibration, evaluation = work.prepare()
+    source = open_model(model)
+    fp32 = Row("fp32 source", figures={"model_bytes": model.stat().st_size})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made: list[Made] = [(fp32, source)]
+        made.append(run_edgekit(work, model, (calibration, evaluation), folder / "edgekit", blind=blind))
+        made += run_peers(model, calibration, folder, quick=quick)
+        judged = [(row, session) for row, session in made if session is not None]
+        judge = Judge(evaluation, work.metric, source)
+        for row, session in judged:
+            row.figures["score"] = judge.score(session)
+            row.figures["drop_points"] = 100 * (fp32.figures["score"] - row.figures["score"])
+        latencies = judge.time([session for _, session in judged], limits)
+        for (row, _), latency in zip(judged, latencies, strict=True):
+            row.figures["latency_ms"] = 1e3 * latency.median_s
+            row.figures["latency_ratio"] = latency.ratio_to(latencies[0])
+    rows = [row for row, _ in made]
+    ours = rows[1]
+    compare(ours, rows, work.vendor_bytes)
+    if work.vendor:
+        rows.append(Row(f"vendor's {work.vendor}", figures={"model_bytes": work.vendor_bytes or 0}))
+    return Result(work.name, work.metric, work.samples, rows, judge_goals(work.goals, ours))
+
+
+def prepare_process() -> None:
+    """Keep this process and its children on two cores, with a signing key of this run only."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    command = [sys.executable, "-m", "edgekit_toolkit", "keys", "generate"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+@click.command()
+@click.option(
+    "--only", type=click.Choice([work.name for work in WORKS]), multiple=True, help="Only this work."
+)
+@click.option("--quick", is_flag=True, help="One per-channel method, no Olive, short timing.")
+@click.option("--blind", is_flag=True, help="Give edgekit no evaluation samples to choose by.")
+@click.option("--json", "json_file", type=click.File("w"), help="Write the results as JSON; - for stdout.")
+@click.option("--markdown", "markdown_file", type=click.File("w"), help="Write the tables; - for stdout.")
+def main(
+    *, only: Sequence[str], quick: bool, blind: bool, json_file: TextIO | None, markdown_file: TextIO | None
+) -> None:
+    """Compare packages with what other quantizers make of the same models and samples."""
+    limits = LatencyLimits(min_rounds=15, max_rounds=300, time_limit_s=5 if quick else 60, precision=0.01)
+    host, results = machine(), []
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["EDGEKIT_HOME"] = home
+        prepare_process()
+        for work in WORKS:
+            if only and work.name not in only:
+                continue
+            try:
+                results.append(benchmark(work, limits, quick=quick, blind=blind))
+            except MissingError as missing:
+                click.echo(f"skipped {work.name}: {missing}", err=True)
+                continue
+            click.echo(markdown(results[-1:], host), err=True)
+    if json_file:
+        body = {"machine": host, "results": [dataclasses.asdict(result) for result in results]}
+        json.dump(body, json_file, indent=2)
+    if markdown_file:
+        markdown_file.write(markdown(results, host) + "\n")
+
+
+if __name__ == "__main__":
+    main()

