@@ -77,6 +77,10 @@ class Fields:
         except KeyError:
             raise self._error(f"{self.where}: field '{key}' is missing") from None
 
+    def take_optional(self, key: str, default: JsonValue) -> Any:
+        """Return and remove the member `key`, or return `default` where it is missing."""
+        return self._left.pop(key, default)
+
     def take_list(self, key: str) -> list[Any]:
         """Return and remove the member `key`, which must be a list.
 

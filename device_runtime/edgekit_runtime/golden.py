@@ -2,7 +2,8 @@
 
 Values lie in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be stored as
 8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
-the space.
+the space. So that large images stay small here, a code may stand for a block of equal values, and of an
+output every k-th value may do.
 """
 
 import math
@@ -16,6 +17,8 @@ from edgekit_runtime.canonical import Fields, JsonValue
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
+# Of all inputs together, decoded: with `repeat`, a few bytes can state any size.
+MAX_INPUT_BYTES: Final = 512 << 20
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -23,6 +26,10 @@ def _check_number(value: object, what: str, *, low: float) -> None:
     # A comparison, since math.isfinite() overflows on the huge integers that JSON allows.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= _FLOAT32_MAX:
         raise DataError(f"{what} is {value!r}, expected a finite number of at least {low:g}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _decode(
@@ -44,6 +51,7 @@ class Codes:
     Attributes:
         dtype: `uint8` or `int8`.
         scale, offset: rounded to float32 before use; each of the two operations rounds to float32.
+        repeat: for each axis how many values in a row one code stands for, or None for one on every axis.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -52,6 +60,7 @@ class Codes:
     dtype: str
     scale: float
     offset: float
+    repeat: tuple[int, ...] | None = None
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -59,17 +68,55 @@ class Codes:
             raise DataError(f"codes: dtype is {self.dtype!r}, expected uint8 or int8")
         _check_number(self.scale, "codes: scale", low=-_FLOAT32_MAX)
         _check_number(self.offset, "codes: offset", low=-_FLOAT32_MAX)
+        if self.repeat is not None and not all(map(_is_count, self.repeat)):
+            raise DataError(f"codes: repeat is {list(self.repeat)}, expected integers of at least 1")
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes for values of `shape`.
+
+        Raises:
+            DataError: `repeat` has another rank, or does not divide a size.
+        """
+        if self.repeat is None:
+            return shape
+        # A size of 0 is divided by all numbers, but numpy cannot repeat by those beyond its index type.
+        if len(self.repeat) != len(shape) or any(
+            size % times or times > max(size, 1) for size, times in zip(shape, self.repeat, strict=True)
+        ):
+            raise DataError(
+                f"codes: repeat is {list(self.repeat)}, expected a divisor for each size of {list(shape)}"
+            )
+        return tuple(size // times for size, times in zip(shape, self.repeat, strict=True))
+
+    def decode(
+        self, data: bytes | memoryview, shape: tuple[int, ...], name: str
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return the values that `data` stands for, float32 of `shape`.
+
+        Raises:
+            DataError: `data` has another size; `name` is that of the tensor, for the message.
+        """
+        codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
+        values: np.ndarray[Any, np.dtype[Any]] = codes * np.float32(self.scale) + np.float32(self.offset)
+        for axis, times in enumerate(self.repeat or ()):
+            if times > 1:
+                values = np.repeat(values, times, axis)
+        return values
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this."""
-        return {**self.extra, "dtype": self.dtype, "scale": self.scale, "offset": self.offset}
+        stated: dict[str, JsonValue] = {"dtype": self.dtype, "scale": self.scale, "offset": self.offset}
+        return {**self.extra, **stated, **({} if self.repeat is None else {"repeat": list(self.repeat)})}
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "Codes":
         """Return the codes that a parsed JSON object states."""
         fields = Fields(value, where, DataError)
         dtype, scale, offset = fields.take("dtype"), fields.take("scale"), fields.take("offset")
-        return cls(dtype, scale, offset, fields.rest())
+        repeat = fields.take_optional("repeat", None)
+        if repeat is not None and not isinstance(repeat, list):
+            raise DataError(f"{where}: field 'repeat' is {type(repeat).__name__}, expected a list")
+        return cls(dtype, scale, offset, None if repeat is None else tuple(repeat), fields.rest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +141,26 @@ class GoldenInput:
 
     def __post_init__(self) -> None:
         _check_golden(self.name, self.dtype, self.shape, self.path)
-        if self.codes is not None and self.dtype != "float32":
+        if self.codes is None:
+            return
+        if self.dtype != "float32":
             raise DataError(f"golden tensor '{self.name}': codes need dtype float32, got {self.dtype}")
+        try:
+            self.codes.stored_shape(self.shape)
+        except DataError as cause:
+            raise DataError(f"golden tensor '{self.name}': {cause}") from cause
 
     @property
     def size_bytes(self) -> int:
         """Size of the artifact."""
-        return math.prod(self.shape) * DTYPES[self.codes.dtype if self.codes else self.dtype].itemsize
+        if self.codes is None:
+            return self.decoded_bytes
+        return math.prod(self.codes.stored_shape(self.shape)) * DTYPES[self.codes.dtype].itemsize
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the array that `decode` returns."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the input, dtype and shape as stated.
@@ -110,11 +170,7 @@ class GoldenInput:
         """
         if self.codes is None:
             return _decode(data, self.dtype, self.shape, self.name)
-        codes = _decode(data, self.codes.dtype, self.shape, self.name).astype(np.float32)
-        result: np.ndarray[Any, np.dtype[Any]] = codes * np.float32(self.codes.scale) + np.float32(
-            self.codes.offset
-        )
-        return result
+        return self.codes.decode(data, self.shape, self.name)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this input."""
@@ -133,12 +189,13 @@ class GoldenInput:
 
 @dataclass(frozen=True, slots=True)
 class GoldenOutput:
-    """One expected output: right when `|got - expected| <= atol + rtol * |expected|` everywhere.
+    """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
 
     Attributes:
         name, dtype, shape: what the session must return.
         path: of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
+        every: of the output in C order, the values 0, every, 2 * every and so on are stored and compared.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -150,30 +207,49 @@ class GoldenOutput:
     path: str
     atol: float
     rtol: float
+    every: int = 1
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_golden(self.name, self.dtype, self.shape, self.path)
         _check_number(self.atol, f"golden tensor '{self.name}': atol", low=0.0)
         _check_number(self.rtol, f"golden tensor '{self.name}': rtol", low=0.0)
+        if not _is_count(self.every):
+            raise DataError(
+                f"golden tensor '{self.name}': every is {self.every!r}, expected an integer of at least 1"
+            )
+
+    @property
+    def stored_count(self) -> int:
+        """How many values the artifact holds."""
+        return -(-math.prod(self.shape) // self.every)
 
     @property
     def size_bytes(self) -> int:
         """Size of the artifact."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return self.stored_count * DTYPES[self.dtype].itemsize
+
+    def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return those values of an output that are stored, [stored_count].
+
+        Args:
+            output: of the stated shape.
+        """
+        return output.reshape(-1)[:: self.every]
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the expected output.
+        """Return the stored values: of the stated shape when `every` is 1, otherwise [stored_count].
 
         Raises:
             DataError: `data` has another size.
         """
-        return _decode(data, self.dtype, self.shape, self.name)
+        return _decode(data, self.dtype, self.shape if self.every == 1 else (self.stored_count,), self.name)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this output."""
         spec = TensorSpec(self.name, self.dtype, self.shape, self.extra).to_json()
-        return {**spec, "path": self.path, "atol": self.atol, "rtol": self.rtol}
+        stated: dict[str, JsonValue] = {"path": self.path, "atol": self.atol, "rtol": self.rtol}
+        return {**spec, **stated, **({} if self.every == 1 else {"every": self.every})}
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "GoldenOutput":
@@ -181,7 +257,8 @@ class GoldenOutput:
         fields = Fields(value, where, DataError)
         path, atol, rtol = fields.take("path"), fields.take("atol"), fields.take("rtol")
         name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
-        return cls(name, dtype, shape, path, atol, rtol, fields.rest())
+        every = fields.take_optional("every", 1)
+        return cls(name, dtype, shape, path, atol, rtol, every, fields.rest())
 
 
 def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: object) -> None:
@@ -210,7 +287,8 @@ class Golden:
             outputs: specs of the model's outputs.
 
         Raises:
-            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape.
+            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the
+                decoded inputs take more than `MAX_INPUT_BYTES`.
         """
         given = [tensor.name for tensor in self.inputs]
         if sorted(given) != sorted(spec.name for spec in inputs):
@@ -227,6 +305,11 @@ class Golden:
             _check_fit(golden_input, next(spec for spec in inputs if spec.name == golden_input.name))
         for golden_output in self.outputs:
             _check_fit(golden_output, specs[golden_output.name])
+        decoded_bytes = sum(tensor.decoded_bytes for tensor in self.inputs)
+        if decoded_bytes > MAX_INPUT_BYTES:
+            raise DataError(
+                f"golden inputs take {decoded_bytes} bytes decoded, expected at most {MAX_INPUT_BYTES}"
+            )
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.golden import GoldenOutput
 from edgekit_runtime.sessions.session import Session
 
 _EXACT_KINDS = "biu"  # bool and integers, of which float64 cannot hold all
@@ -22,7 +23,7 @@ class OutputCheck:
 
     Attributes:
         name: of the output.
-        passed: whether all values are within the tolerance.
+        passed: whether all compared values are within the tolerance.
         wrong_count: how many are not, or None when dtype or shape differ.
         max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.
         message: what, expected and got, in one sentence.
@@ -65,28 +66,34 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
         DataError: the session takes other inputs than the package states.
         BackendError: the engine failed.
     """
-    got = session.run(read_golden_inputs(package))
+    outputs = session.run(read_golden_inputs(package))
     return SelfTest(
         tuple(
-            _compare(golden.name, got, golden.decode(package.read(golden.path)), golden.atol, golden.rtol)
+            _check(golden, golden.decode(package.read(golden.path)), outputs)
             for golden in package.manifest.golden.outputs
         )
     )
 
 
-def _compare(
-    name: str,
-    outputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]],
+def _check(
+    golden: GoldenOutput,
     expected: np.ndarray[Any, np.dtype[Any]],
-    atol: float,
-    rtol: float,
+    outputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]],
 ) -> OutputCheck:
-    got = outputs.get(name)
+    name, got = golden.name, outputs.get(golden.name)
     if got is None:
         return OutputCheck(name, False, None, None, f"output '{name}' is missing, got {sorted(outputs)}")
-    if got.dtype != expected.dtype or got.shape != expected.shape:
-        message = f"output '{name}' is {got.dtype} {got.shape}, expected {expected.dtype} {expected.shape}"
+    if got.dtype != expected.dtype or got.shape != golden.shape:
+        message = f"output '{name}' is {got.dtype} {got.shape}, expected {expected.dtype} {golden.shape}"
         return OutputCheck(name, False, None, None, message)
+    return _compare(golden, expected.reshape(-1), golden.pick(got))
+
+
+def _compare(
+    golden: GoldenOutput, expected: np.ndarray[Any, np.dtype[Any]], got: np.ndarray[Any, np.dtype[Any]]
+) -> OutputCheck:
+    """Return how the compared values, both [n], differ."""
+    atol, rtol = golden.atol, golden.rtol
     with np.errstate(invalid="ignore"):  # inf - inf; equality covers it below
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
         # NaN compares false with everything, so a NaN on either side is wrong; the same infinity is right.
@@ -96,8 +103,9 @@ def _compare(
         right = got == expected
     wrong_count = int(right.size - np.count_nonzero(right))
     max_abs_error = float(np.max(difference, initial=0.0, where=np.isfinite(difference)))
+    sampled = "" if golden.every == 1 else f" (one in {golden.every} is compared)"
     message = (
-        f"output '{name}': {wrong_count} of {right.size} values differ by more than {atol:g} + {rtol:g} *"
-        f" |expected|; the largest difference is {max_abs_error:g}"
+        f"output '{golden.name}': {wrong_count} of {right.size} values{sampled} differ by more than {atol:g}"
+        f" + {rtol:g} * |expected|; the largest difference is {max_abs_error:g}"
     )
-    return OutputCheck(name, wrong_count == 0, wrong_count, max_abs_error, message)
+    return OutputCheck(golden.name, wrong_count == 0, wrong_count, max_abs_error, message)

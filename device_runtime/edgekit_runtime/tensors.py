@@ -21,6 +21,8 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     )
 }
 MAX_RANK: Final = 32  # the most dimensions that every supported numpy version can hold
+# The most that numpy can index. JSON allows more, of which Python may refuse to print a product.
+MAX_DIMENSION: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,11 @@ class TensorSpec:
         if not isinstance(self.shape, tuple) or len(self.shape) > MAX_RANK:
             raise DataError(f"tensor '{self.name}': shape must be a tuple of at most {MAX_RANK} dimensions")
         for size in self.shape:
-            is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+            is_size = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_DIMENSION
             if not is_size and not (isinstance(size, str) and size):
                 raise DataError(
-                    f"tensor '{self.name}': shape has dimension {size!r}, expected a size from 0 or a name"
+                    f"tensor '{self.name}': shape has dimension {size!r}, expected a size from 0"
+                    f" to {MAX_DIMENSION} or a name"
                 )
 
     def check(self, array: object) -> None:

@@ -59,6 +59,21 @@ class PackageMaker:
     artifacts: dict[str, bytes]
     roles: dict[str, str]
 
+    @property
+    def sampled_artifacts(self) -> dict[str, bytes]:
+        """Artifacts of which golden x is [0, 0, 3, 3], a code a pair, and golden y only its first value."""
+        values = np.float32([-1, -1, 0.5, 0.5])
+        expected = (values @ WEIGHT)[:1]
+        return {**self.artifacts, "golden/x.bin": bytes([0, 3]), "golden/y.bin": expected.tobytes()}
+
+    def sampled_manifest(self) -> Manifest:
+        """Return the manifest of `sampled_artifacts`, with every field that golden tensors can have."""
+        golden = Golden(
+            (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", SCALE, OFFSET, (1, 2))),),
+            (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 1e-5, 2),),
+        )
+        return self.manifest(self.sampled_artifacts, golden=golden)
+
     def manifest(self, artifacts: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:
         contents = self.artifacts if artifacts is None else artifacts
         entries = tuple(

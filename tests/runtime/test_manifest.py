@@ -3,11 +3,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgekit_runtime.errors import DataError, ManifestError
-from edgekit_runtime.golden import Codes, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import BackendChoice, parse_manifest
+from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.manifest import BackendChoice, Manifest, parse_manifest
 from edgekit_runtime.tensors import TensorSpec
 
 
@@ -124,7 +125,10 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
     ("golden", "outputs", [], "golden outputs"),
     ("golden input", "shape", ["N", 4], "free dimension"),
     ("golden input", "shape", [1, 5], r"expected float32 \['N', 4\]"),
-    ("golden input", "shape", [10**30, 4], "golden/x.bin"),
+    ("golden input", "shape", [2, 4], "4 bytes, expected 8 for shape"),
+    ("golden input", "shape", [10**30, 4], "dimension 1000"),
+    ("golden input", "shape", [10**4299, 4], "dimension 1000"),
+    ("golden input", "shape", [2**25 + 1, 4], "536870928 bytes decoded, expected at most 536870912"),
     ("golden input", "dtype", "float64", "float32"),
     ("golden input", "path", "golden/y.bin", "golden/y.bin"),
     ("golden input", "path", None, "path is None"),
@@ -135,6 +139,14 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
     ("golden output", "rtol", 10**400, "rtol"),
     ("codes", "dtype", "uint16", "uint16"),
     ("codes", "scale", None, "scale"),
+    *(("codes", "repeat", value, "'repeat' is.*expected a list") for value in (2, "12", {}, False)),
+    *(("codes", "repeat", [1, value], "integers of at least 1") for value in (0, -2, True, 2.0, "2", None)),
+    *(("codes", "repeat", value, "divisor for each size") for value in ([], [4], [1, 1, 4])),
+    *(("codes", "repeat", [1, value], "divisor for each size") for value in (3, 8, 10**400)),
+    ("codes", "repeat", [1, 2], "4 bytes, expected 2 for shape"),
+    *(("golden output", "every", value, "every is") for value in (0, -1, True, 1.5, 2.0, None, "2", [2])),
+    ("golden output", "every", 2, "8 bytes, expected 4 for shape"),
+    ("golden output", "every", 10**400, "8 bytes, expected 4 for shape"),
 ]
 
 
@@ -222,3 +234,89 @@ def test_golden_values_of_another_size_are_refused() -> None:
 def test_codes_for_integers_are_refused() -> None:
     with pytest.raises(DataError, match="codes need dtype float32"):
         GoldenInput("x", "int8", (2,), "x.bin", Codes("int8", 1, 0))
+
+
+def test_a_few_codes_that_repeat_to_a_huge_input_are_refused(maker: Any) -> None:
+    codes = Codes("uint8", 1.0, 0.0, (2**40, 1))
+    golden_input = GoldenInput("x", "float32", (2**40, 4), "golden/x.bin", codes)
+    assert golden_input.size_bytes == 4  # what lies in the package
+    golden = dataclasses.replace(maker.manifest().golden, inputs=(golden_input,))
+    with pytest.raises(ManifestError, match="17592186044416 bytes decoded, expected at most 536870912"):
+        maker.manifest(golden=golden)
+
+
+def test_inputs_that_are_too_large_only_together_are_refused() -> None:
+    names, size = ("a", "b", "c"), 2**26  # 256 MiB each
+    inputs = tuple(
+        GoldenInput(name, "float32", (size,), "x.bin", Codes("int8", 1, 0, (size,))) for name in names
+    )
+    outputs = (GoldenOutput("y", "int16", (2,), "y.bin", 0, 0),)
+    specs = tuple(TensorSpec(name, "float32", (size,)) for name in names)
+    output_specs = (TensorSpec("y", "int16", (2,)),)
+    Golden(inputs[:2], outputs).check(specs[:2], output_specs)
+    with pytest.raises(DataError, match="805306368 bytes decoded"):
+        Golden(inputs, outputs).check(specs, output_specs)
+
+
+def test_codes_of_an_empty_input_cannot_repeat() -> None:
+    with pytest.raises(DataError, match="'x': codes: repeat"):
+        GoldenInput("x", "float32", (0, 4), "x.bin", Codes("int8", 1, 0, (10**30, 1)))
+
+
+def test_a_repeated_code_fills_its_block() -> None:
+    golden = GoldenInput("x", "float32", (1, 4, 6), "x.bin", Codes("uint8", 0.5, -1.0, (1, 2, 3)))
+    assert golden.size_bytes == 4
+    assert golden.decode(bytes([0, 2, 4, 6])).tolist() == [
+        [[-1, -1, -1, 0, 0, 0], [-1, -1, -1, 0, 0, 0], [1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 2]]
+    ]
+
+
+def test_repeated_codes_of_another_size_are_refused() -> None:
+    golden = GoldenInput("x", "float32", (4, 6), "x.bin", Codes("uint8", 0.5, -1.0, (2, 3)))
+    with pytest.raises(DataError, match="24 bytes, expected 4"):
+        golden.decode(bytes(24))
+
+
+@pytest.mark.parametrize(
+    ("shape", "every", "stored"),
+    [
+        ((2, 3), 1, [0, 1, 2, 3, 4, 5]),
+        ((2, 3), 2, [0, 2, 4]),
+        ((2, 3), 4, [0, 4]),
+        ((2, 3), 6, [0]),
+        ((2, 3), 10**30, [0]),
+        ((), 3, [0]),
+        ((0, 3), 2, []),
+    ],
+)
+def test_an_output_is_stored_from_its_first_value_on(
+    shape: tuple[int, ...], every: int, stored: list[int]
+) -> None:
+    golden = GoldenOutput("y", "int16", shape, "y.bin", 0, 0, every)
+    output = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    picked = golden.pick(np.asfortranarray(output))  # C order counts, however the values lie in memory
+    assert picked.tolist() == stored
+    assert golden.size_bytes == 2 * len(stored)
+    assert golden.decode(picked.astype("<i2").tobytes()).reshape(-1).tolist() == stored
+
+
+def test_sampled_values_of_another_size_are_refused() -> None:
+    with pytest.raises(DataError, match="6 bytes, expected 4"):
+        GoldenOutput("y", "int16", (3,), "y.bin", 0, 0, 2).decode(bytes(6))
+
+
+def test_repeat_and_every_survive_the_round_trip(maker: Any) -> None:
+    sampled_manifest: Manifest = maker.sampled_manifest()
+    assert parse_manifest(sampled_manifest.to_bytes()) == sampled_manifest
+    (golden_input,), (golden_output,) = sampled_manifest.golden.inputs, sampled_manifest.golden.outputs
+    assert golden_input.codes is not None
+    assert (golden_input.codes.repeat, golden_output.every) == ((1, 2), 2)
+
+
+def test_repeat_and_every_are_left_out_when_they_say_nothing(document: dict[str, Any]) -> None:
+    data = encode(document)
+    assert "repeat" not in OBJECTS["codes"](document)
+    assert "every" not in OBJECTS["golden output"](document)
+    OBJECTS["codes"](document)["repeat"] = None
+    OBJECTS["golden output"](document)["every"] = 1
+    assert parse_manifest(encode(document)).to_bytes() == data

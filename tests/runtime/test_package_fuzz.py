@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import ManifestError, PackageError, SignatureError
+from edgekit_runtime.golden import MAX_INPUT_BYTES
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, parse_manifest
 from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, verify_envelope
 
@@ -127,28 +128,69 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(inner, (*path, key))
 
 
+def encode(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+DEFAULTS = [("repeat", None), ("every", 1)]  # optional fields of a manifest
+
+
 @fuzz
 @given(choice=st.integers(0, 1 << 16), value=json_values)
 def test_a_manifest_with_any_value_in_any_place_is_refused_or_survives(
     choice: int, value: Any, maker: Any
 ) -> None:
-    document = json.loads(maker.manifest().to_bytes())
+    document = json.loads(maker.sampled_manifest().to_bytes())
     every_place = list(places(document))
     *parents, key = every_place[choice % len(every_place)]
     target = document
     for parent in parents:
         target = target[parent]
     target[key] = value
-    data = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     try:
-        encoded = data.encode()
+        encoded = encode(document)
     except UnicodeEncodeError:  # a lone surrogate, which no UTF-8 document can hold
         return
     try:
         manifest = parse_manifest(encoded)
     except ManifestError:
         return
-    assert manifest.to_bytes() == encoded
+    if (key, value) in DEFAULTS:
+        del target[key]  # a writer leaves it out
+    assert manifest.to_bytes() == encode(document)
+
+
+sizes = st.integers(-1, 8) | st.integers(0, 1 << 64)
+
+
+@fuzz
+@given(
+    shape=st.lists(sizes, max_size=3),
+    repeat=st.lists(sizes, max_size=3) | st.sampled_from(["shape", None]),
+    every=sizes,
+)
+def test_golden_fields_of_any_size_are_refused_or_decode_in_bounds(
+    shape: list[int], repeat: list[int] | str | None, every: int, maker: Any
+) -> None:
+    document = json.loads(maker.sampled_manifest().to_bytes())
+    (golden_input,), (golden_output,) = document["golden"]["inputs"], document["golden"]["outputs"]
+    document["inputs"][0]["shape"] = document["outputs"][0]["shape"] = shape
+    golden_input["shape"] = golden_output["shape"] = shape
+    # "shape" is the worst: one code for all.
+    golden_input["codes"]["repeat"] = shape if repeat == "shape" else repeat
+    golden_output["every"] = every
+    stored_bytes = {"golden/x.bin": 1, "golden/y.bin": 4}
+    for artifact in document["artifacts"]:
+        artifact["bytes"] = stored_bytes.get(artifact["path"], artifact["bytes"])
+    try:
+        golden = parse_manifest(encode(document)).golden
+    except ManifestError:
+        return
+    (tensor,) = golden.inputs
+    assert tensor.decoded_bytes <= MAX_INPUT_BYTES
+    if tensor.decoded_bytes <= 1 << 20:  # larger ones only take time
+        assert tensor.decode(bytes(1)).shape == tuple(shape)
+    assert golden.outputs[0].decode(bytes(4)).size == 1
 
 
 @fuzz

@@ -131,3 +131,37 @@ def test_golden_inputs_without_codes_are_read_as_they_are(maker: Any, package_pa
     write_package(package_path, maker.manifest(artifacts, golden=golden), artifacts, maker.signer)
     with read_package(package_path, maker.trust) as package:
         assert read_golden_inputs(package)["x"].tolist() == values.tolist()
+
+
+@pytest.fixture
+def sampled(maker: Any, package_path: Path) -> Iterator[OpenedPackage]:
+    """A package with repeated codes, and of its output [1, 2] only the first value."""
+    write_package(package_path, maker.sampled_manifest(), maker.sampled_artifacts, maker.signer)
+    with read_package(package_path, maker.trust) as opened:
+        yield opened
+
+
+def test_repeated_codes_and_a_sampled_output_pass_with_the_model(sampled: OpenedPackage) -> None:
+    pytest.importorskip("onnxruntime")
+    assert read_golden_inputs(sampled)["x"].tolist() == [[-1.0, -1.0, 0.5, 0.5]]
+    (check,) = run_selftest(open_session(sampled), sampled).checks
+    assert (check.passed, check.wrong_count) == (True, 0)
+    assert "0 of 1 values (one in 2 is compared)" in check.message
+
+
+@pytest.mark.parametrize(("got", "passes"), [([2, 0], True), ([2, 99], True), ([99, 0], False)])
+def test_only_stored_values_are_compared(got: list[float], passes: bool, sampled: OpenedPackage) -> None:
+    # By hand: -1 * (1 + 3) + 0.5 * (5 + 7) = 2
+    assert run_selftest(FixedSession({"y": np.float32([got])}), sampled).passed is passes
+
+
+@pytest.mark.parametrize("got", [np.float32([2]), np.float32([[2]]), np.float32([[2, 0], [0, 0]])])
+def test_a_sampled_output_of_another_shape_fails_with_the_full_shape(
+    got: np.ndarray, sampled: OpenedPackage
+) -> None:
+    (check,) = run_selftest(FixedSession({"y": got}), sampled).checks
+    assert (check.passed, check.wrong_count, "expected float32 (1, 2)" in check.message) == (
+        False,
+        None,
+        True,
+    )
