@@ -86,9 +86,13 @@ def layers(count: int, seed: int = 7) -> list[dict[str, Any]]:
                 "bytes_after": 4 * weights if precision == "fp32" else weights + 512,
                 "precision": precision,
                 "macs": weights * draw.choice((49, 196, 784)),
-                "sensitivity_db": None if index % 5 == 4 else round(draw.expovariate(0.9) - 0.1, 3),
+                "noise_share": None if index % 5 == 4 else draw.expovariate(0.9),
             }
         )
+    total = sum(layer["noise_share"] or 0.0 for layer in found)
+    for layer in found:
+        if layer["noise_share"] is not None:
+            layer["noise_share"] /= total
     return found
 
 

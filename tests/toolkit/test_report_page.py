@@ -254,23 +254,37 @@ def test_sensitivity_bars_are_sorted_and_proportional(tmp_path: Path) -> None:
     page = Page(document, tmp_path)
 
     table, _ = page.all("table", "bars", page.section("layers"))
-    widths = [float(bar.get("width")) for bar in page.all("rect", "gain", table)]
-    measured = [
-        layer["sensitivity_db"] for layer in document["layers"] if layer["sensitivity_db"] is not None
-    ]
+    widths = [float(bar.get("width")) for bar in page.all("rect", "noise", table)]
+    measured = [layer["noise_share"] for layer in document["layers"] if layer["noise_share"] is not None]
     expected = sorted(measured, reverse=True)[:30]
     # Attributes are written with two decimals.
-    assert widths == pytest.approx([100 * max(0, value) / expected[0] for value in expected], abs=0.005)
+    assert widths == pytest.approx([100 * value / expected[0] for value in expected], abs=0.005)
+
+
+def test_noise_shares_are_shown_in_percent(tmp_path: Path) -> None:
+    document = report_sample.packaged()
+    document["layers"] = document["layers"][:3]
+    for layer, share in zip(document["layers"], (0.0625, 0.9375, None), strict=True):
+        layer["noise_share"] = share
+    section = Page(document, tmp_path).section("layers")
+
+    assert "each layer adds when it alone is quantized (measured). Top 2 of 2 measured (3 layers)." in text(
+        section
+    )
+    rows = section.find(".//table[@class='bars']").findall(".//tbody/tr")
+    assert [text(row).split()[-2:] for row in rows] == [["93.75", "%"], ["6.25", "%"]]
+    everything = section.find(".//details").findall(".//tbody/tr")
+    assert [text(row.findall("td")[-1]) for row in everything] == ["6.25 %", "93.75 %", "n/a"]
 
 
 def test_unmeasured_sensitivity_is_said_and_not_drawn(tmp_path: Path) -> None:
     document = report_sample.packaged()
     for layer in document["layers"]:
-        layer["sensitivity_db"] = None
+        layer["noise_share"] = None
     page = Page(document, tmp_path)
 
     assert "Not measured in this run." in text(page.section("layers"))
-    assert page.all("rect", "gain") == []
+    assert page.all("rect", "noise") == []
 
 
 def test_no_layers_is_said(tmp_path: Path) -> None:
@@ -280,7 +294,7 @@ def test_no_layers_is_said(tmp_path: Path) -> None:
 def test_long_layer_name_is_cut_but_kept_in_the_tooltip(tmp_path: Path) -> None:
     document = report_sample.packaged()
     name = "/".join(f"block_{index}" for index in range(60))
-    document["layers"][0].update(name=name, sensitivity_db=99.0)
+    document["layers"][0].update(name=name, noise_share=0.9)
     page = Page(document, tmp_path)
 
     cells = [cell for cell in page.all("th", "name") if cell.get("title") == name]
@@ -300,22 +314,22 @@ def test_missing_values_are_shown_as_missing(tmp_path: Path) -> None:
 
 def test_not_finite_values_become_missing_with_a_warning(tmp_path: Path) -> None:
     document = report_sample.packaged()
-    document["layers"][1]["sensitivity_db"] = float("inf")
+    document["layers"][1]["noise_share"] = float("inf")
     document["candidates"][2]["figures"]["latency"]["value"] = float("nan")
     page = Page(document, tmp_path)
 
     warning = text(page.one("section", "warnings"))
     assert "candidates[2].figures.latency.value" in warning
-    assert "layers[1].sensitivity_db" in warning
+    assert "layers[1].noise_share" in warning
     assert not re.search(r"\b(nan|inf)\b", page.html, re.IGNORECASE)
     stored = json.loads((tmp_path / "sample-1.0-rpi5.report.json").read_text(), parse_constant=pytest.fail)
-    assert stored["layers"][1]["sensitivity_db"] is None
+    assert stored["layers"][1]["noise_share"] is None
     assert len(stored["warnings"]) == len(document["warnings"]) + 1
 
 
 def test_the_document_given_is_left_as_it_was(tmp_path: Path) -> None:
     document = report_sample.packaged()
-    document["layers"][1]["sensitivity_db"] = float("inf")
+    document["layers"][1]["noise_share"] = float("inf")
     before = copy.deepcopy(document)
     Page(document, tmp_path)
 

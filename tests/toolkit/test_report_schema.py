@@ -40,7 +40,7 @@ def test_written_json_fits_the_schema(sample: str, tmp_path: Path) -> None:
 
 def test_report_with_values_that_are_not_finite_still_fits_the_schema(tmp_path: Path) -> None:
     report = report_sample.packaged()
-    report["layers"][0]["sensitivity_db"] = float("inf")
+    report["layers"][0]["noise_share"] = float("inf")
     _, data = write_report(report, tmp_path, "net")
 
     assert _errors(json.loads(data.read_text(encoding="utf-8"))) == []
@@ -93,6 +93,8 @@ def test_schema_refuses_a_missing_and_an_unknown_field_in_every_object() -> None
         (("data", "evaluation", "baseline"), 88.8),
         (("outcome", "chosen"), None),
         (("layers", 0, "macs"), -1),
+        (("layers", 0, "noise_share"), -0.01),
+        (("layers", 0, "noise_share"), 1.01),
         (("steps", 0, "max_error"), "0"),
     ],
 )
