@@ -48,7 +48,7 @@ def test_what_a_package_states_is_shown(path: Path) -> None:
     write_linear(
         path,
         backend=BackendChoice("tensorrt", "model.onnx", {"fp16": True}, BackendChoice("ort", "model.onnx")),
-        budget={"max_latency_ms": 10.5},
+        budget={"max_latency_ms": 10.5, "size": 1e7},
         provenance={"tools": {"onnx": "1.23"}, "source_sha256": "0" * 64},
     )
     text = flat(invoke(path))
@@ -60,7 +60,7 @@ def test_what_a_package_states_is_shown(path: Path) -> None:
         "labels.txt (labels, 7 bytes) sha256 8b2a",
         "first tensorrt runs model.onnx; options: fp16 true",
         "fallback ort runs model.onnx; options: none",
-        "Budget max_latency_ms 10.5",
+        "Budget max_latency_ms 10.5 size 10.0 MB",
         "input x float32 [1, 4]",
         "output y float32 [1, 2], within 1e-05 + 1e-05 * |expected|",
         "tools.onnx 1.23",
@@ -80,13 +80,18 @@ def test_a_trusted_package_is_not_marked_unverified(path: Path) -> None:
         ({"score": {"value": 0.764, "label": "measured", "on": "host"}}, "score 76.40 % (measured, host)"),
         ({"x": {"value": 2.5, "unit": "mJ", "label": "estimated"}}, "x 2.50 mJ (estimated)"),
         ({"x": {"value": 2.5, "samples": 100}}, "x 2.5 (samples 100)"),
+        ({"size": True}, "size true"),
         ({"accuracy": 0.75}, "accuracy 0.75"),
+        ({"peak_bytes": 57_938_640.0}, "peak_bytes 57,938,640"),
         ({"size": {"value": None, "label": "measured"}}, "size null (measured)"),
         ({"size": {"value": 10**400}}, "size 10,000,000"),
         ({"size": {"value": "big", "unit": 7}}, "size big"),
         ({"a": {"b": {"c": {"d": 1}}}}, 'a.b.c {"d": 1}'),
-        ({"a": [1, "x"]}, 'a [1, "x"]'),
+        ({"a": [1, "x", 0.123456789]}, "a [1, x, 0.123457]"),
+        ({"memory": {"label": "estimated", "on": "rpi5", "peak": 5}}, "memory.peak 5 (estimated, rpi5)"),
+        ({"a": {"label": "measured", "b": {"c": 1.5}}}, "a.b.c 1.5 (measured)"),
         ({"a": {}}, "a {}"),
+        ({"a": {"label": "x"}}, 'a {"label": "x"}'),
     ],
 )
 def test_a_figure_is_shown_with_unit_and_label(figure: dict[str, Any], shown: str, path: Path) -> None:
@@ -214,6 +219,12 @@ def test_digests_and_key_ids_stay_whole_in_80_columns(path: Path) -> None:
     assert load_signer().key_id in text
     assert f"source_sha256 {'0' * 64}" in text
     assert len(re.findall(r"sha256 [0-9a-f]{64}$", text, re.MULTILINE)) == 4 + 1
+
+
+def test_rows_that_fit_share_columns_beside_longer_ones(path: Path) -> None:
+    lines = invoke(write_linear(path, provenance={"a": "x", "long": "y" * 100, "medium": "z"})).stdout
+    assert "\n  a       x\n  long\n    yyy" in lines
+    assert "\n  medium  z\n" in lines
 
 
 def test_a_console_without_unicode_shows_question_marks(path: Path) -> None:

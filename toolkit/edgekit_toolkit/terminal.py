@@ -3,7 +3,7 @@
 The output reads the same without colour and in a narrow window: what does not fit is folded, not cut.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 from edgekit_toolkit.report.figures import clean
 
 _INDENT = 2
+_GAP = 2  # between columns
 
 
 def open_console() -> Console:
@@ -39,26 +40,40 @@ def print_line(console: Console, *parts: object | tuple[object, str], indent: in
 
 
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Print a title over rows of foreign texts: in columns where these fit, else each text on its own line.
+    """Print a title over rows of foreign texts, in columns; nothing when there are no rows.
 
-    Nothing is printed when there are no rows.
+    A row that is too long for the columns goes without them, and one that is too long for a line goes on its
+    own lines, so that a digest stays in one piece where that is possible.
     """
-    texts = [[plain(value, console) for value in row] for row in rows]
+    texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:
         return
     console.print()
     console.print(Text(title, "bold"))
-    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-    for gap in (2, 1):
-        if _INDENT + gap * (len(widths) - 1) + sum(widths) <= console.width:
-            for row in texts:
-                cells = [set_cell_size(text, width) for text, width in zip(row, widths, strict=True)]
-                console.print(Text(" " * _INDENT + (" " * gap).join(cells).rstrip()), soft_wrap=True)
-            return
-    for first, *others in texts:  # so that a digest stays in one piece
-        _print_wrapped(console, Text(first), _INDENT, 2 * _INDENT)
-        for text in others:
-            _print_wrapped(console, Text(text), 2 * _INDENT, 2 * _INDENT)
+    widths = _fit_columns(texts, console.width - _INDENT)
+    for row in texts:
+        cells = [
+            set_cell_size(text, max(width, cell_len(text))) for text, width in zip(row, widths, strict=True)
+        ]
+        for line in ((" " * _GAP).join(cells).rstrip(), " ".join(row)):
+            if _INDENT + cell_len(line) <= console.width:
+                console.print(Text(" " * _INDENT + line), soft_wrap=True)
+                break
+        else:
+            for depth, text in enumerate(row):
+                indent = _INDENT * (1 + min(depth, 1))
+                _print_wrapped(console, Text(text), indent, 2 * _INDENT)
+
+
+def _fit_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
+    """Return widths of columns that suit as many of the shorter rows as fit side by side."""
+    widths = [0] * len(rows[0])
+    for row in sorted(rows, key=lambda row: sum(map(cell_len, row))):
+        wider = [max(width, cell_len(text)) for width, text in zip(widths, row, strict=True)]
+        if sum(wider) + _GAP * (len(wider) - 1) > width:
+            break
+        widths = wider
+    return widths
 
 
 def _print_wrapped(console: Console, text: Text, first_indent: int, indent: int) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.signing import TrustStore
 
 _MAX_DEPTH = 3  # of free JSON that is shown as rows; what lies deeper is shown as JSON
+_MAX_WHOLE = 1e15  # of which a float still holds every whole number
 _MAX_SHOWN = 1e300  # larger integers, which JSON allows, are no floats
 
 
@@ -190,32 +191,40 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
 
 
 def _free_rows(
-    values: Mapping[str, JsonValue], prefix: str = "", depth: int = 1
+    values: Mapping[str, JsonValue], prefix: str = "", depth: int = 1, origin: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each value in a free JSON object; inner objects give names with dots."""
+    """Yield a name and a text for each value in a free JSON object; inner objects give names with dots.
+
+    The label of a figure (measured, modelled, estimated), and on what, follow it in brackets (`origin`).
+    """
     for name, value in values.items():
-        if not isinstance(value, dict) or not value or depth == _MAX_DEPTH:
-            yield f"{prefix}{name}", _value(value)
-        elif "value" in value:
-            yield f"{prefix}{name}", _figure(name, value)
+        if not isinstance(value, dict) or value.keys() <= {"label", "on"} or depth == _MAX_DEPTH:
+            yield f"{prefix}{name}", _number(name, value) + (f" ({origin})" if origin else "")
+            continue
+        inner = {key: item for key, item in value.items() if key not in ("label", "on")}
+        stated = ", ".join(_value(value[key]) for key in ("label", "on") if key in value) or origin
+        if "value" in inner:
+            yield f"{prefix}{name}", _figure(name, inner, stated)
         else:
-            yield from _free_rows(value, f"{prefix}{name}.", depth + 1)
+            yield from _free_rows(inner, f"{prefix}{name}.", depth + 1, stated)
 
 
-def _figure(name: str, figure: Mapping[str, JsonValue]) -> str:
-    """Return a figure with its unit, and in brackets its label (measured, estimated ...) and the rest."""
+def _figure(name: str, figure: Mapping[str, JsonValue], origin: str) -> str:
+    unit = figure.get("unit")
+    rest = [f"{key} {_value(item)}" for key, item in figure.items() if key not in ("value", "unit")]
+    text = _number(name, figure["value"], unit if isinstance(unit, str) else None)
+    notes = ", ".join(([origin] if origin else []) + rest)
+    return f"{text} ({notes})" if notes else text
+
+
+def _number(name: str, value: JsonValue, unit: str | None = None) -> str:
+    """Return a value with its unit, which figures and limits of known names have without stating it."""
     from edgekit_toolkit.report.figures import FIGURES, show
 
-    value, unit = figure["value"], figure.get("unit", FIGURES.get(name, ("", ""))[1])
-    text = _value(value)
-    if isinstance(value, (int, float)) and abs(value) < _MAX_SHOWN and isinstance(unit, str) and unit:
-        text = show(value, unit)
-    rest = [
-        _value(figure[key]) if key in ("label", "on") else f"{key} {_value(figure[key])}"
-        for key in figure
-        if key not in ("value", "unit")
-    ]
-    return f"{text} ({', '.join(rest)})" if rest else text
+    unit = unit or FIGURES.get(name, ("", ""))[1]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not unit or abs(value) > _MAX_SHOWN:
+        return _value(value)
+    return show(value, unit)
 
 
 def _value(value: JsonValue) -> str:
@@ -223,6 +232,10 @@ def _value(value: JsonValue) -> str:
 
     if isinstance(value, str):
         return value
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < _MAX_WHOLE else f"{value:.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return json.dumps(value, ensure_ascii=False)
