@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-# One worker runs them all: they share an environment that takes seconds to make.
-pytestmark = pytest.mark.xdist_group("environments")
-
 ROOT = Path(__file__).parents[1]
 # A stand-in for our command line: tells what the launcher handed over, and ends with a code of its own.
 ECHO_CLI = """

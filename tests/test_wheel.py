@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-# One worker runs them all: they share an environment that takes seconds to make.
-pytestmark = pytest.mark.xdist_group("environments")
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "edgekit_runtime": "device_runtime",
