@@ -5,13 +5,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from tests.toolkit.package_sample import write_linear
+from onnx import helper
+from tests.toolkit.package_sample import make_model, tensor, write_linear, write_model
 
 from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.evidence import evidence_path, write_evidence
+from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.commands.inspect import command
 from edgekit_toolkit.sign import StatementSigner, load_signer
@@ -194,6 +197,21 @@ def test_hostile_names_are_neither_markup_nor_commands(path: Path) -> None:
     assert "[red]x[/red] :smile:" in result.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", result.stdout)
     assert not [line for line in result.stdout.splitlines() if line.startswith("UNVERIFIED")]
+
+
+def test_golden_tensors_are_shown_as_they_are_stored(path: Path) -> None:
+    golden = Golden(
+        (GoldenInput("x", "float32", (1, 4), "golden/x.bin", Codes("uint8", 0.5, -1.0, (1, 2))),),
+        (GoldenOutput("y", "float32", (1, 2), "golden/y.bin", 1e-5, 0.0, every=2),),
+    )
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [tensor("x", [1, 4])], [tensor("y", [1, 2])]
+    )
+    text = flat(
+        invoke(write_model(path, model, np.zeros(2, np.uint8), np.zeros(1, np.float32), golden=golden))
+    )
+    assert "input x float32 [1, 4], uint8 codes * 0.5 + -1, each for [1, 2] values" in text
+    assert "output y float32 [1, 2], within 1e-05 + 0 * |expected|, every 2. value" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -182,12 +182,14 @@ def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
 
 def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
     for tensor in golden.inputs:
-        codes = tensor.codes
-        stored = f", {codes.dtype} codes * {codes.scale:g} + {codes.offset:g}" if codes else ""
-        yield "input", tensor.name, _type(tensor.dtype, tensor.shape) + stored
+        text, codes = _type(tensor.dtype, tensor.shape), tensor.codes
+        if codes:
+            text += f", {codes.dtype} codes * {codes.scale:g} + {codes.offset:g}"
+            text += "" if codes.repeat is None else f", each for {list(codes.repeat)} values"
+        yield "input", tensor.name, text
     for output in golden.outputs:
-        tolerance = f", within {output.atol:g} + {output.rtol:g} * |expected|"
-        yield "output", output.name, _type(output.dtype, output.shape) + tolerance
+        text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
+        yield "output", output.name, text + ("" if output.every == 1 else f", every {output.every}. value")
 
 
 def _free_rows(
