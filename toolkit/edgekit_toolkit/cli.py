@@ -25,7 +25,7 @@ COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit co
 
 # In the order of a first use; the text is what `edgekit --help` shows.
 COMMANDS = {
-    "package": "Turn a trained model into a signed package that keeps a device's budget.",
+    "package": "Turn a model into a signed package that keeps a budget.",
     "targets": "List the targets, or show one.",
     "inspect": "Show what a package or a model holds.",
     "verify": "Check a package's form, digests and signature.",
