@@ -90,13 +90,12 @@ def _read_ts(path: Path) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
     return series, np.array(labels, dtype=np.int64)
 
 
-def _official_split(name: str, prepare: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Split:
-    """The official training and test parts of one of aeon's problems, each series prepared."""
-    arrays = []
-    for part in ("TRAIN", "TEST"):
-        series, labels = _read_ts(_data_file("aeon", f"aeon/datasets/data/{name}/{name}_{part}.ts"))
-        arrays += [np.stack([prepare(one) for one in series]), labels]
-    return Split(*arrays)
+def _read_prepared(
+    name: str, part: str, prepare: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """One official part (`TRAIN` or `TEST`) of one of aeon's problems, each series prepared."""
+    series, labels = _read_ts(_data_file("aeon", f"aeon/datasets/data/{name}/{name}_{part}.ts"))
+    return np.stack([prepare(one) for one in series]), labels
 
 
 def _pad_frames(series: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -106,9 +105,11 @@ def _pad_frames(series: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def load_japanese_vowels() -> Split:
     """JapaneseVowels: [N, 12, 29] LPC cepstra, zero-padded; official split, 270 and 370."""
-    return _official_split("JapaneseVowels", _pad_frames)
+    train, held_out = (_read_prepared("JapaneseVowels", part, _pad_frames) for part in ("TRAIN", "TEST"))
+    return Split(*train, *held_out)
 
 
 def load_italy_power() -> Split:
     """ItalyPowerDemand: [N, 1, 24], a day's hourly demand as z-scores; official split, 67 and 1,029."""
-    return _official_split("ItalyPowerDemand", lambda series: series)
+    train, held_out = (_read_prepared("ItalyPowerDemand", part, np.asarray) for part in ("TRAIN", "TEST"))
+    return Split(*train, *held_out)

@@ -41,6 +41,7 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in itertools.pairwise(children):
             if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+                assert isinstance(conv, nn.Conv1d | nn.Conv2d)
                 setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(module, norm_name, nn.Identity())
     return folded
@@ -68,7 +69,7 @@ def to_onnx(network: nn.Module, input_name: str, sample_shape: tuple[int, ...]) 
     model = program.model_proto
     _strip_traces(model)
     onnx.checker.check_model(model, full_check=True)
-    return model.SerializeToString(deterministic=True)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _strip_traces(model: onnx.ModelProto) -> None:

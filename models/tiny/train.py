@@ -123,7 +123,7 @@ def fit(name: str, x: Tensor, y: Tensor) -> nn.Sequential:
     started_s = time.monotonic()
     for epoch in range(1, recipe.epochs + 1):
         losses = []
-        for chosen in torch.randperm(len(x), generator=generator).split(recipe.batch_size)[:batches]:
+        for chosen in torch.split(torch.randperm(len(x), generator=generator), recipe.batch_size)[:batches]:
             loss = criterion(network(recipe.augment(x[chosen], generator)), y[chosen])
             optimizer.zero_grad()
             loss.backward()
