@@ -16,7 +16,7 @@ from edgekit_toolkit.graph import opset
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.forms import Form, build
-from edgekit_toolkit.quantize.plan import COMPUTE, Plan, float_tensors, kernel_names
+from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import (
@@ -29,7 +29,9 @@ from edgekit_toolkit.quantize.sensitivity import (
 )
 
 _MIN_QDQ_OPSET = 13
-_MAX_RELEASED = 8
+_MAX_RELEASED = 6
+# A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
+_PER_TENSOR_LOSS_DB = 1.0
 # Of the time of the search, what measuring single blocks may take; the rest is for releasing them.
 _BLOCKS_SHARE = 0.6
 _FIDELITY_SAMPLES = 16
@@ -89,11 +91,10 @@ def find_candidates(
         scheme: the quantized form that the target's engine runs.
         kinds: forms that the target's engine runs.
         threads: threads of the engine here.
-        time_limit_s: for the mixed-precision search; everything before it is always done.
+        time_limit_s: for measuring single layers and mixing precisions; what comes before is always done.
         progress: called with what is done now, how much of it is done and how much there is.
         clock: seconds since any moment.
     """
-    start = clock()
     fidelity = Fidelity(model, _fidelity_samples(model, calibration, threads), threads=threads)
     found = Found(
         [Candidate("float32", Form(forms.FLOAT32), _must(build(model, Form(forms.FLOAT32))), 200.0)]
@@ -117,8 +118,9 @@ def find_candidates(
         return found
     best = _static(model, calibration, scheme, threads, fidelity, found, progress)
     if best is not None:
-        deadlines = [start + time_limit_s * share for share in (_BLOCKS_SHARE, 1.0)]
-        _mixed(model, best, fidelity, found, progress, [lambda at=at: clock() > at for at in deadlines])  # type: ignore[misc]
+        start = clock()
+        blocks_end, end = start + _BLOCKS_SHARE * time_limit_s, start + time_limit_s
+        _mixed(model, best, fidelity, found, progress, (lambda: clock() > blocks_end, lambda: clock() > end))
     return found
 
 
@@ -183,7 +185,7 @@ def _static(
         done += 1
         progress("calibrating", done, None)
 
-    ranges = collect(model, sorted(float_tensors(model)), calibration, threads=threads, progress=count)
+    ranges = collect(model, touched_tensors(model, everything), calibration, threads=threads, progress=count)
     factors = find_factors(model, ranges)
     whole = {name: item.whole() for name, item in ranges.items()}
     balanced = {name: item.whole() for name, item in apply_to_ranges(model, ranges, factors).items()}
@@ -204,13 +206,28 @@ def _static(
             plan = Plan(scheme, frozenset(names), balanced if equal else whole, per_channel)
             form = Form(forms.STATIC_INT8, plan, factors if equal else {})
             candidate = _add(found, f"int8 {label}, {where}", model, form, fidelity)
-            if candidate is not None and per_channel:
+            if candidate is not None:
                 rivals.append(candidate)
-        # Of the per-channel variants only the better one goes on: they differ in nothing but noise.
-        for loser in sorted(rivals, key=lambda one: -one.snr_db)[1:]:
-            found.candidates.remove(loser)
-        made.extend(sorted(rivals, key=lambda one: -one.snr_db)[:1])
-    return max(made, key=lambda one: one.snr_db, default=None)
+        made.extend(_best(rivals, found))
+    return max((one for one in made if one.form.plan and one.form.plan.per_channel), key=_snr, default=None)
+
+
+def _snr(candidate: Candidate) -> float:
+    return candidate.snr_db
+
+
+def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
+    """Keep the better per-channel variant, and the per-tensor one where it is nearly as good: it is smaller."""
+    per_channel = sorted((one for one in rivals if one.form.plan and one.form.plan.per_channel), key=_snr)
+    kept = per_channel[-1:]
+    for one in rivals:
+        if one in kept:
+            continue
+        if one in per_channel or (kept and one.snr_db < kept[0].snr_db - _PER_TENSOR_LOSS_DB):
+            found.candidates.remove(one)
+        else:
+            kept.append(one)
+    return kept
 
 
 def _mixed(

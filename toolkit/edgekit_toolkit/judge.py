@@ -24,7 +24,7 @@ from edgekit_toolkit.targets import Target
 # Samples in a batch where the model leaves it free; one for models whose activations are large anyway.
 _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
-_LATENCY_LIMITS = LatencyLimits(min_rounds=7, max_rounds=60, time_limit_s=12.0)
+_LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
     "--search-seconds",
     "search_s",
     type=click.FloatRange(min=0),
-    default=75.0,
+    default=60.0,
     show_default=True,
     help="Time for the mixed-precision search.",
 )

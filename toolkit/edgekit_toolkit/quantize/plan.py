@@ -1,6 +1,6 @@
 """What is quantized and how: the plan that the search varies and a recipe stores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +97,18 @@ def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
         for value in values
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name in exist
     )
+
+
+def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
+    """Float activations whose range a plan with these kernels needs, sorted."""
+    index, floats = GraphIndex(model.graph), float_tensors(model)
+    names: set[str] = set()
+    for kernel in kernels:
+        node = index.producers[kernel]
+        names.update(node.input)
+        names.add(kernel_output(index, node))
+        names.add(node.output[0])  # the channels of a convolution are balanced here, before its activation
+    return sorted(names & floats)
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:

@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.graph import GraphIndex, remove_unused_initializers
+from edgekit_toolkit.graph import GraphIndex, attribute, remove_unused_initializers
 from edgekit_toolkit.passes.fold_affine import as_affine
 from edgekit_toolkit.quantize.plan import (
     COMPUTE,
@@ -25,6 +25,8 @@ from edgekit_toolkit.quantize.plan import (
 )
 from edgekit_toolkit.quantize.scheme import Affine, activation_params, quantize_weight
 
+# What onnxruntime's WeightBiasQuantization looks at.
+_REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 # A shift of fewer steps than this would change the scale by more than a few percent.
 _MIN_STEPS = 8
 
@@ -78,7 +80,7 @@ class _Writer:
             elif node.output and node.output[0] in self.rereads:
                 continue
             elif id(node) not in absorbed:
-                self._read_codes(copy)
+                self._read_codes(node, copy)
             self.nodes.append(copy)
             for position, name in enumerate(node.output):
                 if name in self.produced:
@@ -170,11 +172,40 @@ class _Writer:
             if name in self.index.initializers:
                 copy.input[position] = self._constant(name)
 
-    def _read_codes(self, copy: onnx.NodeProto) -> None:
+    def _read_codes(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         """A float node reads what an integer kernel made through the pair, so that the kernel can fuse."""
         for position, name in enumerate(copy.input):
-            if name in self.produced:
-                copy.input[position] = self._pair(name, None)
+            if name not in self.produced:
+                continue
+            channels = self._shield_channels(node) if position == 0 else None
+            copy.input[position] = self._pair(name, None) if channels is None else self._shield(name, channels)
+
+    def _shield_channels(self, node: onnx.NodeProto) -> int | None:
+        """Input channels of a float product with constant weights that would read codes; None for other nodes."""
+        weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
+        if weight is None:
+            return None
+        if node.op_type == "Conv":
+            return int(weight.shape[1] * attribute(node, "group", 1))
+        return int(weight.shape[1 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 0])
+
+    def _shield(self, name: str, channels: int) -> str:
+        """Dequantized side of tensor `name` with the same scale written once a channel.
+
+        onnxruntime quantizes float weights per tensor, unasked, where such a node stands between a
+        DequantizeLinear with one scale and a QuantizeLinear (its optimiser WeightBiasQuantization); on a
+        depthwise convolution that we keep in float for its accuracy this costs more than quantizing it well.
+        """
+        floats = f"{name}_dq{channels}"
+        if floats not in self.stored:
+            self.stored.add(floats)
+            self._pair(name, None)
+            params = self._param(name)
+            wide = Affine(np.full(channels, params.scale), np.full(channels, params.zero_point))
+            scale, zero = self._store(floats, wide)
+            inputs = [f"{self.rereads.get(name, name)}_q", scale, zero]
+            self.nodes.append(helper.make_node("DequantizeLinear", inputs, [floats], name=floats, axis=1))
+        return floats
 
     def _write_output(self, copy: onnx.NodeProto, position: int, name: str) -> None:
         """Pair behind a kernel that makes a graph's output, which keeps its name on the float side."""

@@ -8,8 +8,11 @@ and every step is measured again on the whole model, because nearly is not exact
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.graph import GraphIndex
@@ -18,6 +21,9 @@ from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.qdq import write_qdq
 
 Block = tuple[str, ...]
+
+# Smaller probabilities are the tail that no decision depends on.
+_LEAST_PROBABILITY = 1e-6
 
 
 class Fidelity:
@@ -32,6 +38,9 @@ class Fidelity:
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], *, threads: int) -> None:
         self.samples = samples
         self.threads = threads
+        index = GraphIndex(model.graph)
+        producers = [index.producers.get(value.name) for value in model.graph.output]
+        self._softmax = [node is not None and node.op_type == "Softmax" for node in producers]
         session = session_for(model, threads=threads)
         self.reference = [run_session(session, feeds) for feeds in samples]
 
@@ -40,14 +49,28 @@ class Fidelity:
         session = session_for(variant, threads=self.threads)
         ratios = []
         for feeds, expected in zip(self.samples, self.reference, strict=True):
-            for value, reference in zip(run_session(session, feeds), expected, strict=True):
+            for value, reference, softmax in zip(
+                run_session(session, feeds), expected, self._softmax, strict=True
+            ):
                 if not np.issubdtype(reference.dtype, np.floating) or not reference.size:
                     continue
-                error = float(((value.astype(np.float64) - reference) ** 2).sum())
-                power = float((reference.astype(np.float64) ** 2).sum())
-                ratios.append(error / max(power, 1e-30))
+                want, got = (_comparable(array, softmax=softmax) for array in (reference, value))
+                ratios.append(float(((got - want) ** 2).sum()) / max(float((want**2).sum()), 1e-30))
         noise = float(np.mean(ratios)) if ratios else 0.0
         return noise if np.isfinite(noise) else np.inf
+
+
+def _comparable(value: NDArray[Any], *, softmax: bool) -> NDArray[np.float64]:
+    """Values whose squared error means the same everywhere; of a softmax, its logits up to a constant.
+
+    Probabilities near 0 and 1 hide errors that decide between classes, and hide all of them once the class flips.
+    """
+    values = value.astype(np.float64)
+    if not softmax:
+        return values
+    logits = np.log(np.maximum(values, _LEAST_PROBABILITY))
+    result: NDArray[np.float64] = logits - logits.mean(axis=-1, keepdims=True)
+    return result
 
 
 def decibel(noise: float) -> float:
