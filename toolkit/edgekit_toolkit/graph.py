@@ -3,17 +3,26 @@
 It does not change the graph; a pass that does builds a new index.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from edgekit_toolkit.nesting import graphs
+
+# Size of each axis; None where it is not a number.
+Shape = tuple[int | None, ...]
+
 
 class GraphIndex:
     """Producers, consumers and constants of one graph (sub-graphs of control flow are seen as readers).
+
+    Args:
+        graph: to index.
+        shapes: shapes of tensors where they are known better than the graph records them.
 
     Attributes:
         graph: the graph that was indexed.
@@ -22,8 +31,10 @@ class GraphIndex:
         outputs: names of the graph's outputs.
     """
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape] | None = None) -> None:
         self.graph = graph
+        self._shapes = shapes
+        self._replaceable = {value.name for value in graph.input}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.producers = {name: node for node in graph.node for name in node.output if name}
         self.outputs = {value.name for value in graph.output}
@@ -42,9 +53,23 @@ class GraphIndex:
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """Value of initializer `name`, or None where the tensor is not an initializer."""
-        tensor = self.initializers.get(name)
+        """Value of initializer `name`; None for other tensors and for defaults that a caller may replace."""
+        tensor = None if name in self._replaceable else self.initializers.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Shapes that were given or, without those, the ones that the graph records."""
+        return recorded_shapes(self.graph) if self._shapes is None else self._shapes
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All tensor names of the graph and of the graphs inside it."""
+        found = {value.name for value in (*self.graph.input, *self.graph.output)} | self.initializers.keys()
+        for graph in graphs(self.graph):
+            found.update(tensor.name for tensor in graph.initializer)
+            found.update(name for node in graph.node for name in (*node.input, *node.output))
+        return frozenset(found)
 
 
 def reads(node: onnx.NodeProto) -> Iterable[str]:
@@ -56,6 +81,37 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
             for inner in graph.node:
                 yield from reads(inner)
             yield from (value.name for value in graph.output)
+
+
+def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+    """Shape of each input, output and annotated tensor whose rank is recorded."""
+    return {
+        value.name: tuple(
+            int(dim.dim_value) if dim.HasField("dim_value") else None
+            for dim in value.type.tensor_type.shape.dim
+        )
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Shape of each tensor of the top-level graph whose rank can be inferred."""
+    return recorded_shapes(onnx.shape_inference.infer_shapes(model).graph)
+
+
+def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
+    """Names of the float32 activations of the top-level graph that are known to have that type."""
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    exist = {name for node in model.graph.node for name in node.output} | {
+        value.name for value in model.graph.input
+    }
+    exist -= {tensor.name for tensor in model.graph.initializer}
+    return frozenset(
+        value.name
+        for value in values
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name in exist
+    )
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
@@ -72,8 +128,9 @@ def opset(model: onnx.ModelProto) -> int:
 
 
 def remove_unused_initializers(graph: onnx.GraphProto) -> None:
-    """Drop initializers that nothing reads, in place."""
-    used = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
+    """Drop initializers that nothing reads, in place; the default value of an input stays."""
+    used = {name for node in graph.node for name in reads(node)}
+    used |= {value.name for value in (*graph.input, *graph.output)}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     if len(kept) != len(graph.initializer):
         del graph.initializer[:]
@@ -109,9 +166,8 @@ def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
 
 def fresh_name(index: GraphIndex, stem: str) -> str:
     """A tensor name that starts with `stem` and that the graph does not use yet."""
-    taken = index.initializers.keys() | index.producers.keys() | {value.name for value in index.graph.input}
     name, count = stem, 0
-    while name in taken:
+    while name in index.names or name in index.initializers:
         count += 1
         name = f"{stem}_{count}"
     return name

@@ -7,8 +7,11 @@ convolutions and none for transposed ones.
 Source: W. Shi et al., Is the deconvolution layer the same as a convolutional layer?, 2016.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper
 
 from edgekit_toolkit.graph import (
@@ -16,16 +19,20 @@ from edgekit_toolkit.graph import (
     add_constant,
     attribute,
     fresh_name,
+    opset,
     remove_unused_initializers,
     replace_nodes,
 )
+
+# The order of channels that the weights are laid out for, DepthToSpace's CRD mode, is that old.
+_MIN_OPSET = 11
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` without transposed convolutions that do not overlap."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    while _rewrite_one(result.graph):
+    while opset(model) >= _MIN_OPSET and _rewrite_one(result.graph):
         pass
     remove_unused_initializers(result.graph)
     return result
@@ -34,11 +41,10 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 def _rewrite_one(graph: onnx.GraphProto) -> bool:
     index = GraphIndex(graph)
     for node in graph.node:
-        block = _block(index, node)
-        if block is None:
+        weight = index.constant(node.input[1]) if node.op_type == "ConvTranspose" else None
+        block = None if weight is None else _block(index, node, weight)
+        if weight is None or block is None:
             continue
-        weight = index.constant(node.input[1])
-        assert weight is not None
         ins, outs = weight.shape[:2]
         # DepthToSpace in CRD mode reads channel c * block * block + row * block + column.
         pointwise = weight.transpose(1, 2, 3, 0).reshape(outs * block * block, ins, 1, 1)
@@ -59,15 +65,14 @@ def _rewrite_one(graph: onnx.GraphProto) -> bool:
     return False
 
 
-def _block(index: GraphIndex, node: onnx.NodeProto) -> int | None:
-    """The block size where the node is a transposed convolution without overlap, else None."""
-    if node.op_type != "ConvTranspose" or attribute(node, "group", 1) != 1:
+def _block(index: GraphIndex, node: onnx.NodeProto, weight: NDArray[Any]) -> int | None:
+    """The block size where a transposed convolution does not overlap, else None."""
+    has_bias = len(node.input) > 2 and node.input[2] != ""
+    if weight.dtype != np.float32 or weight.ndim != 4:
         return None
-    weight = index.constant(node.input[1])
-    bias = index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.float32(0)
-    if weight is None or bias is None or weight.dtype != np.float32 or weight.ndim != 4:
+    if attribute(node, "group", 1) != 1 or (has_bias and index.constant(node.input[2]) is None):
         return None
-    block = weight.shape[2]
+    block: int = weight.shape[2]
     plain = (
         weight.shape[3] == block
         and list(attribute(node, "strides", [])) == [block, block]

@@ -1,13 +1,14 @@
 """Write x + x * g as x * (1 + g) where the gate g is much smaller than x.
 
-A squeeze-and-excite block with a residual path costs two passes over the full tensor; adding 1 to the gate, one value a channel, leaves one.
+A squeeze-and-excite block with a residual path costs two passes over the full tensor; adding 1 to the gate,
+one value a channel, leaves one.
 """
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.graph import GraphIndex, add_constant, fresh_name, replace_nodes
+from edgekit_toolkit.graph import GraphIndex, add_constant, float_tensors, fresh_name, replace_nodes
 
 # A gate of one value a channel comes from one of these, through a chain that keeps its 1x1 size.
 _POOLS = {"GlobalAveragePool", "GlobalMaxPool"}
@@ -18,15 +19,17 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which gated residuals are single products."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    while _distribute_one(result.graph):
+    # Names keep their types: the new nodes make one new tensor, which is no source of another gate.
+    floats = float_tensors(onnx.shape_inference.infer_shapes(model))
+    while _distribute_one(result.graph, floats):
         pass
     return result
 
 
-def _distribute_one(graph: onnx.GraphProto) -> bool:
+def _distribute_one(graph: onnx.GraphProto, floats: frozenset[str]) -> bool:
     index = GraphIndex(graph)
     for add in graph.node:
-        if add.op_type != "Add":
+        if add.op_type != "Add" or add.output[0] not in floats:
             continue
         for at in (0, 1):
             mul, source = index.producers.get(add.input[at]), add.input[1 - at]
@@ -46,9 +49,9 @@ def _distribute_one(graph: onnx.GraphProto) -> bool:
 
 def _is_gate(index: GraphIndex, name: str) -> bool:
     node = index.producers.get(name)
-    while node is not None and node.op_type in _KEEPS_SIZE:
-        node = index.producers.get(next((n for n in node.input if n not in index.initializers), ""))
-    return node is not None and node.op_type in _POOLS
+    if node is None or node.op_type not in _KEEPS_SIZE:
+        return node is not None and node.op_type in _POOLS
+    return all(_is_gate(index, other) for other in node.input if other and other not in index.initializers)
 
 
 def _write(index: GraphIndex, add: onnx.NodeProto, mul: onnx.NodeProto, source: str, gate: str) -> None:

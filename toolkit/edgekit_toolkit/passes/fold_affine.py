@@ -1,4 +1,4 @@
-"""Fold scalings and shifts by constants into the convolution or Gemm before or after them.
+"""Fold scalings and shifts by constants into the convolution before or after them.
 
 Exporters leave `Mul`, `Add`, `Div`, `Sub` and `BatchNormalization` by constants around convolutions (PP-OCR's
 learnable affine blocks have two after each activation). Each costs a pass over the tensor, which after
@@ -7,6 +7,7 @@ quantization weighs as much as the convolution itself. The engine folds only bat
 It does not fold a shift into a convolution that pads: the border would see the shift missing.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,10 @@ from onnx import helper
 
 from edgekit_toolkit.graph import (
     GraphIndex,
+    Shape,
     add_constant,
     attribute,
+    inferred_shapes,
     remove_unused_initializers,
     replace_nodes,
 )
@@ -26,25 +29,28 @@ Float = NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """`output = scale * source + shift`; float64 [] or [channels] each."""
+    """`output = scale * source + shift`; float64 [] or [channels] each, from constants of shape `operand`."""
 
     source: str
     scale: Float
     shift: Float
+    operand: tuple[int, ...]
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which constant scalings and shifts are part of the weights."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    while _fold_one(result.graph):
+    # They hold to the end: a fold keeps the shape of every tensor that stays.
+    shapes = inferred_shapes(model)
+    while _fold_one(result.graph, shapes):
         pass
     remove_unused_initializers(result.graph)
     return result
 
 
-def _fold_one(graph: onnx.GraphProto) -> bool:
-    index = GraphIndex(graph)
+def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
+    index = GraphIndex(graph, shapes)
     for node in graph.node:
         affine = as_affine(index, node)
         if affine is None:
@@ -70,17 +76,27 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
     at = 0 if values[0] is not None else 1
     if at == 0 and node.op_type in {"Div", "Sub"}:
         return None
-    constant = _per_channel(values[at])
-    if constant is None or (node.op_type == "Div" and not constant.all()):
+    operand = values[at]
+    constant = _per_channel(operand)
+    if operand is None or constant is None or (node.op_type == "Div" and not constant.all()):
         return None
-    zero, one = np.float64(0), np.float64(1)
-    scale, shift = {
-        "Mul": lambda: (constant, zero),
-        "Div": lambda: (1 / constant, zero),
-        "Add": lambda: (one, constant),
-        "Sub": lambda: (one, -constant),
-    }[node.op_type]()
-    return Affine(node.input[1 - at], np.asarray(scale), np.asarray(shift))
+    scale, shift = np.ones(()), np.zeros(())
+    if node.op_type in {"Mul", "Div"}:
+        scale = constant if node.op_type == "Mul" else 1 / constant
+    else:
+        shift = constant if node.op_type == "Add" else -constant
+    return Affine(node.input[1 - at], np.asarray(scale), np.asarray(shift), operand.shape)
+
+
+def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
+    """Whether the constants are known not to widen the source: [1, 1] would make a matrix of a vector."""
+    if not affine.operand:
+        return True
+    shape = index.shapes.get(affine.source)
+    if shape is None or len(affine.operand) > len(shape):
+        return False
+    aligned = zip(reversed(affine.operand), reversed(shape), strict=False)
+    return all(size in {1, known} for size, known in aligned)
 
 
 def _batch_normalization(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
@@ -89,11 +105,11 @@ def _batch_normalization(index: GraphIndex, node: onnx.NodeProto) -> Affine | No
         return None
     gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in parameters)
     scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-    return Affine(node.input[0], scale, beta - mean * scale)
+    return Affine(node.input[0], scale, beta - mean * scale, ())
 
 
 def _per_channel(value: NDArray[Any] | None) -> Float | None:
-    """The constant as float64 [] or [channels] of an N-C-spatial tensor; None for any other shape or dtype."""
+    """The constant as float64 [] or [channels] of an N-C-H-W tensor; None for any other shape or dtype."""
     if value is None or value.dtype != np.float32 or not np.isfinite(value).all():
         return None
     if value.size == 1 and value.ndim <= 4:
@@ -143,7 +159,7 @@ def _set_weights(index: GraphIndex, node: onnx.NodeProto, weight: Float, bias: F
 
 
 def _fold_backward(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> bool:
-    """conv -> affine becomes conv."""
+    """Turn conv -> affine into conv."""
     conv = index.producers.get(affine.source)
     if conv is None or not index.only_feeds(affine.source, node):
         return False
@@ -165,19 +181,19 @@ def _fold_backward(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> b
 
 
 def _fold_forward(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> bool:
-    """affine -> convs becomes convs."""
+    """Turn affine -> convs into convs."""
     convs = index.consumers(node.output[0])
-    if not convs or node.output[0] in index.outputs:
+    if not convs or node.output[0] in index.outputs or not keeps_shape(index, affine):
         return False
-    found = [_weights(index, conv) if conv.input[0] == node.output[0] else None for conv in convs]
-    shifts = bool(affine.shift.any())
-    for conv, weights in zip(convs, found, strict=True):
-        if weights is None or conv.op_type != "Conv" or (shifts and _pads(conv)):
+    folds = []
+    for conv in convs:
+        weights = _weights(index, conv) if conv.input[0] == node.output[0] else None
+        if weights is None or conv.op_type != "Conv" or (affine.shift.any() and _pads(conv)):
             return False
         if not _fits(affine, weights.weight.shape[1] * attribute(conv, "group", 1)):
             return False
-    for conv, weights in zip(convs, found, strict=True):
-        assert weights is not None
+        folds.append((conv, weights))
+    for conv, weights in folds:
         _scale_inputs(index, conv, weights, affine)
         conv.input[0] = affine.source
     replace_nodes(index.graph, [node], [])
@@ -200,7 +216,7 @@ def _scale_inputs(index: GraphIndex, conv: onnx.NodeProto, weights: _Weights, af
 
 
 def _swap(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> bool:
-    """mul -> add -> padded convs becomes add -> mul -> convs, so that the scaling can fold forward."""
+    """Turn mul -> add -> padded convs into add -> mul -> convs, so that the scaling can fold forward."""
     if affine.shift.any() or affine.scale.ndim or not affine.scale or node.output[0] in index.outputs:
         return False
     readers = index.consumers(node.output[0])
@@ -211,6 +227,7 @@ def _swap(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> bool:
     convs = index.consumers(shift_node.output[0])
     if (
         shift is None
+        or not (keeps_shape(index, affine) and keeps_shape(index, shift))
         or not convs
         or any(conv.op_type != "Conv" or conv.input[0] != shift_node.output[0] for conv in convs)
     ):

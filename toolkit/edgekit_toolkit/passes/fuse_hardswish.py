@@ -1,7 +1,8 @@
-"""Write hard-swish, x * clip(x + 3, 0, 6) / 6, as `Mul(x, HardSigmoid(x))`: two passes over the tensor instead of four.
+"""Write hard-swish, x * clip(x + 3, 0, 6) / 6, as `Mul(x, HardSigmoid(x))`.
 
-The division may have been folded away or moved; a spelling without it becomes `HardSigmoid` times 6.
-`HardSwish` itself is not used: onnxruntime expands it, and TensorRT's parser wants the expanded form as well.
+That is two passes over the tensor instead of four. The division may have been folded away or moved; a
+spelling without it becomes `HardSigmoid` times 6. `HardSwish` itself is not used: onnxruntime expands it,
+and TensorRT's parser wants the expanded form as well.
 
 Source: A. Howard et al., Searching for MobileNetV3, section 5.2, equation 6.
 """
@@ -10,7 +11,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.graph import GraphIndex, add_constant, remove_unused_initializers, replace_nodes
+from edgekit_toolkit.graph import (
+    GraphIndex,
+    add_constant,
+    fresh_name,
+    remove_unused_initializers,
+    replace_nodes,
+)
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,7 +50,7 @@ def _fuse_one(graph: onnx.GraphProto) -> bool:
 
 def _write(index: GraphIndex, add: onnx.NodeProto, clip: onnx.NodeProto, source: str) -> None:
     """Replace clip(source + 3, 0, 6), and the x * and / 6 after it where they are its only readers."""
-    gate = f"{clip.output[0]}_gate"
+    gate = fresh_name(index, f"{clip.output[0]}_gate")
     sigmoid = helper.make_node("HardSigmoid", [source], [gate], name=clip.name, alpha=1 / 6, beta=0.5)
     readers = index.consumers(clip.output[0])
     mul = readers[0] if len(readers) == 1 and clip.output[0] not in index.outputs else None
@@ -69,5 +76,8 @@ def _divides_by_6(index: GraphIndex, node: onnx.NodeProto, name: str) -> bool:
 
 
 def _scalar(index: GraphIndex, name: str) -> float | None:
+    """Value of a float32 constant that can neither widen nor convert what it meets, or None."""
     value = index.constant(name)
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+    if value is None or value.dtype != np.float32 or value.shape not in {(), (1,)}:
+        return None
+    return float(value.reshape(()))

@@ -1,4 +1,4 @@
-"""Merge two 1x1 convolutions with nothing between them into one, where that needs fewer weights and operations.
+"""Merge two 1x1 convolutions with nothing between them into one, where that needs fewer weights and work.
 
 The product of two linear maps is one linear map: W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
 It does not merge a bottleneck (a narrow middle), whose product is larger than its factors.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from edgekit_toolkit.graph import GraphIndex, attribute
+from edgekit_toolkit.graph import GraphIndex, attribute, float_tensors
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
@@ -83,20 +83,6 @@ def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[
 def _is_vector(index: GraphIndex, bias: str) -> bool:
     value = index.constant(bias) if bias else None
     return value is None or value.ndim == 1
-
-
-def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of the float32 activations of the top-level graph that are known to have that type."""
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    exist = {name for node in model.graph.node for name in node.output} | {
-        value.name for value in model.graph.input
-    }
-    exist -= {tensor.name for tensor in model.graph.initializer}
-    return frozenset(
-        value.name
-        for value in values
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name in exist
-    )
 
 
 def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
