@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from edgekit_toolkit.cli import main
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "edgekit_runtime": "device_runtime",
@@ -31,6 +33,22 @@ for name in names:
     importlib.import_module(name)
 found = [name for name in {sorted(NOT_ON_A_DEVICE)} if importlib.util.find_spec(name)]
 print(json.dumps({{"imported": names, "loaded": sorted(sys.modules), "found": found}}))
+"""
+
+# Verifies a package, runs its golden inputs, and fails unless the outputs are those that the host promised.
+SELF_TEST = """
+import sys
+from pathlib import Path
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.signing import TrustStore
+
+package = read_package(Path(sys.argv[1]), TrustStore.from_folder(Path(sys.argv[2])))
+result = run_selftest(open_session(package), package)
+assert result.checks
+print([check.message for check in result.checks])
+sys.exit(0 if result.passed else 1)
 """
 
 
@@ -99,3 +117,21 @@ def test_device_install_keeps_its_size_limits(device: Any) -> None:
     own_bytes = sum(size for name, size in sizes.items() if name.startswith("edgekit"))
     assert own_bytes <= 2_000_000
     assert sum(sizes.values()) <= 130_000_000, sizes.most_common(6)
+
+
+def test_package_made_on_the_host_passes_its_self_test_in_a_device_install(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The engines differ on purpose: the newest on the host, the one in requirements/device.txt here.
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    tiny = ROOT / "models" / "tiny" / "digits_cnn"
+    arguments = ["package", f"{tiny}.onnx", "--target", "x86-64", "--out", str(tmp_path)]
+    assert main([*arguments, "--calibration", f"{tiny}.calib.npz", "--eval", f"{tiny}.eval.npz"]) == 0
+    package = next(tmp_path.glob("*.edgepkg"))
+    result = subprocess.run(
+        [device.python, "-I", "-B", "-c", SELF_TEST, package, tmp_path / "keys"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
