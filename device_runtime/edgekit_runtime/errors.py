@@ -26,9 +26,31 @@ class DataError(EdgekitError):
 
 
 class BudgetError(EdgekitError):
-    """No candidate meets all limits at once."""
+    """No candidate meets all limits at once.
+
+    Attributes:
+        binding: names of the limits that stand in the way.
+        closest: id of the candidate that exceeds its limits least, where there is one.
+        needed: what would have to change, where that is known.
+        report: path of the report as JSON, where one was written.
+    """
 
     exit_code = 5
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        binding: tuple[str, ...] = (),
+        closest: str | None = None,
+        needed: str | None = None,
+        report: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.binding = binding
+        self.closest = closest
+        self.needed = needed
+        self.report = report
 
 
 class TargetError(EdgekitError):

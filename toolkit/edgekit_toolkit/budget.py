@@ -75,4 +75,6 @@ def parse_budget(text: str) -> Budget:
                 f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"
             )
         limits[name] = float(match.group(1)) * factors[suffix]
+        if not math.isfinite(limits[name]):
+            raise click.BadParameter(f"{part!r}: is more than a number can hold; leave the limit out")
     return Budget({**DEFAULT_LIMITS, **limits})

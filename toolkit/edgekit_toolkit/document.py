@@ -69,13 +69,13 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "package": None
         if published is None
         else {
-            "file": published.package.name,
+            "file": published.package,
             "bytes": published.size_bytes,
             "sha256": published.sha256,
             "key_id": published.key_id,
         },
-        "recipe": None if published is None else published.recipe.name,
-        "evidence": None if published is None else published.evidence.name,
+        "recipe": None if published is None else published.recipe,
+        "evidence": None if published is None else published.evidence,
         "provenance": {
             "tools": tool_versions(),
             "host": host_facts(),

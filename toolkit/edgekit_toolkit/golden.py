@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.errors import DataError
 from edgekit_runtime.golden import Codes, GoldenInput, GoldenOutput
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, generate_feeds
@@ -86,10 +87,18 @@ def golden_outputs(
         outputs: what the packaged model makes of the golden inputs.
         floats: what the float model makes of them; how far the two are apart is part of the tolerance.
         integer: whether the packaged model computes in int8.
+
+    Raises:
+        DataError: the float model gives NaN, which a self-test cannot compare.
     """
     described: list[GoldenOutput] = []
     artifacts: dict[str, bytes] = {}
     for position, (name, value) in enumerate(outputs.items()):
+        if floats[name].dtype.kind == "f" and np.isnan(floats[name]).any():
+            raise DataError(
+                f"output '{name}' is NaN for generated inputs in the range of the calibration samples; give"
+                " --calibration with real samples, whose range the model takes"
+            )
         path = f"golden/output{position}.bin"
         every = -(-value.size // _MAX_ELEMENTS)
         kept = np.ascontiguousarray(value).reshape(-1)[:: max(every, 1)]
@@ -104,10 +113,11 @@ def golden_outputs(
 
 
 def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> float:
-    if value.dtype.kind != "f" or not value.size:
+    if value.dtype.kind != "f":
         return 0.0
-    spread = float(reference.max()) - float(reference.min())
-    scale = max(spread, float(np.abs(reference).max()), 1e-6)
-    apart = float(np.abs(value.astype(np.float64) - reference).max())
+    finite = np.isfinite(value) & np.isfinite(reference)
+    known = reference[finite].astype(np.float64)
+    scale = max(float(np.ptp(known)), float(np.abs(known).max())) if known.size else 0.0
+    apart = float(np.abs(value[finite] - known).max(initial=0.0))
     share = _TOLERANCE["int8" if integer else "float"]
-    return float(np.float32(share * scale + (apart if integer else 0.0)))
+    return float(np.float32(share * max(scale, 1e-6) + (apart if integer else 0.0)))

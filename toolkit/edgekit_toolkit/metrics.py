@@ -127,15 +127,21 @@ def _load(name: str) -> Score:
     try:
         spec.loader.exec_module(module)
         found = getattr(module, function)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise DataError(f"metric {name!r}: {error!r} while loading {file}") from error
 
     def score(outputs: Outputs, reference: Outputs, labels: NDArray[np.int64] | None) -> NDArray[np.float64]:
         try:
             scores = np.atleast_1d(np.asarray(found(dict(outputs), dict(reference), labels), np.float64))
-        except Exception as error:  # whatever the user's function raises
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise DataError(f"metric {name!r} failed: {error!r}") from error
-        if scores.ndim != 1 or not np.isfinite(scores).all() or scores.min() < 0 or scores.max() > 1:
+        if (
+            scores.ndim != 1
+            or not scores.size
+            or not np.isfinite(scores).all()
+            or scores.min() < 0
+            or scores.max() > 1
+        ):
             raise DataError(f"metric {name!r} returned {scores!r}, expected scores 0..1, shape [samples]")
         return scores
 

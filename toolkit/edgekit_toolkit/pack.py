@@ -21,7 +21,6 @@ from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import tensor_specs
-from edgekit_toolkit.targets import Target
 
 MODEL_PATH = "model.onnx"
 
@@ -34,17 +33,17 @@ class Assembled:
     artifacts: Mapping[str, bytes]
 
 
-def assemble(recipe: Recipe, target: Target, floats: onnx.ModelProto, model: onnx.ModelProto) -> Assembled:
+def assemble(recipe: Recipe, floats: onnx.ModelProto, model: onnx.ModelProto) -> Assembled:
     """Return the package that a recipe describes.
 
     Args:
-        recipe: names, budget, figures, attachments and golden seed.
-        target: decides on the backend.
+        recipe: names, backend, budget, figures, attachments and golden seed.
         floats: the optimised float model, for the tolerance of the golden test.
         model: the packaged model.
 
     Raises:
         BackendError: the model does not run on the golden inputs.
+        DataError: the ranges do not suit the model: golden inputs are impossible, or give NaN.
     """
     inputs, outputs = tensor_specs(model)
     content = model.SerializeToString(deterministic=True)
@@ -70,7 +69,7 @@ def assemble(recipe: Recipe, target: Target, floats: onnx.ModelProto, model: onn
             Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
             for path in sorted(contents)
         ),
-        backend=_backend(target, recipe),
+        backend=_backend(recipe),
         golden=Golden(given, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
@@ -91,10 +90,10 @@ def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, np.ndarr
     return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
 
 
-def _backend(target: Target, recipe: Recipe) -> BackendChoice:
-    """TensorRT builds its engine on the device and has onnxruntime to fall back on; the rest runs there at once."""
+def _backend(recipe: Recipe) -> BackendChoice:
+    """TensorRT builds its engine on the device and can fall back on onnxruntime; the rest runs there."""
     ort = BackendChoice("ort", MODEL_PATH, {})
-    if target.backend.default != "tensorrt":
+    if recipe.backend != "tensorrt":
         return ort
     return BackendChoice("tensorrt", MODEL_PATH, {"fp16": True, "int8": recipe.form.plan is not None}, ort)
 

@@ -199,8 +199,7 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
             for place, one in enumerate(found.candidates)
         )
         packages = tuple(
-            assemble(recipe, request.target, floats, one.model)
-            for recipe, one in zip(recipes, found.candidates, strict=True)
+            assemble(recipe, floats, one.model) for recipe, one in zip(recipes, found.candidates, strict=True)
         )
         sizes = tuple(package_bytes(package, signer) for package in packages)
         measured = tuple(
@@ -288,6 +287,7 @@ def _recipe(
         name=request.name,
         version=request.version,
         target=request.target.name,
+        backend=request.target.backend.default,
         source_sha256=source.sha256,
         batch=request.batch,
         dims=dims,

@@ -1,10 +1,13 @@
 """Write what a run decided: package, evidence, recipe and report, each whole or not at all."""
 
+import contextlib
 import datetime
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import onnx
 
 from edgekit_runtime import __version__
 from edgekit_runtime.archive import write_package
-from edgekit_runtime.errors import BackendError, OutputError, RecipeError
+from edgekit_runtime.errors import BackendError, DataError, ManifestError, OutputError, RecipeError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
 from edgekit_toolkit.importers.onnx import load_onnx
@@ -23,57 +26,108 @@ from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
 from edgekit_toolkit.recipe import Recipe, tool_versions
 from edgekit_toolkit.sign import StatementSigner
-from edgekit_toolkit.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Files that were written."""
+    """Names of the files that were written, with size, digest and key of the package."""
 
-    package: Path
-    evidence: Path
-    recipe: Path
+    package: str
+    evidence: str
+    recipe: str
     size_bytes: int
     sha256: str
     key_id: str
 
 
+@contextlib.contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make the output folder before any work is done for it; after an error it is as before.
+
+    Folders that were made are removed again, unless something lies in them.
+
+    Raises:
+        OutputError: it cannot be made or written to.
+    """
+    made: list[Path] = []
+    try:
+        try:
+            made.extend(path for path in (folder, *folder.parents) if not path.exists())
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"the output folder {folder} cannot be made: {error.strerror}; choose another by -o"
+            ) from error
+        _check_writable(folder)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty, or never made
+            for path in made:
+                path.rmdir()
+        raise
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"the output folder {folder} is not writable; choose another by -o")
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder in `folder`; its files move there together when the block ends without an error.
+
+    A full disk or an interrupt therefore leaves what was there before, or everything new. Only SIGKILL or a
+    power cut leaves the staging folder itself, `.edgekit-*`.
+
+    Raises:
+        OutputError: `folder` cannot be written to.
+    """
+    try:
+        stage = Path(tempfile.mkdtemp(prefix=".edgekit-", dir=folder))
+        try:
+            yield stage
+            try:
+                _move_files(stage, folder)
+            except KeyboardInterrupt:
+                _move_files(stage, folder)  # the rest of it: files of two runs would not fit together
+                raise
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into {folder}: {error.strerror or error}; free space, or choose another by -o"
+        ) from error
+
+
+def _move_files(stage: Path, folder: Path) -> None:
+    for path in sorted(stage.iterdir()):
+        path.replace(folder / path.name)
+
+
 def publish(
     assembled: Assembled, recipe: Recipe, evidence: Mapping[str, Any], folder: Path, signer: StatementSigner
 ) -> Published:
-    """Write package, evidence and recipe into `folder`.
+    """Write package, evidence and recipe into `folder`, which exists.
 
     Raises:
-        OutputError: the folder cannot be made, or a file cannot be written; an earlier package stays as it was.
+        OutputError: a file cannot be written.
     """
-    make_folder(folder)
     path = folder / assembled.manifest.file_name
     write_package(path, assembled.manifest, assembled.artifacts, signer)
     recipe_path = path.with_name(path.name.removesuffix(".edgepkg") + ".recipe.json")
     recipe.write(recipe_path)
     write_evidence(evidence_path(path), path, evidence, signer)
     return Published(
-        path, evidence_path(path), recipe_path, path.stat().st_size, hash_file(path), signer.key_id
+        path.name,
+        evidence_path(path).name,
+        recipe_path.name,
+        path.stat().st_size,
+        hash_file(path),
+        signer.key_id,
     )
 
 
-def make_folder(folder: Path) -> None:
-    """Make the output folder, before any work is done for it.
-
-    Raises:
-        OutputError: it cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"the output folder {folder} cannot be made: {error.strerror}; choose another by -o"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"the output folder {folder} is not writable; choose another by -o")
-
-
-def repeat(model_path: Path, recipe: Recipe, target: Target) -> Assembled:
+def repeat(model_path: Path, recipe: Recipe) -> Assembled:
     """Return the package that `recipe` makes of the model at `model_path`, without a search.
 
     Raises:
@@ -83,7 +137,8 @@ def repeat(model_path: Path, recipe: Recipe, target: Target) -> Assembled:
     source = load_onnx(model_path)
     if source.sha256 != recipe.source_sha256:
         raise RecipeError(
-            f"the recipe is for a model with sha256 {recipe.source_sha256}, but {model_path} has {source.sha256}"
+            f"the recipe is for a model with sha256 {recipe.source_sha256}, but {model_path} has"
+            f" {source.sha256}; give the model that it was made of"
         )
     floats = onnx.shape_inference.infer_shapes(replay(source.model, batch=recipe.batch, applied=recipe.steps))
     model = build(floats, recipe.form)
@@ -99,7 +154,10 @@ def repeat(model_path: Path, recipe: Recipe, target: Target) -> Assembled:
             f"the recipe makes a model with sha256 {made} here, it states {recipe.model_sha256}; "
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
         )
-    return assemble(recipe, target, floats, model)
+    try:
+        return assemble(recipe, floats, model)
+    except (DataError, ManifestError) as error:
+        raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
 
 
 def host_facts() -> dict[str, Any]:
@@ -133,10 +191,10 @@ def now() -> str:
 
 
 def measured_memory(assembled: Assembled, feeds: Mapping[str, Any]) -> PeakMemory | None:
-    """Peak memory of a fresh process here that runs the package's model, or None where it cannot be measured."""
+    """Peak memory of a fresh process here that runs the packaged model; None where it is unknown."""
     try:
         return measure_peak_memory(assembled.artifacts["model.onnx"], dict(feeds))
-    except BackendError:
+    except (BackendError, OSError):  # OSError: no space for temporary files
         return None
 
 

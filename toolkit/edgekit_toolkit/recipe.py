@@ -1,16 +1,18 @@
-"""The recipe of a package: everything that was decided, so that the same bytes can be made again without a search.
+"""The recipe of a package: everything that was decided, to make the same bytes again without a search.
 
-A recipe is as trusted as the model: its figures go into the manifest. They cannot drift from the model, because
-the model that a recipe makes must have the digest that the recipe states.
+A recipe is as trusted as the model: its figures go into the manifest. They cannot drift from the model,
+because the model that a recipe makes must have the digest that the recipe states. The file also states a
+digest of its own, which finds damage and edits by hand. It is no signature: whoever repeats a recipe signs
+what it says.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from edgekit_runtime import __version__
 from edgekit_runtime.canonical import encode_json
@@ -20,7 +22,9 @@ from edgekit_toolkit.quantize.forms import Form
 
 RECIPE_FORMAT: Final = "https://edgekit.dev/recipe/v1"
 MAX_RECIPE_BYTES: Final = 64 << 20
+_MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Recipe:
 
     Attributes:
         name, version, target: of the package.
+        backend: engine that the target prefers.
         source_sha256: of the source model.
         batch: what the batch was fixed to, or None where it was left as it is.
         dims: sizes of free dimensions with which golden outputs were made.
@@ -47,6 +52,7 @@ class Recipe:
     name: str
     version: str
     target: str
+    backend: str
     source_sha256: str
     batch: int | None
     dims: Mapping[str, int]
@@ -59,7 +65,7 @@ class Recipe:
     figures: Mapping[str, Any]
     labels: str | None
     preprocessing: Mapping[str, Any] | None
-    tools: Mapping[str, str] = field(default_factory=lambda: tool_versions())
+    tools: Mapping[str, str] = field(default_factory=lambda: tool_versions())  # noqa: PLW0108 - it is defined below
 
     def to_bytes(self) -> bytes:
         """Return the recipe as canonical JSON."""
@@ -69,6 +75,7 @@ class Recipe:
                 "name": self.name,
                 "version": self.version,
                 "target": self.target,
+                "backend": self.backend,
                 "source_sha256": self.source_sha256,
                 "batch": self.batch,
                 "dims": dict(self.dims),
@@ -96,7 +103,8 @@ class Recipe:
         Raises:
             OutputError: it cannot be written.
         """
-        text = json.dumps(json.loads(self.to_bytes()), indent=1, ensure_ascii=False)
+        value = {**json.loads(self.to_bytes()), "sha256": self.sha256}
+        text = json.dumps(value, indent=1, ensure_ascii=False)
         with write_atomically(path) as file:
             file.write(f"{text}\n".encode())
 
@@ -110,45 +118,98 @@ def read_recipe(path: Path) -> Recipe:
     """Return the recipe at `path`.
 
     Raises:
-        RecipeError: unreadable, too large, or malformed; the message names the field.
+        RecipeError: unreadable, too large, malformed, or not as it was written; the message names the field.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
             raise RecipeError(f"{path}: over the limit of {MAX_RECIPE_BYTES} bytes for a recipe")
         data = path.read_bytes()
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}; check the path") from error
     try:
         value = json.loads(data)
-    except ValueError as error:
-        raise RecipeError(f"{path}: is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: is not JSON: {error}; copy or make the recipe again") from error
     if not isinstance(value, dict) or value.get("format") != RECIPE_FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise RecipeError(f"{path}: format is {found!r}, expected {RECIPE_FORMAT!r}")
     try:
+        _check_digest(value)
         return _parse(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecipeError(f"{path}: is malformed: {error!r}; make it again with `edgekit package`") from error
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # from encode_json
+        raise RecipeError(f"{path}: holds what JSON in UTF-8 cannot: {error}") from error
+
+
+def _check_digest(value: Mapping[str, Any]) -> None:
+    rest = {name: item for name, item in value.items() if name != "sha256"}
+    made = hashlib.sha256(encode_json(rest)).hexdigest()
+    if value.get("sha256") != made:
+        raise RecipeError(
+            f"has sha256 {made}, it states {value.get('sha256')}: it was edited or damaged; fetch it again,"
+            " or package the model anew with other options"
+        )
 
 
 def _parse(value: Mapping[str, Any]) -> Recipe:
-    batch = value["batch"]
-    labels, preprocessing = value["labels"], value["preprocessing"]
-    return Recipe(
-        name=str(value["name"]),
-        version=str(value["version"]),
-        target=str(value["target"]),
-        source_sha256=str(value["source_sha256"]),
-        batch=None if batch is None else int(batch),
-        dims={str(name): int(size) for name, size in value["dims"].items()},
-        steps=tuple((str(name), int(form)) for name, form in value["steps"]),
-        form=Form.from_json(value["form"]),
-        model_sha256=str(value["model_sha256"]),
-        golden_seed=int(value["golden_seed"]),
-        golden_ranges={str(name): (float(a), float(b)) for name, (a, b) in value["golden_ranges"].items()},
-        budget={str(name): float(limit) for name, limit in value["budget"].items()},
-        figures=dict(value["figures"]),
-        labels=None if labels is None else str(labels),
-        preprocessing=None if preprocessing is None else dict(preprocessing),
-        tools={str(name): str(version) for name, version in value["tools"].items()},
+    left = {name: item for name, item in value.items() if name not in {"format", "sha256"}}
+
+    def take(name: str, read: Callable[[Any], _T]) -> _T:
+        try:
+            return read(left.pop(name))
+        except KeyError as error:
+            missing = name if name not in value else f"{name}.{error.args[0]}"
+            raise RecipeError(f"field '{missing}' is missing") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RecipeError(f"field '{name}' is malformed: {error}") from error
+
+    recipe = Recipe(
+        name=take("name", _text),
+        version=take("version", _text),
+        target=take("target", _text),
+        backend=take("backend", _text),
+        source_sha256=take("source_sha256", _text),
+        batch=take("batch", lambda batch: None if batch is None else _integer(batch, 1)),
+        dims=take("dims", lambda dims: {name: _integer(size, 1) for name, size in dims.items()}),
+        steps=take("steps", lambda steps: tuple((_text(name), _integer(form, 0)) for name, form in steps)),
+        form=take("form", Form.from_json),
+        model_sha256=take("model_sha256", _text),
+        golden_seed=take("golden_seed", lambda seed: _integer(seed, 0)),
+        golden_ranges=take(
+            "golden_ranges",
+            lambda ranges: {name: (_number(low), _number(high)) for name, (low, high) in ranges.items()},
+        ),
+        budget=take("budget", lambda budget: {name: _number(limit) for name, limit in budget.items()}),
+        figures=take("figures", _object),
+        labels=take("labels", lambda labels: None if labels is None else _text(labels)),
+        preprocessing=take("preprocessing", lambda given: None if given is None else _object(given)),
+        tools=take("tools", lambda tools: {name: _text(version) for name, version in tools.items()}),
     )
+    if left:
+        raise RecipeError(f"field '{min(left)}' is not known here; this recipe is of a newer edgekit")
+    return recipe
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"is {value!r}, expected text")
+    return value
+
+
+def _integer(value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value <= _MAX_INTEGER:
+        raise ValueError(f"is {value!r}, expected an integer from {least} to {_MAX_INTEGER}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"is {value!r}, expected a number")
+    return float(value)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"is {value!r}, expected an object")
+    return value

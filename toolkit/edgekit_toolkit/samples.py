@@ -1,4 +1,4 @@
-"""Which samples calibrate and which judge: the user's, a held-out part of them, or generated ones; never the same."""
+"""Which samples calibrate and which judge: the user's, a part of them, or generated ones; never the same."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.data import Batch, DataSource, open_data, split
 from edgekit_toolkit.feeds import Feeds, generate_feeds
@@ -71,8 +72,8 @@ def choose_samples(
     ]
     if first is None and second is None:
         notes.append(
-            "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not known; "
-            "give --calibration and --eval with real samples"
+            "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not"
+            " known; give --calibration and --eval with real samples"
         )
         return Samples(
             _generated("generated", inputs, dims, _GENERATED_CALIBRATION, _GENERATED_SEED),
@@ -89,23 +90,31 @@ def choose_samples(
             part = _part("calibration data again", whole)
             return Samples(_part("user", whole), part, tuple(notes))
         used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
+        held_out = _held_out(held_out, used, notes)
         what = "--eval" if first is None else "--calibration"
         notes.append(
             f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge"
         )
         kind = "held-out part of calibration" if second is None else "user"
         return Samples(_part("user", _thinned(used)), _part(kind, held_out), tuple(notes))
-    apart, shared = _without(second, first)
-    if shared:
-        notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
+    apart = _held_out(second, first, notes)
     return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
 
 
-def _without(source: DataSource, other: DataSource) -> tuple[DataSource, int]:
-    known = set(other.digests())
-    fresh = np.array([digest not in known for digest in source.digests()], np.bool_)
+def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) -> DataSource:
+    """Return the judging samples that do not calibrate, and note how many were left out."""
+    known = set(calibrating.digests())
+    fresh = np.array([digest not in known for digest in judging.digests()], np.bool_)
     shared = int((~fresh).sum())
-    return (source.selected(fresh) if shared else source), shared
+    if not shared:
+        return judging
+    if len(judging) - shared < (judging.batching.size or 1):
+        raise DataError(
+            f"{shared} of {len(judging)} evaluation samples are calibration samples too, and too few are"
+            " left to judge by: give --eval with samples that do not calibrate"
+        )
+    notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
+    return judging.selected(fresh)
 
 
 def _thinned(source: DataSource) -> DataSource:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgekit_toolkit.packaging import Request, Run
-    from edgekit_toolkit.publish import Published
+    from edgekit_toolkit.sign import StatementSigner
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# As the manifest takes them.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
+_MAX_SIZE = 2**31 - 1
 
 
 @click.command("package")
@@ -46,14 +48,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @click.option(
     "--out",
     "-o",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
     default=Path("packages"),
     show_default=True,
     help="Folder for the results.",
 )
 @click.option("--name", help="Name of the package. [default: the model's file name]")
 @click.option("--version", "version", default="1.0.0", show_default=True, help="Version of the package.")
-@click.option("--batch", type=click.IntRange(min=1), help="Fix the batch. [default: as the model has it]")
+@click.option("--batch", type=click.IntRange(1, _MAX_SIZE), help="Fix the batch. [default: as it is]")
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
 )
@@ -88,6 +90,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     model: Path,
     *,
     recipe: Path | None,
@@ -98,28 +101,24 @@ def command(
 ) -> None:
     """Package MODEL (.onnx) for a device, under a budget, with proof.
 
-    Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a signed
-    package with evidence, recipe and report; or refuses and says which limit stands in the way.
+    Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
+    signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
     from rich.console import Console
 
-    from edgekit_toolkit.sign import load_signer
-
     console = Console(stderr=True) if as_json else Console()
-    if recipe is not None:
-        _repeat(ctx, model, recipe, out, key, console, as_json=as_json)
-        return
-    request = _request(model, options)
-    from edgekit_toolkit.publish import make_folder
+    try:
+        if recipe is None:
+            _search(_request(model, options), out, key, console, as_json=as_json)
+        else:
+            _check_alone(ctx)
+            _repeat(model, recipe, out, key, console, as_json=as_json)
+    except MemoryError as error:
+        from edgekit_runtime.errors import EdgekitError
 
-    make_folder(out)
-    signer = load_signer(key)
-    from edgekit_toolkit.packaging import search
-
-    with _progress(console) as progress:
-        run = search(request, signer, progress)
-        published = _publish(run, out, signer, progress)
-    _report(run, published, out, console, as_json=as_json)
+        raise EdgekitError(
+            "not enough memory for inputs of this size; give a smaller --batch or --dim"
+        ) from error
 
 
 def _request(model: Path, options: Mapping[str, Any]) -> Request:
@@ -131,10 +130,13 @@ def _request(model: Path, options: Mapping[str, Any]) -> Request:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
     budget = parse_budget(options["budget"])
     target = load_target(options["target"], [user_target_dir()])
-    name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem).strip("._-") or "model"
+    name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem)[:64].strip("._-") or "model"
     for what, text in (("--name", name), ("--version", options["version"])):
         if not _NAME.fullmatch(text):
-            raise click.BadParameter(f"{text!r}: expected letters, digits, '.', '_' or '-'", param_hint=what)
+            raise click.BadParameter(
+                f"{text!r}: expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
+                param_hint=what,
+            )
     return Request(
         model=model,
         target=target,
@@ -163,9 +165,9 @@ def _dims(given: tuple[str, ...]) -> dict[str, int]:
     dims = {}
     for item in given:
         name, equals, size = item.rpartition("=")
-        if not equals or not name or not size.isdecimal() or int(size) < 1:
+        if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= _MAX_SIZE:
             raise click.BadParameter(
-                f"{item!r}: expected NAME=SIZE with a size of at least 1", param_hint="--dim"
+                f"{item!r}: expected NAME=SIZE with a size from 1 to {_MAX_SIZE}", param_hint="--dim"
             )
         dims[name] = int(size)
     return dims
@@ -190,13 +192,15 @@ def _labels(path: Path | None) -> str | None:
 def _preprocessing(path: Path | None) -> dict[str, Any] | None:
     import json
 
+    from edgekit_runtime.canonical import encode_json
     from edgekit_runtime.errors import DataError
 
     if path is None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        encode_json(value)  # refuses NaN and lone surrogates, which Python's reader takes
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"preprocessing {path}: {error}; expected a JSON object") from error
     if not isinstance(value, dict):
         raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
@@ -237,43 +241,66 @@ class _progress:  # noqa: N801 - used as a function: with _progress(console) as 
         self._bar.update(self._task, description=what, completed=done or 0, total=total)
 
 
-def _publish(
-    run: Run, out: Path, signer: Any, progress: Callable[[str, int | None, int | None], None]
-) -> Published | None:
-    from edgekit_toolkit.document import evidence_figures
-    from edgekit_toolkit.packaging import first_feeds
-    from edgekit_toolkit.publish import evidence_of, measured_memory, publish
-
-    if run.choice.chosen is None:
-        return None
-    place = run.position(run.choice.chosen)
-    progress("measuring memory in a fresh process", None, None)
-    peak = measured_memory(run.packages[place], first_feeds(run))
-    memory = None if peak is None else {
-        "peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured",
-        "estimate_bytes": run.memory[place],
-    }  # fmt: skip
-    evidence = evidence_of(evidence_figures(run, place, memory))
-    progress("writing", None, None)
-    return publish(run.packages[place], run.recipes[place], evidence, out, signer)
-
-
-def _report(run: Run, published: Published | None, out: Path, console: Console, *, as_json: bool) -> None:
+def _search(request: Request, out: Path, key: str, console: Console, *, as_json: bool) -> None:
     import json
 
     from edgekit_runtime.errors import BudgetError
-    from edgekit_toolkit.document import describe
-    from edgekit_toolkit.report import print_summary, write_report
+    from edgekit_toolkit.packaging import search
+    from edgekit_toolkit.publish import output_folder
+    from edgekit_toolkit.report import print_summary
+    from edgekit_toolkit.sign import load_signer
 
-    document = describe(run, _command_line(), published)
-    stem = f"{run.request.name}-{run.request.version}-{run.request.target.name}"
-    written = write_report(document, out, stem)
-    if as_json:
-        click.echo(json.dumps(json.loads(written[1].read_text(encoding="utf-8"))))
-    else:
+    with output_folder(out):
+        signer = load_signer(key)
+        with _progress(console) as progress:
+            run = search(request, signer, progress)
+            document, written = _write(run, out, signer, progress)
+    choice = run.choice
+    if not as_json:
         print_summary(document, console, written)
-    if published is None:
-        raise BudgetError(f"{run.choice.reason}. To package: {run.choice.needed}. Report: {written[0]}")
+    elif choice.chosen is not None:
+        click.echo(json.dumps(document))
+    if choice.chosen is None:
+        raise BudgetError(
+            f"{choice.reason}. To package: {choice.needed}. Report: {written[0]}",
+            binding=choice.binding, closest=choice.closest, needed=choice.needed, report=str(written[1]),
+        )  # fmt: skip
+
+
+def _write(
+    run: Run, out: Path, signer: StatementSigner, progress: Callable[[str, int | None, int | None], None]
+) -> tuple[dict[str, Any], list[Path]]:
+    """Write the report, and the package where one was chosen; returns the report's document and files."""
+    from edgekit_toolkit.document import describe, evidence_figures
+    from edgekit_toolkit.publish import evidence_of, publish, staging
+    from edgekit_toolkit.report import finite_report, write_report
+
+    published = evidence = None
+    place = None if run.choice.chosen is None else run.position(run.choice.chosen)
+    if place is not None:
+        progress("measuring memory in a fresh process", None, None)
+        evidence = evidence_of(evidence_figures(run, place, _memory(run, place)))
+    progress("writing", None, None)
+    with staging(out) as stage:
+        if place is not None and evidence is not None:
+            published = publish(run.packages[place], run.recipes[place], evidence, stage, signer)
+        document = finite_report(describe(run, _command_line(), published))
+        request = run.request
+        written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
+    return dict(document), [out / path.name for path in written]
+
+
+def _memory(run: Run, place: int) -> dict[str, Any] | None:
+    from edgekit_toolkit.packaging import first_feeds
+    from edgekit_toolkit.publish import measured_memory
+
+    peak = measured_memory(run.packages[place], first_feeds(run))
+    if peak is None:
+        return None
+    return {
+        "peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured",
+        "estimate_bytes": run.memory[place],
+    }  # fmt: skip
 
 
 def _command_line() -> str:
@@ -282,47 +309,47 @@ def _command_line() -> str:
     return shlex.join(["edgekit", *sys.argv[1:]])
 
 
-def _repeat(
-    ctx: click.Context, model: Path, path: Path, out: Path, key: str, console: Console, *, as_json: bool
-) -> None:
+def _check_alone(ctx: click.Context) -> None:
+    """Refuse options whose value the recipe holds: they would be ignored."""
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if isinstance(parameter, click.Option)
+        and parameter.name not in {"recipe", "out", "key", "as_json"}
+        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"--recipe holds what {', '.join(given)} would decide; give it alone (with -o, --key and --json)."
+        )
+
+
+def _repeat(model: Path, path: Path, out: Path, key: str, console: Console, *, as_json: bool) -> None:
     """Repeat a recipe: same model, same tools and same key give the same bytes."""
     import json
 
-    from edgekit_toolkit.publish import evidence_of, make_folder, publish, repeat
+    from edgekit_toolkit.publish import evidence_of, output_folder, publish, repeat, staging
     from edgekit_toolkit.recipe import read_recipe
     from edgekit_toolkit.sign import load_signer
-    from edgekit_toolkit.targets import load_target, user_target_dir
 
-    given = [name for name in ("target", "budget", "calibration", "evaluation", "name", "batch", "dims", "labels", "preprocessing")
-             if ctx.params.get(name)]  # fmt: skip
-    if given:
-        options = ", ".join(
-            f"--{'eval' if name == 'evaluation' else name.removesuffix('s') if name == 'dims' else name}"
-            for name in given
-        )
-        raise click.UsageError(
-            f"--recipe holds what {options} would decide; give it alone (with -o and --key)."
-        )
     recipe = read_recipe(path)
-    make_folder(out)
-    signer = load_signer(key)
-    target = load_target(recipe.target, [user_target_dir()])
-    with _progress(console) as progress:
-        progress("repeating the recipe", None, None)
-        assembled = repeat(model, recipe, target)
-        published = publish(
-            assembled, recipe, evidence_of({"repeated": recipe.sha256, "target": target.name}), out, signer
-        )
+    with output_folder(out):
+        signer = load_signer(key)
+        with _progress(console) as progress:
+            progress("repeating the recipe", None, None)
+            assembled = repeat(model, recipe)
+            evidence = evidence_of({"repeated": recipe.sha256, "target": recipe.target})
+            with staging(out) as stage:
+                published = publish(assembled, recipe, evidence, stage, signer)
+    package = out / published.package
     result = {
-        "package": str(published.package), "bytes": published.size_bytes, "sha256": published.sha256,
+        "package": str(package), "bytes": published.size_bytes, "sha256": published.sha256,
         "key_id": published.key_id, "recipe_sha256": recipe.sha256,
     }  # fmt: skip
     if as_json:
         click.echo(json.dumps(result))
     else:
-        console.print(
-            f"repeated {path.name}: {published.package} ({published.size_bytes} bytes, sha256 {published.sha256})",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        from edgekit_toolkit.terminal import open_console, print_line
+
+        figures = f"({published.size_bytes} bytes, sha256 {published.sha256})"
+        print_line(open_console(), f"repeated {path.name}:", package, figures)
