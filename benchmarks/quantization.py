@@ -4,7 +4,8 @@
 
 Each tool runs as a process of its own and is timed as a whole; then all models are judged alike (judging.py).
 edgekit sees the evaluation samples when it chooses among its candidates, the others choose nothing; `--blind`
-leaves edgekit only the calibration samples, too. Works whose model or data is absent are skipped with a line.
+leaves edgekit only the calibration samples, too. The peers run first, because two goals are relative to the best
+of them. Works whose model or data is absent are skipped with a line.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from typing import Any, TextIO
 import click
 
 from edgekit_runtime.archive import read_package
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions import Session, open_session
 from edgekit_runtime.signing import TrustStore
 from edgekit_toolkit.measure import LatencyLimits
@@ -41,8 +43,8 @@ def run_tool(tool: str, command: Command) -> tuple[Row, str]:
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     if process.returncode:
-        said = process.stderr.strip().splitlines() or ["no message"]
-        return Row(tool, f"failed ({process.returncode}): {said[-1][:300]}"), process.stdout
+        said = (process.stderr.strip().splitlines() or ["no message"])[-1].partition(" Report: ")[0]
+        return Row(tool, f"failed ({process.returncode}): {said}", {"seconds": seconds}), process.stdout
     return Row(tool, figures={"seconds": seconds}), process.stdout
 
 
@@ -52,17 +54,29 @@ def run_peer(tool: str, command: Command, model: Path) -> Made:
     if row.note:
         return row, None
     row.figures["model_bytes"] = model.stat().st_size
-    return row, open_model(model)
+    try:
+        return row, open_model(model)
+    except BackendError as error:
+        row.note = f"does not load: {error}"[:300]
+        return row, None
 
 
-def run_edgekit(work: Work, model: Path, data: tuple[Path, Path], folder: Path, *, blind: bool) -> Made:
-    """Package with the command line; judged as a device opens it."""
-    calibration, evaluation = data
+def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: bool) -> Made:
+    """Package with the command line; judged as a device opens it.
+
+    Args:
+        work: gives the metric.
+        budget: for --budget.
+        data: paths of the model, the calibration and the evaluation samples.
+        folder: for the package.
+        blind: whether the evaluation samples are withheld.
+    """
+    model, calibration, evaluation = data
     metric = work.metric if work.metric != "mask_iou" else f"{HERE / 'metrics.py'}:mask_iou"
     command: Command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
-    command += ["--budget", work.budget, "--calibration", calibration, "--metric", metric]
+    command += ["--budget", budget, "--calibration", calibration, "--metric", metric]
     command += [] if blind else ["--eval", evaluation]
-    row, printed = run_tool("edgekit", [*command, "-o", folder, "--json"])
+    row, printed = run_tool(f"edgekit, {budget}", [*command, "-o", folder, "--json"])
     if row.note:
         return row, None
     report: dict[str, Any] = json.loads(printed)
@@ -98,14 +112,9 @@ def run_peers(model: Path, calibration: Path, folder: Path, *, quick: bool) -> l
     return made
 
 
-def compare(row: Row, rows: Sequence[Row], vendor_bytes: int | None) -> None:
-    """Add to our row what it needs for the goals: the others and the vendor's file."""
-    others = [other.figures for other in rows if PER_CHANNEL in other.tool and "score" in other.figures]
-    if others and "score" in row.figures:
-        best = max(figures["score"] for figures in others)
-        row.figures["behind_points"] = 100 * (best - row.figures["score"])
-    if vendor_bytes and "package_bytes" in row.figures:
-        row.figures["vendor_share"] = row.figures["package_bytes"] / vendor_bytes
+def best_per_channel(rows: Sequence[Row]) -> float:
+    """The best score of per-channel PTQ; 0 where there is none."""
+    return max((row.figures.get("score", 0.0) for row in rows if PER_CHANNEL in row.tool), default=0.0)
 
 
 def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) -> Result:
@@ -114,29 +123,40 @@ def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) ->
     Raises:
         MissingError: the work cannot be done here.
     """
-    model, calibration, evaluation = work.prepare()
-    source = open_model(model)
-    fp32 = Row("fp32 source", figures={"model_bytes": model.stat().st_size})
+    data = work.prepare()
+    model, calibration, evaluation = data
+    source: Made = (Row("fp32 source", figures={"model_bytes": model.stat().st_size}), open_model(model))
+    judge = Judge(evaluation, work.metric, source[1])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        made: list[Made] = [(fp32, source)]
-        made.append(run_edgekit(work, model, (calibration, evaluation), folder / "edgekit", blind=blind))
-        made += run_peers(model, calibration, folder, quick=quick)
-        judged = [(row, session) for row, session in made if session is not None]
-        judge = Judge(evaluation, work.metric, source)
-        for row, session in judged:
-            row.figures["score"] = judge.score(session)
-            row.figures["drop_points"] = 100 * (fp32.figures["score"] - row.figures["score"])
-        latencies = judge.time([session for _, session in judged], limits)
-        for (row, _), latency in zip(judged, latencies, strict=True):
-            row.figures["latency_ms"] = 1e3 * latency.median_s
-            row.figures["latency_ratio"] = latency.ratio_to(latencies[0])
+        made = [source, *run_peers(model, calibration, Path(name), quick=quick)]
+        for row, session in made:
+            if session is not None:
+                row.figures["score"] = judge.score(session)
+        best = best_per_channel([row for row, _ in made])
+        budget = work.budget(100 * (source[0].figures["score"] - best))
+        ours, session = run_edgekit(work, budget, [*data], Path(name, "edgekit"), blind=blind)
+        if session is not None:
+            ours.figures["score"] = judge.score(session)
+            ours.figures["behind_points"] = 100 * (best - ours.figures["score"])
+        made.insert(1, (ours, session))
+        time_together(judge, made, limits)
     rows = [row for row, _ in made]
-    ours = rows[1]
-    compare(ours, rows, work.vendor_bytes)
     if work.vendor:
-        rows.append(Row(f"vendor's {work.vendor}", figures={"model_bytes": work.vendor_bytes or 0}))
+        vendor_bytes = work.vendor_bytes
+        rows.append(Row(f"the vendor's {work.vendor}", figures={"model_bytes": vendor_bytes}))
+        if "package_bytes" in ours.figures:
+            ours.figures["vendor_share"] = ours.figures["package_bytes"] / vendor_bytes
     return Result(work.name, work.metric, work.samples, rows, judge_goals(work.goals, ours))
+
+
+def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> None:
+    """Add latencies and drops to the rows that have a model; the first is the fp32 source."""
+    running = [(row, session) for row, session in made if session is not None]
+    latencies = judge.time([session for _, session in running], limits)
+    for (row, _), latency in zip(running, latencies, strict=True):
+        row.figures["drop_points"] = 100 * (running[0][0].figures["score"] - row.figures["score"])
+        row.figures["latency_ms"] = 1e3 * latency.median_s
+        row.figures["latency_ratio"] = latency.ratio_to(latencies[0])
 
 
 def prepare_process() -> None:
@@ -159,10 +179,11 @@ def main(
 ) -> None:
     """Compare packages with what other quantizers make of the same models and samples."""
     limits = LatencyLimits(min_rounds=15, max_rounds=300, time_limit_s=5 if quick else 60, precision=0.01)
-    host, results = machine(), []
+    results = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = home
         prepare_process()
+        host = machine()
         for work in WORKS:
             if only and work.name not in only:
                 continue

@@ -17,6 +17,7 @@ os.environ.update({"OLIVE_DISABLE_TELEMETRY": "1", "CI": "1"})
 
 import numpy as np
 import olive  # type: ignore[import-not-found]  # it has an environment of its own
+import onnx
 from olive.data.registry import Registry  # type: ignore[import-not-found]
 
 
@@ -44,15 +45,18 @@ def quantize(source: Path, calibration: Path, target: Path, *, per_channel: bool
         "name": "calibration",
         "load_dataset_config": {"type": "npz_samples", "params": {"path": str(calibration)}},
     }
-    step: dict[str, Any] = {"type": "OnnxStaticQuantization", "data_config": "calibration"}
+    steps: dict[str, Any] = {"quantize": {"type": "OnnxStaticQuantization", "data_config": "calibration"}}
     if per_channel:
-        step["per_channel"] = True
+        steps["quantize"]["per_channel"] = True
+        if next(item.version for item in onnx.load(source).opset_import if not item.domain) < 13:
+            # The first opset with a scale for each channel; without it the result is no valid model.
+            steps = {"convert": {"type": "OnnxOpVersionConversion", "target_opset": 13}, **steps}
     with tempfile.TemporaryDirectory() as folder:
         result = olive.run(
             {
                 "input_model": {"type": "ONNXModel", "model_path": str(source)},
                 "data_configs": [data],
-                "passes": {"quantize": step},
+                "passes": steps,
                 "cache_dir": f"{folder}/cache",
                 "output_dir": f"{folder}/output",
             }

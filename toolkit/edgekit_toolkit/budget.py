@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 import click
 
@@ -44,7 +45,8 @@ class Budget:
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
         """Names of the limits that `figures` (in the same units) exceed; a missing figure exceeds none."""
-        return tuple(name for name, most in self.limits.items() if figures.get(name, 0.0) > most)
+        # Not `>`: NaN would keep every limit.
+        return tuple(name for name, most in self.limits.items() if not figures.get(name, 0.0) <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
         """How far the figures are from keeping all limits: the sum of relative excesses; 0 keeps all."""
@@ -74,7 +76,8 @@ def parse_budget(text: str) -> Budget:
             raise click.BadParameter(
                 f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"
             )
-        limits[name] = float(match.group(1)) * factors[suffix]
+        # As the decimal that was written: in binary, 4.35 times 100 is less than 435.
+        limits[name] = float(Decimal(match.group(1)) * Decimal(str(factors[suffix])))
         if not math.isfinite(limits[name]):
             raise click.BadParameter(f"{part!r}: is more than a number can hold; leave the limit out")
     return Budget({**DEFAULT_LIMITS, **limits})

@@ -30,6 +30,7 @@ from edgekit_toolkit.quantize.sensitivity import (
 
 _MIN_QDQ_OPSET = 13
 _MAX_RELEASED = 6
+_ELEMENTWISE_LOSS_DB = 3.0
 # A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
 _PER_TENSOR_LOSS_DB = 1.0
 # Of the time of the search, what measuring single blocks may take; the rest is for releasing them.
@@ -173,7 +174,7 @@ def _static(
     found: Found,
     progress: Callable[[str, int | None, int | None], None],
 ) -> Candidate | None:
-    """Add the plain static forms; returns the one with the least noise."""
+    """Add the plain static forms; returns the one to mix precisions in."""
     everything = kernel_names(model, scheme, elementwise=True)
     products = kernel_names(model, scheme, elementwise=False)
     if not products:
@@ -209,7 +210,12 @@ def _static(
             if candidate is not None:
                 rivals.append(candidate)
         made.extend(_best(rivals, found))
-    return max((one for one in made if one.form.plan and one.form.plan.per_channel), key=_snr, default=None)
+    per_channel = [one for one in made if one.form.plan and one.form.plan.per_channel]
+    if not per_channel:
+        return None
+    # All layers come first and run fastest; products only are the base where the rest costs too much.
+    closest = max(per_channel, key=_snr)
+    return per_channel[0] if per_channel[0].snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB else closest
 
 
 def _snr(candidate: Candidate) -> float:

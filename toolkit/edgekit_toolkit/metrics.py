@@ -1,4 +1,4 @@
-"""Scores of a model on evaluation samples, all in 0..1 with 1 the best, and judged sample by sample.
+"""Scores of a model on evaluation samples, all in 0..1 with 1 the best; an output that is NaN scores 0.
 
 `top1` and `top5` need labels. `agreement` and `similarity` compare with the outputs of the float source model,
 which says how much packaging changed, not how good the model is.
@@ -81,11 +81,15 @@ def class_scores(outputs: Outputs) -> str | None:
 def _top(count: int) -> Score:
     def score(outputs: Outputs, _reference: Outputs, labels: NDArray[np.int64] | None) -> NDArray[np.float64]:
         scores = next(iter(outputs.values()))
-        assert labels is not None  # find_metric made sure
-        if labels.max(initial=0) >= scores.shape[1]:
-            raise DataError(f"label {labels.max()} is outside the model's {scores.shape[1]} classes")
+        if labels is None:
+            raise DataError(f"metric 'top{count}' needs labels")
+        if labels.shape != scores.shape[:1]:
+            raise DataError(f"labels have shape {list(labels.shape)}, expected [{len(scores)}], one a sample")
+        wrong = labels[(labels < 0) | (labels >= scores.shape[1])]
+        if wrong.size:
+            raise DataError(f"label {wrong[0]} is outside the model's {scores.shape[1]} classes")
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        return np.asarray((best == labels[:, None]).any(axis=1), np.float64)
+        return np.asarray((best == labels[:, None]).any(axis=1) & _is_decided(scores), np.float64)
 
     return score
 
@@ -94,21 +98,33 @@ def _agreement(
     outputs: Outputs, reference: Outputs, _labels: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
     got, want = next(iter(outputs.values())), next(iter(reference.values()))
-    return np.asarray(got.argmax(axis=1) == want.argmax(axis=1), np.float64)
+    return np.asarray((got.argmax(axis=1) == want.argmax(axis=1)) & _is_decided(got), np.float64)
+
+
+def _is_decided(scores: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each sample's scores have a best one: NaN has no order."""
+    return ~np.isnan(scores).any(axis=1)
 
 
 def _similarity(
     outputs: Outputs, reference: Outputs, _labels: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
-    """1 - |error| / |reference|, at least 0, the mean over float outputs; without a batch axis all is one sample."""
+    """1 - |error| / |reference|, at least 0, the mean over float outputs and samples; shape [1].
+
+    An output of another shape (a number of detections, say) scores 0.
+    """
     parts = []
     for name, want in reference.items():
         if want.dtype.kind != "f" or not want.size:
             continue
+        if outputs[name].shape != want.shape:
+            parts.append(0.0)
+            continue
         flat = want.reshape(want.shape[0] if want.ndim else 1, -1).astype(np.float64)
-        error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
         ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
-        parts.append(float(np.clip(1 - ratio, 0, 1).mean()))
+        parts.append(float(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0).mean()))
     return np.asarray([np.mean(parts) if parts else 1.0])
 
 

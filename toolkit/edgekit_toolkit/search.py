@@ -1,7 +1,9 @@
-"""Choose among measured candidates: Pareto front, choice under all limits at once, or a reasoned refusal. Pure."""
+"""Choose among measured candidates: Pareto front, choice under all limits, or a reasoned refusal. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 from edgekit_toolkit.budget import UNITS, Budget
 
@@ -18,12 +20,18 @@ class Measured:
     Attributes:
         id: short name.
         label: what it is, for people.
-        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`.
+        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not known is
+            infinite, so that no limit on it is kept.
     """
 
     id: str
     label: str
     figures: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for cost in COSTS:
+            if math.isnan(self.figures.get(cost, math.nan)):
+                raise ValueError(f"candidate {self.id!r}: no figure for {cost}: {dict(self.figures)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +81,22 @@ def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
     binding = _binding(candidates, budget)
     said = "; ".join(_gap(name, candidates, budget) for name in binding)
     reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({said})"
+    needed = f"{_needed(closest, budget)} for {closest.label} ({closest.id}), or a smaller model"
+    return Choice(None, binding, closest.id, reason, needed)
+
+
+def _needed(closest: Measured, budget: Budget) -> str:
+    """The limits with which the candidate would be chosen, as `parse_budget` reads them."""
     over = budget.violations(closest.figures)
-    needed = "allow " + ",".join(f"{name}={_show(name, closest.figures[name])}" for name in over)
-    return Choice(
-        None, binding, closest.id, reason, f"{needed} for {closest.label} ({closest.id}), or a smaller model"
-    )
+    known = [name for name in over if math.isfinite(closest.figures[name])]
+    parts = []
+    if known:
+        shown = (f"{name}={_show(name, closest.figures[name], rounding=ROUND_CEILING)}" for name in known)
+        parts.append(f"allow {','.join(shown)}")
+    unknown = [name for name in over if name not in known]
+    if unknown:
+        parts.append(f"set no limit on {' or '.join(unknown)}, which cannot be told here,")
+    return " and ".join(parts)
 
 
 def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
@@ -99,8 +118,12 @@ def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
     return f"{name} at most {_show(name, budget.limits[name])}, the least {where} is {_show(name, least)}"
 
 
-def _show(name: str, value: float) -> str:
-    unit, _ = UNITS[name]
+def _show(name: str, value: float, *, rounding: str = ROUND_HALF_EVEN) -> str:
+    """Three digits and a unit."""
+    if math.isinf(value):
+        return "not known"
+    unit, exact = UNITS[name][0], Decimal(value)
     if unit == "bytes":
-        return f"{value / 1e6:.3g}MB" if value >= 1e5 else f"{value / 1e3:.3g}kB"
-    return f"{value:.3g}{'%' if unit == 'points' else unit}"
+        unit, exact = ("MB", exact / 10**6) if value >= 1e5 else ("kB", exact / 10**3)
+    digits = Context(prec=3, rounding=rounding).create_decimal(exact).normalize()
+    return f"{digits:f}{'%' if unit == 'points' else unit}"

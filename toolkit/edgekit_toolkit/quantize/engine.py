@@ -25,6 +25,8 @@ def session_for(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = _LOG_FATAL
+    # Many sessions are open at once here; idle threads that spin would take the cores from the one that runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     content = model if isinstance(model, bytes) else model.SerializeToString()
