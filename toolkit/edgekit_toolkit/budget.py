@@ -25,7 +25,7 @@ UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "drop": ("points", {"%": 1, "pt": 1}),
 }
 _DEFAULT_UNIT = {"size": "B", "latency": "ms", "memory": "B", "energy": "mJ", "drop": "%"}
-_NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)")
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*)")
 
 
 @dataclass(frozen=True, slots=True)

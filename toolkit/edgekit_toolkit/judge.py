@@ -45,7 +45,7 @@ class Scores:
 
     def drop_points(self, position: int) -> float:
         """Points (hundredths) that a candidate scores below the source model; 0 where it is better."""
-        return max(0.0, 100 * (self.baseline - self.scores[position]))
+        return round(max(0.0, 100 * (self.baseline - self.scores[position])), 4)
 
 
 def score_candidates(

@@ -121,9 +121,9 @@ def _similarity(
             parts.append(0.0)
             continue
         flat = want.reshape(want.shape[0] if want.ndim else 1, -1).astype(np.float64)
-        with np.errstate(invalid="ignore"):  # infinity less infinity
+        with np.errstate(invalid="ignore"):  # infinity less or through infinity
             error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
-        ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
+            ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
         parts.append(float(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0).mean()))
     return np.asarray([np.mean(parts) if parts else 1.0])
 

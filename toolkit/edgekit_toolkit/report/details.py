@@ -20,6 +20,8 @@ from edgekit_toolkit.report.pieces import (
 )
 
 TOP_LAYERS = 30
+# What the chain of passes says of a pass that found no place to work on.
+NOTHING_TO_CHANGE = "nothing to change"
 
 
 def steps(report: Report) -> Markup:
@@ -29,7 +31,8 @@ def steps(report: Report) -> Markup:
         return section("Steps", el("p", "No step was run.", class_="empty"), key="steps")
     measured = badge(MEASURED)
     head = ("Step", "Result", "Reason", join("Largest error", measured), join("Size", measured), "Nodes")
-    dropped = sum(not step["applied"] for step in found)
+    idle = sum(step["reason"] == NOTHING_TO_CHANGE and not step["applied"] for step in found)
+    dropped = sum(not step["applied"] for step in found) - idle
     return section(
         "Steps",
         table(
@@ -40,12 +43,14 @@ def steps(report: Report) -> Markup:
             style="steps",
         ),
         key="steps",
-        intro=f"{len(found) - dropped} applied, {dropped} dropped.",
+        intro=f"{len(found) - dropped - idle} applied, {dropped} dropped, {idle} had nothing to change.",
     )
 
 
 def _step(step: Step) -> Markup:
     applied = step["applied"]
+    idle = not applied and step["reason"] == NOTHING_TO_CHANGE
+    result = "✔ applied" if applied else "– not needed" if idle else "✖ dropped"
     nodes = f"{step['nodes_before']:,} → {step['nodes_after']:,}"
     error = step["max_error"]
     return el(
@@ -53,13 +58,13 @@ def _step(step: Step) -> Markup:
         el("th", step["name"], scope="row", class_="name"),
         el(
             "td",
-            el("span", "✔ applied" if applied else "✖ dropped", class_="applied" if applied else "dropped"),
+            el("span", result, class_="applied" if applied else "idle" if idle else "dropped"),
         ),
         el("td", step["reason"], class_="reason"),
         number("n/a" if error is None else show_error(error), style="missing" if error is None else ""),
         bytes_change(step["bytes_before"], step["bytes_after"]),
         number(nodes if step["nodes_before"] != step["nodes_after"] else f"{step['nodes_after']:,}"),
-        class_=None if applied else "off",
+        class_="off" if not applied and not idle else None,
     )
 
 
