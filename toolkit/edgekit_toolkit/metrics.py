@@ -1,7 +1,7 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; an output that is NaN scores 0.
 
-`top1` and `top5` need labels. `agreement` and `similarity` compare with the outputs of the float source model,
-which says how much packaging changed, not how good the model is.
+`top1` and `top5` need labels. `agreement` and `similarity` compare with the outputs of the float source
+model, which says how much packaging changed, not how good the model is.
 """
 
 import hashlib
@@ -103,7 +103,8 @@ def _agreement(
 
 def _is_decided(scores: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each sample's scores have a best one: NaN has no order."""
-    return ~np.isnan(scores).any(axis=1)
+    decided: NDArray[np.bool_] = ~np.isnan(scores).any(axis=1)
+    return decided
 
 
 def _similarity(
@@ -158,7 +159,11 @@ def _load(name: str) -> Score:
             or scores.min() < 0
             or scores.max() > 1
         ):
-            raise DataError(f"metric {name!r} returned {scores!r}, expected scores 0..1, shape [samples]")
+            found_values = f", values {scores.min()}..{scores.max()}" if scores.size else ""
+            raise DataError(
+                f"metric {name!r} returned shape {list(scores.shape)}{found_values}; expected scores 0..1,"
+                " shape [samples]"
+            )
         return scores
 
     return score

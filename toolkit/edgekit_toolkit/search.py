@@ -20,8 +20,8 @@ class Measured:
     Attributes:
         id: short name.
         label: what it is, for people.
-        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not known is
-            infinite, so that no limit on it is kept.
+        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
+            known is infinite, so that no limit on it is kept.
     """
 
     id: str

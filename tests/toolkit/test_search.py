@@ -1,0 +1,196 @@
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit_toolkit.budget import Budget, parse_budget
+from edgekit_toolkit.search import COSTS, SAME_LATENCY, Measured, choose, pareto_front
+
+
+def candidate(
+    name: str,
+    *,
+    size: float = 1e6,
+    latency: float = 10.0,
+    memory: float = 1e6,
+    energy: float = 1.0,
+    drop: float = 0.0,
+) -> Measured:
+    figures = {"size": size, "latency": latency, "memory": memory, "energy": energy, "drop": drop}
+    return Measured(name, f"form {name}", figures)
+
+
+def test_fastest_candidate_that_keeps_every_limit_is_chosen() -> None:
+    found = choose(
+        [
+            candidate("A", latency=1, drop=5),
+            candidate("B", latency=2, size=20e6),
+            candidate("C", latency=4),
+            candidate("D", latency=8),
+        ],
+        Budget({"size": 10e6, "drop": 1.0}),
+    )
+    assert found.chosen == "C"
+    assert (found.binding, found.closest, found.needed) == ((), None, None)
+    assert "form C" in found.reason
+
+
+def test_all_five_limits_hold_at_once() -> None:
+    limits = {"size": 10e6, "latency": 10.0, "memory": 10e6, "energy": 10.0, "drop": 1.0}
+    breaking = [
+        candidate("S", size=11e6),
+        candidate("L", latency=11),
+        candidate("M", memory=11e6),
+        candidate("E", energy=11),
+        candidate("D", drop=1.1),
+    ]
+    slow = candidate("ok", size=10e6, latency=10, memory=10e6, energy=10, drop=1.0)
+    assert choose([*breaking, slow], Budget(limits)).chosen == "ok"
+    refused = choose(breaking, Budget(limits))
+    assert refused.chosen is None
+    assert refused.binding == ("size", "latency", "memory", "energy", "drop")
+
+
+def test_of_equally_fast_candidates_the_smallest_is_chosen() -> None:
+    near = candidate("near", latency=10 * (1 + SAME_LATENCY) - 1e-9, size=1e6)
+    beyond = candidate("beyond", latency=10 * (1 + SAME_LATENCY) + 1e-6, size=1e5)
+    assert choose([candidate("fast", size=2e6), near, beyond], Budget({})).chosen == "near"
+
+
+def test_tie_in_latency_and_size_is_decided_by_the_drop_and_then_by_the_id() -> None:
+    assert choose([candidate("A", drop=0.5), candidate("B", drop=0.1)], Budget({})).chosen == "B"
+    assert choose([candidate("B"), candidate("A")], Budget({})).chosen == "A"
+
+
+def test_order_of_the_candidates_does_not_matter() -> None:
+    some = [
+        candidate("A", latency=1, drop=3),
+        candidate("B", size=2e6),
+        candidate("C"),
+        candidate("D", drop=9),
+    ]
+    for limits in ({}, {"drop": 1.0}, {"size": 1e5, "drop": 1.0}):
+        assert choose(some, Budget(limits)) == choose(some[::-1], Budget(limits))
+
+
+def test_refusal_names_the_limit_that_stands_alone_in_the_way() -> None:
+    found = choose(
+        [candidate("A", latency=30), candidate("B", latency=12), candidate("C", latency=5, drop=4)],
+        Budget({"size": 10e6, "latency": 10.0, "drop": 1.0}),
+    )
+    assert found.chosen is None
+    # Either limit alone keeps somebody out: B lacks only speed, C only accuracy.
+    assert found.binding == ("latency", "drop")
+    assert found.closest == "B"
+    assert "latency at most 10ms, the least with the other limits kept is 12ms" in found.reason
+    assert "drop at most 1%, the least with the other limits kept is 4%" in found.reason
+    assert found.needed == "allow latency=12ms for form B (B), or a smaller model"
+
+
+def test_refusal_where_one_limit_is_not_enough_names_those_of_the_closest() -> None:
+    found = choose(
+        [candidate("A", size=20e6, latency=40), candidate("B", size=15e6, latency=12)],
+        Budget({"size": 10e6, "latency": 10.0, "drop": 1.0}),
+    )
+    assert found.binding == ("size", "latency")
+    assert found.closest == "B"
+    assert "size at most 10MB, the least of any candidate is 15MB" in found.reason
+    assert found.needed == "allow size=15MB,latency=12ms for form B (B), or a smaller model"
+
+
+def test_unknown_figure_keeps_no_limit_on_it_and_is_said_to_be_unknown() -> None:
+    unknown = [candidate("A", energy=math.inf), candidate("B", energy=math.inf, latency=20)]
+    assert choose(unknown, Budget({"size": 10e6})).chosen == "A"
+    found = choose(unknown, Budget({"size": 10e6, "energy": 1e12}))
+    assert found.chosen is None
+    assert found.binding == ("energy",)
+    assert "the least with the other limits kept is not known" in found.reason
+    assert found.needed is not None
+    assert found.needed.startswith("set no limit on energy, which cannot be told here, for form A (A)")
+
+
+def test_refusal_tells_known_and_unknown_figures_apart() -> None:
+    found = choose([candidate("A", energy=math.inf, size=20e6)], Budget({"size": 10e6, "energy": 5.0}))
+    assert found.needed is not None
+    assert found.needed.startswith("allow size=20MB and set no limit on energy")
+
+
+def test_candidates_of_unknown_latency_are_chosen_by_size() -> None:
+    some = [candidate("A", latency=math.inf, size=2e6), candidate("B", latency=math.inf)]
+    assert choose(some, Budget({})).chosen == "B"
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_candidate_whose_figure_is_missing_or_no_number_cannot_be_made(cost: str) -> None:
+    figures = dict(candidate("A").figures)
+    with pytest.raises(ValueError, match=f"'A': no figure for {cost}"):
+        Measured("A", "", {**figures, cost: math.nan})
+    del figures[cost]
+    with pytest.raises(ValueError, match=f"'A': no figure for {cost}"):
+        Measured("A", "", figures)
+
+
+@given(
+    st.builds(
+        candidate,
+        st.just("A"),
+        size=st.integers(1, 10**11).map(float),
+        latency=st.floats(1e-4, 1e6),
+        memory=st.integers(1, 10**11).map(float),
+        energy=st.floats(1e-4, 1e6),
+        drop=st.floats(0, 100),
+    )
+)
+def test_budget_that_a_refusal_asks_for_is_enough(only: Measured) -> None:
+    tight = Budget({name: value / 2 for name, value in only.figures.items()})
+    refused = choose([only], tight)
+    assert refused.needed is not None
+    asked = refused.needed.removeprefix("allow ").partition(" ")[0]
+    assert choose([only], Budget({**tight.limits, **parse_budget(asked).limits})).chosen == "A"
+
+
+FIGURES = st.sampled_from([0.0, 1.0, 2.0, math.inf])
+
+
+@given(st.lists(st.tuples(*[FIGURES] * len(COSTS)), max_size=8))
+def test_front_is_what_no_other_candidate_beats(points: Sequence[Sequence[float]]) -> None:
+    some = [
+        Measured(str(number), "", dict(zip(COSTS, point, strict=True))) for number, point in enumerate(points)
+    ]
+    beaten = {
+        one
+        for one, other in product(range(len(points)), repeat=2)
+        if points[other] != points[one]
+        and all(a <= b for a, b in zip(points[other], points[one], strict=True))
+    }
+    assert pareto_front(some) == {str(number) for number in range(len(points)) if number not in beaten}
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from([0.5, 1.0, 1.01, 2.0])] * len(COSTS)), min_size=1, max_size=6),
+    st.dictionaries(st.sampled_from(COSTS), st.sampled_from([0.5, 1.0, 1.5]), max_size=4),
+)
+def test_choice_keeps_all_limits_whenever_any_candidate_does(
+    points: Sequence[Sequence[float]], limits: dict[str, float]
+) -> None:
+    some = [
+        Measured(str(number), "", dict(zip(COSTS, point, strict=True))) for number, point in enumerate(points)
+    ]
+    keeping = {
+        one.id: one.figures
+        for one in some
+        if all(one.figures[name] <= limit for name, limit in limits.items())
+    }
+    found = choose(some, Budget(limits))
+    if keeping:
+        assert found.chosen in keeping
+        fastest = min(figures["latency"] for figures in keeping.values())
+        assert keeping[found.chosen]["latency"] <= fastest * (1 + SAME_LATENCY)
+    else:
+        assert found.chosen is None
+        assert found.closest in {one.id for one in some}
+        assert set(found.binding) <= limits.keys()
+        assert found.binding
