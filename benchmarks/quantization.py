@@ -4,8 +4,8 @@
 
 Each tool runs as a process of its own and is timed as a whole; then all models are judged alike (judging.py).
 edgekit sees the evaluation samples when it chooses among its candidates, the others choose nothing; `--blind`
-leaves edgekit only the calibration samples, too. The peers run first, because two goals are relative to the best
-of them. Works whose model or data is absent are skipped with a line.
+leaves edgekit only the calibration samples, too. The peers run first, because two goals are relative to the
+best of them. Works whose model or data is absent are skipped with a line.
 """
 
 import dataclasses
@@ -125,15 +125,15 @@ def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) ->
     """
     data = work.prepare()
     model, calibration, evaluation = data
-    source: Made = (Row("fp32 source", figures={"model_bytes": model.stat().st_size}), open_model(model))
-    judge = Judge(evaluation, work.metric, source[1])
+    fp32, source = Row("fp32 source", figures={"model_bytes": model.stat().st_size}), open_model(model)
+    judge = Judge(evaluation, work.metric, source)
     with tempfile.TemporaryDirectory() as name:
-        made = [source, *run_peers(model, calibration, Path(name), quick=quick)]
+        made: list[Made] = [(fp32, source), *run_peers(model, calibration, Path(name), quick=quick)]
         for row, session in made:
             if session is not None:
                 row.figures["score"] = judge.score(session)
         best = best_per_channel([row for row, _ in made])
-        budget = work.budget(100 * (source[0].figures["score"] - best))
+        budget = work.budget(100 * (fp32.figures["score"] - best))
         ours, session = run_edgekit(work, budget, [*data], Path(name, "edgekit"), blind=blind)
         if session is not None:
             ours.figures["score"] = judge.score(session)
