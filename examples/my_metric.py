@@ -1,0 +1,11 @@
+"""A metric of one's own: `edgekit package ... --metric examples/my_metric.py:confident`."""
+
+import numpy as np
+
+
+def confident(outputs, reference, labels):
+    """Score a sample 1 where the class is the float model's and its margin is at least half as wide."""
+    (got,), (want,) = outputs.values(), reference.values()
+    same = got.argmax(axis=1) == want.argmax(axis=1)
+    margins = [np.diff(np.sort(scores, axis=1)[:, -2:], axis=1)[:, 0] for scores in (got, want)]
+    return np.where(same & (margins[0] >= margins[1] / 2), 1.0, 0.0)
