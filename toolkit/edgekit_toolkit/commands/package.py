@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +106,7 @@ def command(
     Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
+    _import_engines()
     from rich.console import Console
 
     console = Console(stderr=True) if as_json else Console()
@@ -119,6 +122,23 @@ def command(
         raise EdgekitError(
             "not enough memory for inputs of this size; give a smaller --batch or --dim"
         ) from error
+
+
+def _import_engines() -> None:
+    """Import what is slow to import; Ctrl-C waits, because extension modules crash when it strikes there."""
+    interrupts: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()  # only there can a handler be set
+    before = signal.getsignal(signal.SIGINT)
+    if in_main:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        import edgekit_toolkit.document
+        import edgekit_toolkit.terminal  # noqa: F401
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def _request(model: Path, options: Mapping[str, Any]) -> Request:
