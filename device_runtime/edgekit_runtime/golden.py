@@ -97,7 +97,8 @@ class Codes:
             DataError: `data` has another size; `name` is that of the tensor, for the message.
         """
         codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
-        values: np.ndarray[Any, np.dtype[Any]] = codes * np.float32(self.scale) + np.float32(self.offset)
+        # Arithmetic makes numbers of arrays without axes, which engines do not take.
+        values = np.asarray(codes * np.float32(self.scale) + np.float32(self.offset))
         for axis, times in enumerate(self.repeat or ()):
             if times > 1:
                 values = np.repeat(values, times, axis)

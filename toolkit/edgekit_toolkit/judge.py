@@ -18,6 +18,7 @@ from edgekit_toolkit.node_costs import node_costs
 from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.samples import Part
 from edgekit_toolkit.shapes import dynamic_dims
+from edgekit_toolkit.shards import Batching
 from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.targets import Target
 
@@ -78,10 +79,11 @@ def score_candidates(
     totals = np.zeros(len(candidates) + 1)
     done = 0
     batch = _batch(next(part.stream(1))[0])
+    stacked = Batching.of(tensor_specs(source)[0]).stacked
     for feeds, labels in part.stream(batch):
         reference: Outputs = dict(zip(names, run_session(reference_session, feeds, names), strict=True))
         metric = metric or find_metric(metric_name, reference, part.labelled)
-        count = len(next(iter(feeds.values()))) if batch > 1 else 1
+        count = len(next(iter(feeds.values()))) if stacked else 1
         for position, session in enumerate([None, *sessions]):
             outputs = (
                 reference

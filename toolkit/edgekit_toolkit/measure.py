@@ -226,6 +226,17 @@ def _peak_bytes(
 ) -> int:
     if not _PROC_STATUS.exists():
         raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
+    try:
+        return _measure_child(model, feeds, threads, limits)
+    except OSError as error:
+        raise BackendError(
+            f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
+        ) from error
+
+
+def _measure_child(
+    model: bytes | Path, feeds: Mapping[str, NDArray[Any]], threads: int, limits: MemoryLimits
+) -> int:
     with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
         folder = Path(name)
         if isinstance(model, bytes):

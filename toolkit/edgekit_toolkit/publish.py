@@ -91,6 +91,8 @@ def staging(folder: Path) -> Iterator[Path]:
             except KeyboardInterrupt:
                 _move_files(stage, folder)  # the rest of it: files of two runs would not fit together
                 raise
+        except OutputError as error:
+            raise OutputError(str(error).replace(str(stage), str(folder))) from error
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     except OSError as error:
@@ -194,7 +196,7 @@ def measured_memory(assembled: Assembled, feeds: Mapping[str, Any]) -> PeakMemor
     """Peak memory of a fresh process here that runs the packaged model; None where it is unknown."""
     try:
         return measure_peak_memory(assembled.artifacts["model.onnx"], dict(feeds))
-    except (BackendError, OSError):  # OSError: no space for temporary files
+    except BackendError:
         return None
 
 

@@ -11,6 +11,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.data import Batch, DataSource, open_data, split
 from edgekit_toolkit.feeds import Feeds, generate_feeds
+from edgekit_toolkit.shards import Batching
 
 _GENERATED_CALIBRATION = 16
 _GENERATED_EVALUATION = 16
@@ -137,7 +138,7 @@ def _generated(
         for number in range(count):
             yield generate_feeds(inputs, 1, seed * 1000 + number, dims)[0], None
 
-    return Part(kind, count, None, False, stream)
+    return Part(kind, count * (Batching.of(inputs).size or 1), None, False, stream)
 
 
 def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
