@@ -4,7 +4,7 @@ It judges only by output noise on calibration samples; scores on held-out sample
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -97,9 +97,8 @@ def find_candidates(
         clock: seconds since any moment.
     """
     fidelity = Fidelity(model, _fidelity_samples(model, calibration, threads), threads=threads)
-    found = Found(
-        [Candidate("float32", Form(forms.FLOAT32), _must(build(model, Form(forms.FLOAT32))), 200.0)]
-    )
+    float32 = Form(forms.FLOAT32)
+    found = Found([Candidate("float32", float32, build(model, float32) or model, decibel(0.0))])
     labels = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
@@ -123,11 +122,6 @@ def find_candidates(
         blocks_end, end = start + _BLOCKS_SHARE * time_limit_s, start + time_limit_s
         _mixed(model, best, fidelity, found, progress, (lambda: clock() > blocks_end, lambda: clock() > end))
     return found
-
-
-def _must(model: onnx.ModelProto | None) -> onnx.ModelProto:
-    assert model is not None  # the float form always exists
-    return model
 
 
 def _fidelity_samples(
@@ -210,12 +204,16 @@ def _static(
             if candidate is not None:
                 rivals.append(candidate)
         made.extend(_best(rivals, found))
-    per_channel = [one for one in made if one.form.plan and one.form.plan.per_channel]
-    if not per_channel:
+    bases = [one for one in made if _is_per_channel(one)]
+    if not bases:
         return None
     # All layers come first and run fastest; products only are the base where the rest costs too much.
-    closest = max(per_channel, key=_snr)
-    return per_channel[0] if per_channel[0].snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB else closest
+    closest = max(bases, key=_snr)
+    return bases[0] if bases[0].snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB else closest
+
+
+def _is_per_channel(candidate: Candidate) -> bool:
+    return candidate.form.plan is not None and candidate.form.plan.per_channel
 
 
 def _snr(candidate: Candidate) -> float:
@@ -224,7 +222,7 @@ def _snr(candidate: Candidate) -> float:
 
 def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
     """Keep the better per-channel variant, and the per-tensor one where it is nearly as good: it is smaller."""
-    per_channel = sorted((one for one in rivals if one.form.plan and one.form.plan.per_channel), key=_snr)
+    per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
     kept = per_channel[-1:]
     for one in rivals:
         if one in kept:
@@ -245,9 +243,10 @@ def _mixed(
     expired: Sequence[Callable[[], bool]],
 ) -> None:
     """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
-    assert best.form.plan is not None
-    floats = onnx.shape_inference.infer_shapes(apply_factors(model, best.form.factors))
     plan = best.form.plan
+    if plan is None:
+        raise ValueError(f"{best.label} is not a static int8 form")
+    floats = onnx.shape_inference.infer_shapes(apply_factors(model, best.form.factors))
     order = [node.output[0] for node in floats.graph.node if node.output and node.output[0] in plan.kernels]
     parts = blocks(floats, order)
     for noise in measure_blocks(floats, plan, parts, fidelity, expired[0]):

@@ -139,7 +139,9 @@ class Modelled:
 def model_on_target(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> Modelled:
     """Return what one inference would take on the target."""
     try:
-        cost = model_cost(node_costs(model, _bound(model, dims)), target)
+        cost = model_cost(
+            node_costs(model, _bound(model, dims), float_outputs=target.backend.default == "tensorrt"), target
+        )
     except ModelError as error:
         return Modelled(None, None, str(error).splitlines()[0])
     return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, "")

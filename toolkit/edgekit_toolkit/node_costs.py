@@ -41,26 +41,31 @@ _PICKS = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
 _UNCOUNTED = {"Attention", "DeformConv", "Einsum", "If", "Loop", "Scan"}
 
 
-def node_costs(model: onnx.ModelProto, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
+def node_costs(
+    model: onnx.ModelProto, dims: Mapping[str, int] | None = None, *, float_outputs: bool = False
+) -> list[NodeCost]:
     """The kernels of `model` in its order of nodes.
 
     Args:
         model: an ONNX model; left as it is.
         dims: size of each dynamic dimension that `edgekit_toolkit.shapes.dynamic_dims` names, such as
             `{"N": 1}`.
+        float_outputs: whether the engine's int8 products can write float (TensorRT); otherwise a product
+            without a QuantizeLinear behind it counts as float (onnxruntime).
 
     Raises:
         ModelError: a dynamic dimension is not bound, a shape cannot be inferred, or an operator's work
             cannot be counted.
     """
-    return _Counter(with_shapes(model, dims or {})).kernels()
+    return _Counter(with_shapes(model, dims or {}), float_outputs=float_outputs).kernels()
 
 
 class _Counter:
     """Counts the kernels of one graph whose shapes are known."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, *, float_outputs: bool) -> None:
         graph = model.graph
+        self._float_outputs = float_outputs
         self._graph = graph
         self._index = GraphIndex(graph)
         self._types = {
@@ -135,8 +140,8 @@ class _Counter:
         inputs = [name for name in operands if name and self._is_data(name)]
         if not inputs or not all(self._producer_op(name) == "DequantizeLinear" for name in inputs):
             return False
-        if node.op_type in _PRODUCTS:
-            return True  # TensorRT's int8 products may write float; onnxruntime's are always followed by a Q
+        if self._float_outputs and node.op_type in _PRODUCTS:
+            return True
         readers = self._readers(self._tail(node).output[0])
         return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from edgekit_runtime.archive import Sign
 from edgekit_runtime.canonical import encode_json
-from edgekit_runtime.golden import Golden
+from edgekit_runtime.golden import Golden, GoldenInput
 from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
@@ -33,12 +33,42 @@ class Assembled:
     artifacts: Mapping[str, bytes]
 
 
-def assemble(recipe: Recipe, floats: onnx.ModelProto, model: onnx.ModelProto) -> Assembled:
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Golden inputs, and what the float model makes of them; the same for all forms of one model."""
+
+    inputs: tuple[GoldenInput, ...]
+    artifacts: Mapping[str, bytes]
+    feeds: Feeds
+    outputs: Mapping[str, NDArray[Any]]
+
+
+def golden_reference(
+    floats: onnx.ModelProto, dims: Mapping[str, int], ranges: Mapping[str, tuple[float, float]], seed: int
+) -> Reference:
+    """Return the golden inputs of a model.
+
+    Args:
+        floats: the optimised float model.
+        dims: sizes of the free dimensions.
+        ranges: input name -> smallest and largest value.
+        seed: of the generated values.
+
+    Raises:
+        BackendError: the model does not run on them.
+    """
+    inputs, outputs = tensor_specs(floats)
+    given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
+    names = [spec.name for spec in outputs]
+    return Reference(given, artifacts, feeds, _run(floats.SerializeToString(), feeds, names))
+
+
+def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> Assembled:
     """Return the package that a recipe describes.
 
     Args:
         recipe: names, backend, budget, figures, attachments and golden seed.
-        floats: the optimised float model, for the tolerance of the golden test.
+        reference: golden inputs, and the float model's outputs for the tolerance of the golden test.
         model: the packaged model.
 
     Raises:
@@ -47,13 +77,12 @@ def assemble(recipe: Recipe, floats: onnx.ModelProto, model: onnx.ModelProto) ->
     """
     inputs, outputs = tensor_specs(model)
     content = model.SerializeToString(deterministic=True)
-    given, artifacts, feeds = golden_feeds(inputs, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
     names = [spec.name for spec in outputs]
-    made = _run(content, feeds, names)
+    made = _run(content, reference.feeds, names)
     integer = recipe.form.plan is not None or recipe.form.kind == DYNAMIC_INT8
-    expected, more = golden_outputs(made, _run(floats.SerializeToString(), feeds, names), integer=integer)
-    contents = {MODEL_PATH: content, **artifacts, **more}
-    roles = {MODEL_PATH: "model", **dict.fromkeys([*artifacts, *more], "golden")}
+    expected, more = golden_outputs(made, reference.outputs, integer=integer)
+    contents = {MODEL_PATH: content, **reference.artifacts, **more}
+    roles = {MODEL_PATH: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
     if recipe.labels is not None:
         contents["labels.txt"], roles["labels.txt"] = recipe.labels.encode(), "labels"
     if recipe.preprocessing is not None:
@@ -70,7 +99,7 @@ def assemble(recipe: Recipe, floats: onnx.ModelProto, model: onnx.ModelProto) ->
             for path in sorted(contents)
         ),
         backend=_backend(recipe),
-        golden=Golden(given, expected),
+        golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
         budget=recipe.budget,
@@ -85,7 +114,7 @@ def assemble(recipe: Recipe, floats: onnx.ModelProto, model: onnx.ModelProto) ->
     return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
 
 
-def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     # One thread: how a sum is split among threads decides about its last bits.
     return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
 

@@ -32,7 +32,7 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import Latency
-from edgekit_toolkit.pack import Assembled, assemble, package_bytes
+from edgekit_toolkit.pack import Assembled, assemble, golden_reference, package_bytes
 from edgekit_toolkit.passes.pipeline import Optimised, optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.scheme import SCHEMES
@@ -88,7 +88,7 @@ class Request:
     labels: str | None = None
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
-    search_s: float = 60.0
+    search_s: float = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +198,10 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
             )
             for place, one in enumerate(found.candidates)
         )
+        reference = golden_reference(floats, dims, ranges, _GOLDEN_SEED)
         packages = tuple(
-            assemble(recipe, floats, one.model) for recipe, one in zip(recipes, found.candidates, strict=True)
+            assemble(recipe, reference, one.model)
+            for recipe, one in zip(recipes, found.candidates, strict=True)
         )
         sizes = tuple(package_bytes(package, signer) for package in packages)
         measured = tuple(

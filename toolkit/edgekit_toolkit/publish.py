@@ -21,7 +21,7 @@ from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
-from edgekit_toolkit.pack import Assembled, assemble
+from edgekit_toolkit.pack import Assembled, assemble, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
 from edgekit_toolkit.recipe import Recipe, tool_versions
@@ -157,7 +157,8 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
         )
     try:
-        return assemble(recipe, floats, model)
+        reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
+        return assemble(recipe, reference, model)
     except (DataError, ManifestError) as error:
         raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
 

@@ -78,7 +78,7 @@ _MAX_SIZE = 2**31 - 1
     "--search-seconds",
     "search_s",
     type=click.FloatRange(min=0),
-    default=60.0,
+    default=50.0,
     show_default=True,
     help="Time for the mixed-precision search.",
 )

@@ -50,7 +50,7 @@ def steps(report: Report) -> Markup:
 def _step(step: Step) -> Markup:
     applied = step["applied"]
     idle = not applied and step["reason"] == NOTHING_TO_CHANGE
-    result = "✔ applied" if applied else "– not needed" if idle else "✖ dropped"
+    result = "✔ applied" if applied else "· not needed" if idle else "✖ dropped"
     nodes = f"{step['nodes_before']:,} → {step['nodes_after']:,}"
     error = step["max_error"]
     return el(
