@@ -21,6 +21,7 @@ from edgekit_toolkit import commands
 
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
+MAX_MESSAGE_CHARS = 2000  # a tensor's name may be longer
 COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit completion` prints
 
 # In the order of a first use; the text is what `edgekit --help` shows.
@@ -115,7 +116,7 @@ def _run(arguments: list[str]) -> int:
     except click.exceptions.Exit as request:
         return request.exit_code
     except EdgekitError as error:
-        click.echo(f"edgekit: {error}", err=True)
+        click.echo(f"edgekit: {_one_line(str(error))}", err=True)
         return _report(arguments, error, str(error), error.exit_code)
     except click.ClickException as error:
         error.show()
@@ -124,6 +125,13 @@ def _run(arguments: list[str]) -> int:
         click.echo("\ninterrupted", err=True)  # the line break closes the terminal's ^C
         return _report(arguments, error, "interrupted", INTERRUPTED_EXIT_CODE)
     return 0
+
+
+def _one_line(message: str) -> str:
+    """Return a message without what a foreign name in it could do to the terminal."""
+    from edgekit_toolkit.report.figures import clean, shorten
+
+    return shorten(" ".join(clean(message).split()), MAX_MESSAGE_CHARS)
 
 
 def _report(arguments: list[str], error: BaseException, message: str, exit_code: int) -> int:
