@@ -63,13 +63,13 @@ class GraphIndex:
         return recorded_shapes(self.graph) if self._shapes is None else self._shapes
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """All tensor names of the graph and of the graphs inside it."""
+    def names(self) -> set[str]:
+        """All tensor names of the graph and of those inside it, with the ones that `fresh_name` gave out."""
         found = {value.name for value in (*self.graph.input, *self.graph.output)} | self.initializers.keys()
         for graph in graphs(self.graph):
             found.update(tensor.name for tensor in graph.initializer)
             found.update(name for node in graph.node for name in (*node.input, *node.output))
-        return frozenset(found)
+        return found
 
 
 def reads(node: onnx.NodeProto) -> Iterable[str]:
@@ -165,9 +165,10 @@ def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
 
 
 def fresh_name(index: GraphIndex, stem: str) -> str:
-    """A tensor name that starts with `stem` and that the graph does not use yet."""
+    """Reserve a tensor name that starts with `stem` and that the graph does not use yet."""
     name, count = stem, 0
-    while name in index.names or name in index.initializers:
+    while name in index.names:
         count += 1
         name = f"{stem}_{count}"
+    index.names.add(name)
     return name

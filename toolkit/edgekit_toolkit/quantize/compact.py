@@ -14,15 +14,17 @@ _DIGITS = string.ascii_lowercase
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with short tensor names, and without node names, documentation and recorded shapes.
 
-    Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read tensors
-    of the outer graph by name.
+    Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
+    tensors of the outer graph by name.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
     del graph.value_info[:]
+    del graph.quantization_annotation[:]
     graph.doc_string = result.doc_string = ""
-    del result.metadata_props[:]
+    for item in (result, graph, *graph.node, *graph.initializer):
+        del item.metadata_props[:]
     attributes = itertools.chain.from_iterable(node.attribute for node in graph.node)
     if any(item.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for item in attributes):
         return result
@@ -36,8 +38,11 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
                     renamed[name] = next(fresh)
                 names[position] = renamed[name]
         node.name = node.doc_string = ""
-    for tensor in graph.initializer:
-        tensor.name = renamed.get(tensor.name, tensor.name)
+    sparse = [item.values for item in graph.sparse_initializer]
+    for tensor in (*graph.initializer, *sparse):
+        if tensor.name not in renamed:
+            renamed[tensor.name] = next(fresh)
+        tensor.name = renamed[tensor.name]
         tensor.doc_string = ""
     # Each import costs a line of metadata only, but an engine may refuse a domain that it does not know.
     standard = opset(result)

@@ -1,11 +1,13 @@
 """Equalize the channels of activations between linear layers, so that one scale a tensor wastes no codes.
 
-Depthwise convolutions leave channels whose ranges differ a hundredfold. Where everything between a convolution
-and its readers is homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c] in the weights before
-and multiplied by s[c] in the weights after: the model computes the same, its tensors quantize better.
+Depthwise convolutions leave channels whose ranges differ a hundredfold. Where everything between a
+convolution and its readers is homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c] in
+the weights before and multiplied by s[c] in the weights after: the model computes the same, its tensors
+quantize better.
 
 Source: M. Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
-section 4.1; the factor balances activation against weight range as in G. Xiao et al., SmoothQuant, 2023, equation 4.
+section 4.1; the factor balances activation against weight range as in G. Xiao et al., SmoothQuant, 2023,
+equation 4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,16 +55,29 @@ def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float
     result = onnx.ModelProto()
     result.CopyFrom(model)
     index = GraphIndex(result.graph)
-    for name, factor in factors.items():
-        conv = index.producers[name]
-        readers = _readers(index, name, [])
-        if not readers or any(_input_channels(index, reader) != factor.size for reader in readers):
-            raise ValueError(f"tensor {name!r} cannot be equalized by {factor.size} factors")
+    # Found before any weight is replaced, and in the order of the graph: rounding must not depend on that of
+    # `factors`, which a recipe sorts.
+    places = {name: place for place, node in enumerate(result.graph.node) for name in node.output[:1]}
+    found = [
+        (index.producers[name], _checked_readers(index, name, factors[name]), factors[name])
+        for name in sorted(factors, key=lambda name: places[name])
+    ]
+    for conv, readers, factor in found:
         _scale_outputs(index, conv, 1 / factor.astype(np.float64))
         for reader in readers:
             _scale_inputs(index, reader, factor.astype(np.float64))
     remove_unused_initializers(result.graph)
     return result
+
+
+def _checked_readers(index: GraphIndex, name: str, factor: NDArray[np.float32]) -> Sequence[onnx.NodeProto]:
+    conv = index.producers[name]
+    fits = conv.op_type == "Conv" and _has_own_weights(index, conv)
+    readers = _readers(index, name, []) if fits else None
+    channels = {_input_channels(index, reader) for reader in readers or []}
+    if not readers or channels | {_weight(index, conv).shape[0]} != {factor.size}:
+        raise ValueError(f"tensor {name!r} cannot be equalized by {factor.size} factors")
+    return readers
 
 
 def apply_to_ranges(
@@ -122,7 +137,7 @@ def _readers(index: GraphIndex, name: str, tensors: list[str]) -> list[onnx.Node
 
 def _has_own_weights(index: GraphIndex, conv: onnx.NodeProto) -> bool:
     names = [name for name in conv.input[1:] if name]
-    return all(name in index.initializers and index.only_feeds(name, conv) for name in names)
+    return all(index.constant(name) is not None and index.only_feeds(name, conv) for name in names)
 
 
 def _weight(index: GraphIndex, conv: onnx.NodeProto) -> NDArray[np.float64]:
@@ -140,7 +155,10 @@ def _input_channels(index: GraphIndex, conv: onnx.NodeProto) -> int:
 def _channel(weight: NDArray[np.float64], group: int) -> NDArray[np.int64]:
     """Input channel of weight[o, i], int64 [outs, ins a group]."""
     outs, per_group = weight.shape[:2]
-    return (np.arange(outs) // (outs // group))[:, None] * per_group + np.arange(per_group)
+    channel: NDArray[np.int64] = (np.arange(outs) // (outs // group))[:, None] * per_group + np.arange(
+        per_group
+    )
+    return channel
 
 
 def _input_span(index: GraphIndex, conv: onnx.NodeProto) -> NDArray[np.float64]:

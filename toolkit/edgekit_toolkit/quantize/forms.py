@@ -5,8 +5,8 @@ without calibration data.
 """
 
 import base64
-import binascii
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +30,13 @@ DYNAMIC_INT8: Final = "dynamic-int8"
 STATIC_INT8: Final = "static-int8"
 KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_INT8, STATIC_INT8)
 
+_STORED: Final[Mapping[str, Callable[[onnx.ModelProto], onnx.ModelProto | None]]] = {
+    FLOAT16_WEIGHTS: storage.half_weights,
+    INT8_WEIGHTS: storage.int8_weights,
+    INT4_WEIGHTS: storage.int4_weights,
+    DYNAMIC_INT8: storage.dynamic_int8,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -44,6 +51,10 @@ class Form:
     kind: str
     plan: Plan | None = None
     factors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or (self.plan is not None) != (self.kind == STATIC_INT8):
+            raise ValueError(f"form {self.kind!r} with plan {self.plan!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `from_json` reads."""
@@ -62,32 +73,55 @@ class Form:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Form":
+    def from_json(cls, value: Any) -> "Form":
         """Return the form that a parsed JSON object states.
 
         Raises:
             RecipeError: a field is missing or has the wrong type or value.
         """
+        if not isinstance(value, Mapping):
+            raise RecipeError(f"recipe: form is {value!r}, expected an object")
         kind = value.get("kind")
         if kind not in KINDS:
             raise RecipeError(f"recipe: form.kind is {kind!r}, expected one of {', '.join(KINDS)}")
         if kind != STATIC_INT8:
             return cls(kind)
         try:
-            ranges = {str(name): (float(low), float(high)) for name, (low, high) in value["ranges"].items()}
-            factors = {
-                str(name): np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)
-                for name, text in value["factors"].items()
-            }
-            if not np.isfinite([*sum(ranges.values(), ())]).all():
-                raise ValueError("a range is not finite")
-            if any(not np.isfinite(factor).all() or (factor <= 0).any() for factor in factors.values()):
-                raise ValueError("a factor is not a positive number")
-            scheme = SCHEMES[value["scheme"]]
-            kernels = frozenset(str(name) for name in value["kernels"])
-            return cls(kind, Plan(scheme, kernels, ranges, bool(value["per_channel"])), factors)
-        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+            plan = Plan(
+                scheme=SCHEMES[value["scheme"]],
+                kernels=frozenset(_kernels(value["kernels"])),
+                ranges={name: _range(name, pair) for name, pair in value["ranges"].items()},
+                per_channel=_flag("per_channel", value["per_channel"]),
+            )
+            return cls(kind, plan, {name: _factor(name, text) for name, text in value["factors"].items()})
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RecipeError(f"recipe: form is malformed: {error!r}") from error
+
+
+def _kernels(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"kernels are {value!r}, expected a list of names")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected true or false")
+    return value
+
+
+def _range(name: str, pair: Any) -> tuple[float, float]:
+    low, high = (float(bound) for bound in pair if isinstance(bound, int | float))
+    if len(pair) != 2 or not (math.isfinite(low) and math.isfinite(high)) or low > high:
+        raise ValueError(f"range of {name!r} is {pair!r}, expected two numbers in order")
+    return low, high
+
+
+def _factor(name: str, text: Any) -> NDArray[np.float32]:
+    factor = np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)
+    if not np.isfinite(factor).all() or not (factor > 0).all():
+        raise ValueError(f"factors of {name!r} are not all positive numbers")
+    return factor
 
 
 def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
@@ -103,15 +137,9 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     if form.plan is not None:
         try:
             floats = apply_factors(model, form.factors) if form.factors else model
-            return shorten_names(storage.half_weights(write_qdq(floats, form.plan)))
+            quantized = write_qdq(floats, form.plan)
         except (KeyError, ValueError) as error:
-            raise RecipeError(f"recipe: the form does not fit the model: {error}") from error
-    makers = {
-        FLOAT32: lambda: model,
-        FLOAT16_WEIGHTS: lambda: storage.half_weights(model),
-        INT8_WEIGHTS: lambda: storage.int8_weights(model),
-        INT4_WEIGHTS: lambda: storage.int4_weights(model),
-        DYNAMIC_INT8: lambda: storage.dynamic_int8(model),
-    }
-    made = makers[form.kind]()
+            raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
+        return shorten_names(storage.half_weights(quantized) or quantized)
+    made = model if form.kind == FLOAT32 else _STORED[form.kind](model)
     return None if made is None else shorten_names(made)

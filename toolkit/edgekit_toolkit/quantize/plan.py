@@ -13,8 +13,8 @@ COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
 # Operators that move or select codes and so keep the parameters of their input.
 MOVEMENT = frozenset(
     {
-        "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze",
-        "Transpose", "Unsqueeze",
+        "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split",
+        "Squeeze", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
@@ -57,10 +57,8 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
         elif elementwise and node.op_type in scheme.elementwise:
             inputs = [name for name in node.input if name]
             # Scalars and shapes are computed in float: only tensors with a batch axis are worth a kernel.
-            if (
-                all(name in types or name in index.initializers for name in inputs)
-                and node.output[0] in types
-            ):
+            floats = all(name in types or _is_plain_constant(index, name) for name in inputs)
+            if floats and node.output[0] in types:
                 names.append(node.output[0])
     return tuple(names)
 
@@ -78,6 +76,11 @@ def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[
         plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
         return plain and not attribute(node, "transA", 0) and _is_vector(index, bias)
     return True
+
+
+def _is_plain_constant(index: GraphIndex, name: str) -> bool:
+    value = index.constant(name)
+    return value is not None and value.dtype == np.float32 and value.size > 0
 
 
 def _is_vector(index: GraphIndex, bias: str) -> bool:
@@ -109,8 +112,8 @@ def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodePro
 
 def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
     """The tensor that leaves a kernel: the node's output, or that of the activation it absorbs."""
-    activation = absorbed_activation(index, node)
-    return node.output[0] if activation is None else activation.output[0]
+    name: str = (absorbed_activation(index, node) or node).output[0]
+    return name
 
 
 def weight_axis(node: onnx.NodeProto) -> int:
@@ -130,7 +133,7 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
     """The part of a tensor's range that its readers can tell apart.
 
-    Hard-swish x * HardSigmoid(x) is 0 below -beta/alpha, so nothing is lost where smaller values saturate there.
+    Hard-swish x * HardSigmoid(x) is 0 below -beta/alpha: nothing is lost where smaller values saturate there.
     """
     readers = index.consumers(name)
     if name in index.outputs or len(readers) != 2:
@@ -139,5 +142,5 @@ def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[f
     mul = next((node for node in readers if node.op_type == "Mul"), None)
     if sigmoid is None or mul is None or set(mul.input) != {name, sigmoid.output[0]}:
         return low, high
-    floor = -attribute(sigmoid, "beta", 0.5) / attribute(sigmoid, "alpha", 0.2)
-    return max(low, floor), high
+    alpha = attribute(sigmoid, "alpha", 0.2)
+    return (max(low, -attribute(sigmoid, "beta", 0.5) / alpha), high) if alpha > 0 else (low, high)

@@ -1,18 +1,17 @@
 """Write a plan as an ONNX graph with QuantizeLinear and DequantizeLinear.
 
-Placement is ours and not that of onnxruntime.quantization: the search builds a hundred variants of a model, and
-this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
+Placement is ours and not that of onnxruntime.quantization: the search builds a hundred variants of a model,
+and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
 """
 
 import math
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
-from edgekit_toolkit.graph import GraphIndex, attribute, remove_unused_initializers
-from edgekit_toolkit.passes.fold_affine import as_affine
+from edgekit_toolkit.graph import GraphIndex, attribute, fresh_name, remove_unused_initializers
+from edgekit_toolkit.passes.fold_affine import as_affine, keeps_shape
+from edgekit_toolkit.quantize.emitter import Codes, Emitter
 from edgekit_toolkit.quantize.plan import (
     COMPUTE,
     MOVEMENT,
@@ -39,8 +38,11 @@ def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
         plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
 
     Raises:
-        KeyError: a range is missing.
+        KeyError: a range is missing, or the model has no such kernel.
     """
+    strangers = plan.kernels - {name for node in model.graph.node for name in node.output[:1]}
+    if strangers:
+        raise KeyError(min(strangers))
     result = onnx.ModelProto()
     result.CopyFrom(model)
     _Writer(result.graph, plan).write()
@@ -59,9 +61,10 @@ class _Writer:
         self.kernels: list[onnx.NodeProto] = []
         self.produced: set[str] = set()  # tensors that leave an integer kernel
         self.rereads: dict[str, str] = {}  # shifted tensor -> tensor whose codes it shares
-        self.nodes: list[onnx.NodeProto] = []
-        self.pairs: dict[str, str] = {}
-        self.stored: set[str] = set()
+        self.emitter = Emitter(self.index)
+        # By tensor and, where pairs are dedicated, reader: codes, and their dequantized side.
+        self.codes: dict[tuple[str, str], Codes] = {}
+        self.pairs: dict[tuple[str, str], str] = {}
 
     def write(self) -> None:
         """Decide which tensors carry codes, then write the nodes with their pairs."""
@@ -81,15 +84,15 @@ class _Writer:
                 continue
             elif id(node) not in absorbed:
                 self._read_codes(node, copy)
-            self.nodes.append(copy)
+            self.emitter.nodes.append(copy)
             for position, name in enumerate(node.output):
                 if name in self.produced:
                     self._write_output(copy, position, name)
         del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
+        self.graph.node.extend(self.emitter.nodes)
 
     def _decide(self) -> None:
-        """Find kernels (movement operators that continue one included) and the parameters of their tensors."""
+        """Find kernels, with movement operators that continue one, and the parameters of their tensors."""
         for node in self.graph.node:
             if self._reread(node):
                 continue
@@ -108,7 +111,7 @@ class _Writer:
                     self.produced.add(name)
 
     def _reread(self, node: onnx.NodeProto) -> bool:
-        """Let a shift or scaling by a scalar after a kernel be free: the same codes, read with other parameters.
+        """Make a shift or scaling by a scalar after a kernel free: the same codes with other parameters.
 
         scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
         number; the kernel's scale is enlarged a little so that it is.
@@ -117,10 +120,10 @@ class _Writer:
         if affine is None or affine.scale.ndim or affine.shift.ndim or affine.scale <= 0:
             return False
         source, output = affine.source, node.output[0]
-        if source not in self.produced or source in self.rereads or output in self.index.outputs:
+        if source not in self.produced or not self._can_reread(node, source):
             return False
         params = self.params[source]
-        if not self.index.only_feeds(source, node) or params.zero_point.dtype != np.uint8:
+        if not keeps_shape(self.index, affine) or params.zero_point.dtype != np.uint8:
             return False
         shift, scale, steps = float(affine.shift / affine.scale), float(params.scale), 0
         if shift:
@@ -129,7 +132,7 @@ class _Writer:
                 return False
             scale = abs(shift) / steps
             steps = int(math.copysign(steps, shift))
-        # With the larger scale the kernel's own zero point can only come closer to the middle; keep the low end.
+        # The larger scale brings the kernel's own zero point closer to the low end, which stays where it is.
         zero = round(int(params.zero_point) * float(params.scale) / scale)
         if not 0 <= zero - steps <= 255:
             return False
@@ -139,6 +142,18 @@ class _Writer:
         self.rereads[output] = source
         self.produced.add(output)
         return True
+
+    def _can_reread(self, node: onnx.NodeProto, source: str) -> bool:
+        output = node.output[0]
+        if output in self.index.outputs or not self.index.only_feeds(source, node):
+            return False
+        # Parameters that a movement operator took over cannot change; a second shift has no codes of its own.
+        if source in self.rereads or self.index.producers[source].op_type in MOVEMENT:
+            return False
+        # The shifted tensor will not exist: graphs inside a node read it by its name.
+        readers = {id(reader): reader for reader in self.index.consumers(output)}
+        direct = sum(list(reader.input).count(output) for reader in readers.values())
+        return direct == len(self.index.consumers(output))
 
     def _param(self, name: str) -> Affine:
         if name not in self.params:
@@ -157,31 +172,18 @@ class _Writer:
         )
         return [name for name in names if name and name not in self.index.initializers]
 
-    def _write_kernel(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
-        activations = set(self._activations(node))
-        for position, name in enumerate(node.input):
-            if name in activations:
-                copy.input[position] = self._pair(name, node)
-        if node.op_type in MOVEMENT:
-            return
-        if node.op_type in COMPUTE:
-            if node.input[1] in self.index.initializers:
-                self._write_weights(node, copy)
-            return
-        for position, name in enumerate(node.input):
-            if name in self.index.initializers:
-                copy.input[position] = self._constant(name)
-
     def _read_codes(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         """A float node reads what an integer kernel made through the pair, so that the kernel can fuse."""
         for position, name in enumerate(copy.input):
             if name not in self.produced:
                 continue
             channels = self._shield_channels(node) if position == 0 else None
-            copy.input[position] = self._pair(name, None) if channels is None else self._shield(name, channels)
+            copy.input[position] = (
+                self._pair(name, None) if channels is None else self._shield(name, channels)
+            )
 
     def _shield_channels(self, node: onnx.NodeProto) -> int | None:
-        """Input channels of a float product with constant weights that would read codes; None for other nodes."""
+        """Input channels of a float product with constant weights; None for other nodes."""
         weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
         if weight is None:
             return None
@@ -196,112 +198,84 @@ class _Writer:
         DequantizeLinear with one scale and a QuantizeLinear (its optimiser WeightBiasQuantization); on a
         depthwise convolution that we keep in float for its accuracy this costs more than quantizing it well.
         """
-        floats = f"{name}_dq{channels}"
-        if floats not in self.stored:
-            self.stored.add(floats)
-            self._pair(name, None)
+        key = (name, f"{channels} channels")
+        if key not in self.pairs:
             params = self._param(name)
             wide = Affine(np.full(channels, params.scale), np.full(channels, params.zero_point))
-            scale, zero = self._store(floats, wide)
-            inputs = [f"{self.rereads.get(name, name)}_q", scale, zero]
-            self.nodes.append(helper.make_node("DequantizeLinear", inputs, [floats], name=floats, axis=1))
-        return floats
+            stem = f"{name}_wide"
+            codes = Codes(self._codes(name, "").codes, *self.emitter.params(stem, wide))
+            self.pairs[key] = self.emitter.dequantize(codes, stem, axis=1)
+        return self.pairs[key]
 
     def _write_output(self, copy: onnx.NodeProto, position: int, name: str) -> None:
         """Pair behind a kernel that makes a graph's output, which keeps its name on the float side."""
         if name not in self.index.outputs:
             return
-        raw, codes = f"{name}_raw", f"{name}_q"
-        copy.output[position] = raw
-        scale, zero = self._store(name, self.params[name])
-        self.nodes.append(helper.make_node("QuantizeLinear", [raw, scale, zero], [codes], name=codes))
-        self.nodes.append(
-            helper.make_node("DequantizeLinear", [codes, scale, zero], [name], name=f"{name}_dq")
-        )
-        self.pairs[name] = name
+        copy.output[position] = fresh_name(self.index, f"{name}_raw")
+        codes = self.emitter.quantize(copy.output[position], name, self.params[name])
+        self.emitter.dequantize(codes, name, output=name)
+        self.codes[name, ""] = codes
+        self.pairs[name, ""] = name
 
     def _pair(self, name: str, reader: onnx.NodeProto | None) -> str:
         """Name of the dequantized side of tensor `name`, writing Q and DQ where they are not there yet."""
-        key = (
-            f"{name}_{reader.output[0]}" if self.plan.scheme.dedicated_pairs and reader is not None else name
-        )
-        if key not in self.pairs:
-            scale, zero = self._store(key, self._param(name))
-            codes, floats = f"{key}_q", f"{key}_dq"
-            if name in self.rereads:
-                self._pair(self.rereads[name], None)
-                codes = f"{self.rereads[name]}_q"
-            else:
-                self.nodes.append(
-                    helper.make_node("QuantizeLinear", [name, scale, zero], [codes], name=codes)
-                )
-            self.nodes.append(
-                helper.make_node("DequantizeLinear", [codes, scale, zero], [floats], name=floats)
+        dedicated = reader.output[0] if self.plan.scheme.dedicated_pairs and reader is not None else ""
+        if (name, dedicated) not in self.pairs:
+            codes = self._codes(name, dedicated)
+            self.pairs[name, dedicated] = self.emitter.dequantize(
+                codes, f"{name}{dedicated and '_'}{dedicated}"
             )
-            self.pairs[key] = floats
-        return self.pairs[key]
+        return self.pairs[name, dedicated]
 
-    def _store(self, stem: str, params: Affine) -> tuple[str, str]:
-        scale, zero = f"{stem}_scale", f"{stem}_zero_point"
-        self._add(scale, params.scale)
-        self._add(zero, params.zero_point)
-        return scale, zero
+    def _codes(self, name: str, dedicated: str) -> Codes:
+        """The codes of tensor `name`; those of a shifted tensor are its source's with other parameters."""
+        if (name, dedicated) not in self.codes:
+            stem = f"{name}{dedicated and '_'}{dedicated}"
+            if name in self.rereads:
+                source = self._codes(self.rereads[name], "")
+                codes = Codes(source.codes, *self.emitter.params(stem, self._param(name)))
+            else:
+                codes = self.emitter.quantize(name, stem, self._param(name))
+            self.codes[name, dedicated] = codes
+        return self.codes[name, dedicated]
 
-    def _add(self, name: str, value: NDArray[np.generic]) -> None:
-        if name not in self.stored:
-            self.stored.add(name)
-            self.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    def _write_kernel(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
+        activations = set(self._activations(node))
+        for position, name in enumerate(node.input):
+            if name in activations:
+                copy.input[position] = self._pair(name, node)
+        if node.op_type in MOVEMENT:
+            return
+        if node.op_type in COMPUTE:
+            if node.input[1] in self.index.initializers:
+                self._write_weights(node, copy)
+            return
+        for position, name in enumerate(node.input):
+            if name in self.index.initializers:
+                copy.input[position] = self._operand(name)
 
-    def _constant(self, name: str) -> str:
+    def _operand(self, name: str) -> str:
         """A constant operand of an element-wise kernel, as codes."""
         value = np.asarray(self.index.constant(name), np.float32)
         params = activation_params(float(value.min()), float(value.max()), self.plan.scheme)
         info = np.iinfo(params.zero_point.dtype)
         codes = np.clip(np.rint(value / params.scale) + params.zero_point, info.min, info.max)
-        return self._dequantize(f"{name}_const", codes.astype(params.zero_point.dtype), params, None)
+        return self.emitter.constant(name, codes.astype(params.zero_point.dtype), params)
 
     def _write_weights(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         weight = np.asarray(self.index.constant(node.input[1]), np.float32)
         axis = weight_axis(node) if self.plan.per_channel else None
-        bias = self._bias(node)
-        input_scale = float(self._param(node.input[0]).scale)
-        with_int32 = bias is not None and self.plan.scheme.int32_bias
-        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
-        floor = (
-            np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
-            if bias is not None and with_int32
-            else 0.0
-        )
-        codes, params = quantize_weight(weight, axis, floor)
-        stem = f"{node.input[1]}_{node.output[0]}"
-        copy.input[1] = self._dequantize(stem, codes, params, axis)
-        if bias is None:
+        bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
+            codes, params = quantize_weight(weight, axis)
+            copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis)
             return
-        if with_int32:
-            scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
-            values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
-            shared = Affine(np.asarray(scale), np.zeros(scale.shape, np.int32))
-            name = self._dequantize(f"{stem}_bias", values, shared, 0 if scale.ndim else None)
-        else:
-            name = f"{stem}_bias"
-            self._add(name, bias)
-        del copy.input[2:]
-        copy.input.append(name)
-
-    def _bias(self, node: onnx.NodeProto) -> NDArray[np.float32] | None:
-        value = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        return None if value is None else np.asarray(value, np.float32)
-
-    def _dequantize(self, stem: str, codes: NDArray[np.generic], params: Affine, axis: int | None) -> str:
-        floats = f"{stem}_dq"
-        if floats not in self.stored:
-            self.stored.add(floats)
-            self._add(f"{stem}_codes", codes)
-            self._add(f"{stem}_scale", params.scale)
-            inputs = [f"{stem}_codes", f"{stem}_scale"]
-            if params.zero_point.any():  # left out, it is 0
-                self._add(f"{stem}_zero_point", params.zero_point)
-                inputs.append(f"{stem}_zero_point")
-            extra = {} if axis is None else {"axis": axis}
-            self.nodes.append(helper.make_node("DequantizeLinear", inputs, [floats], name=floats, **extra))
-        return floats
+        input_scale = float(self._param(node.input[0]).scale)
+        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
+        floor = np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
+        codes, params = quantize_weight(weight, axis, floor)
+        copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis)
+        scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
+        values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
+        shared = Affine(np.asarray(scale), np.zeros(scale.shape, np.int32))
+        copy.input[2] = self.emitter.constant(node.input[2], values, shared, 0 if scale.ndim else None)

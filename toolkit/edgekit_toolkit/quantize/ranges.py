@@ -1,7 +1,7 @@
 """Ranges of activations from a stream of samples, in memory that does not grow with their number.
 
-Only extremes are kept, a pair a channel. Tensors are fetched in groups that fit `Limits.group_bytes`, so that a
-large image does not bring every activation into memory at once.
+Only extremes are kept, a pair a channel. Tensors are fetched in groups that fit `Limits.group_bytes`, so that
+a large image does not bring every activation into memory at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -65,11 +65,14 @@ def collect(
         progress: called once a sample.
 
     Raises:
-        DataError: a value is not finite.
+        DataError: there are no samples, or a value is not finite.
         BackendError: the model does not run on a sample.
     """
     found: dict[str, Range] = {}
-    groups = _groups(model, names, next(iter(samples())), threads, (limits or Limits()).group_bytes)
+    first = next(iter(samples()), None)
+    if first is None:
+        raise DataError("calibration: there are no samples; give at least one")
+    groups = _groups(model, names, first, threads, (limits or Limits()).group_bytes)
     sessions = [session_for(_with_outputs(model, group), threads=threads) for group in groups]
     for feeds in samples():
         for name in names:

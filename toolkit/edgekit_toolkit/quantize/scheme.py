@@ -81,7 +81,8 @@ def quantize_weight(
     Args:
         weight: float32, any shape.
         axis: axis of the output channels for a scale a channel; None for one scale.
-        min_scale: smallest allowed scale ([] or [channels]), so that an int32 bias of a nearly dead channel fits.
+        min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
+            fits.
 
     Returns:
         Codes in -127..127 of the same shape, and scale [] or [channels] with zero point 0.

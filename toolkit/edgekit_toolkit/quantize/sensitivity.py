@@ -1,13 +1,12 @@
 """Which layers lose most by being quantized, measured, and the mixed-precision forms that follow.
 
-The noise of one block is measured with that block alone quantized: such noises add up, nearly, while leaving one
-block out of a quantized model shows little of a loss that many blocks share. Releasing blocks to float is greedy,
-and every step is measured again on the whole model, because nearly is not exactly.
+The noise of one block is measured with that block alone quantized: such noises add up, nearly, while leaving
+one block out of a quantized model shows little of a loss that many blocks share. Releasing blocks to float is
+greedy, and every step is measured again on the whole model, because nearly is not exactly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.graph import GraphIndex
+from edgekit_toolkit.graph import GraphIndex, attribute
 from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.qdq import write_qdq
@@ -40,36 +39,47 @@ class Fidelity:
         self.threads = threads
         index = GraphIndex(model.graph)
         producers = [index.producers.get(value.name) for value in model.graph.output]
-        self._softmax = [node is not None and node.op_type == "Softmax" for node in producers]
+        self._softmax_axes = [
+            attribute(node, "axis", -1) if node is not None and node.op_type == "Softmax" else None
+            for node in producers
+        ]
         session = session_for(model, threads=threads)
         self.reference = [run_session(session, feeds) for feeds in samples]
 
     def noise(self, variant: onnx.ModelProto) -> float:
-        """Power of the output error over power of the output, the mean over outputs; inf where it is not finite."""
+        """Power of the output error over power of the output, over all samples; inf where it is not finite.
+
+        It is the mean over the float outputs. An output of another shape than the reference's, as lists of
+        detections have, counts as all error.
+        """
         session = session_for(variant, threads=self.threads)
-        ratios = []
+        error, power = np.zeros(len(self._softmax_axes)), np.zeros(len(self._softmax_axes))
+        is_float = [np.issubdtype(output.dtype, np.floating) for output in self.reference[0]]
         for feeds, expected in zip(self.samples, self.reference, strict=True):
-            for value, reference, softmax in zip(
-                run_session(session, feeds), expected, self._softmax, strict=True
-            ):
-                if not np.issubdtype(reference.dtype, np.floating) or not reference.size:
-                    continue
-                want, got = (_comparable(array, softmax=softmax) for array in (reference, value))
-                ratios.append(float(((got - want) ** 2).sum()) / max(float((want**2).sum()), 1e-30))
-        noise = float(np.mean(ratios)) if ratios else 0.0
+            results = run_session(session, feeds)
+            for place in np.flatnonzero(is_float):
+                axis = self._softmax_axes[place]
+                want = _comparable(expected[place], axis)
+                got = _comparable(results[place], axis)
+                power[place] += (want**2).sum()
+                with np.errstate(invalid="ignore"):  # infinity less infinity
+                    error[place] += ((got - want) ** 2 if got.shape == want.shape else want**2).sum()
+        ratios = (error / np.maximum(power, 1e-30))[is_float]
+        noise = float(ratios.mean()) if ratios.size else 0.0
         return noise if np.isfinite(noise) else np.inf
 
 
-def _comparable(value: NDArray[Any], *, softmax: bool) -> NDArray[np.float64]:
+def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.float64]:
     """Values whose squared error means the same everywhere; of a softmax, its logits up to a constant.
 
-    Probabilities near 0 and 1 hide errors that decide between classes, and hide all of them once the class flips.
+    Probabilities near 0 and 1 hide errors that decide between classes, and hide all of them once the class
+    flips.
     """
     values = value.astype(np.float64)
-    if not softmax:
+    if softmax_axis is None:
         return values
     logits = np.log(np.maximum(values, _LEAST_PROBABILITY))
-    result: NDArray[np.float64] = logits - logits.mean(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = logits - logits.mean(axis=softmax_axis, keepdims=True)
     return result
 
 
@@ -104,7 +114,7 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Yield the noise of each block until the time is over; a block that was not reached is not in the result."""
+    """Yield the noise of each block until the time is over; blocks that were not reached are left out."""
     for block in parts:
         if expired():
             return
@@ -145,7 +155,7 @@ def release(
         max_blocks: most blocks to release.
         expired: says when the time is over.
     """
-    total = sum(item.noise for item in noises)
+    total = sum(item.noise for item in noises if np.isfinite(item.noise))
     left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)
     gone: tuple[Block, ...] = ()
     current = fidelity.noise(write_qdq(model, plan))

@@ -3,14 +3,23 @@
 Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
 import onnx.version_converter
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgekit_toolkit.graph import GraphIndex, attribute, opset, remove_unused_initializers
+from edgekit_toolkit.graph import (
+    GraphIndex,
+    add_constant,
+    attribute,
+    fresh_name,
+    opset,
+    remove_unused_initializers,
+)
+from edgekit_toolkit.quantize.emitter import Emitter
 from edgekit_toolkit.quantize.plan import COMPUTE, weight_axis
 from edgekit_toolkit.quantize.scheme import quantize_weight
 
@@ -18,37 +27,44 @@ from edgekit_toolkit.quantize.scheme import quantize_weight
 _MIN_ELEMENTS: Final = 128
 _MIN_INT4_ELEMENTS: Final = 4096
 _BLOCK: Final = 32
+_OPSET_INT8: Final = 13
 _OPSET_INT4: Final = 21
 _IR_INT4: Final = 10
 # Inputs that are weights: position of the first one. Others (sizes, limits of a Clip) must stay constants.
 _WEIGHTS_FROM: Final = {
-    "Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 0, "Gather": 0, "Add": 0, "Mul": 0, "LSTM": 1, "GRU": 1,
-    "RNN": 1, "PRelu": 1,
+    "Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 0, "Gather": 0, "Add": 0, "Mul": 0, "LSTM": 1,
+    "GRU": 1, "RNN": 1, "PRelu": 1,
 }  # fmt: skip
 
 
-def half_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with its float32 weights stored as float16, where they are in its range."""
+def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return `model` with its float32 weights stored as float16, where they are in its range.
+
+    Returns:
+        None where the model has no weight that this fits.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
     index = GraphIndex(graph)
-    casts = []
-    for tensor in list(graph.initializer):
+    casts, tensors = [], []
+    for tensor in graph.initializer:
         if not _can_halve(index, tensor):
+            tensors.append(tensor)
             continue
         half = numpy_helper.to_array(tensor).astype(np.float16)
-        stored = numpy_helper.from_array(half, f"{tensor.name}_half")
+        tensors.append(numpy_helper.from_array(half, fresh_name(index, f"{tensor.name}_half")))
         casts.append(
             helper.make_node(
-                "Cast", [stored.name], [tensor.name], name=f"{tensor.name}_widen", to=TensorProto.FLOAT
+                "Cast", [tensors[-1].name], [tensor.name], name=f"{tensor.name}_widen", to=TensorProto.FLOAT
             )
         )
-        graph.initializer.remove(tensor)
-        graph.initializer.append(stored)
+    if not casts:
+        return None
     nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    for field, items in ((graph.node, nodes), (graph.initializer, tensors)):
+        del field[:]
+        field.extend(items)
     return result
 
 
@@ -60,52 +76,52 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
         first = _WEIGHTS_FROM.get(node.op_type)
         if first is None or tensor.name not in list(node.input)[first:]:
             return False
-    value = numpy_helper.to_array(tensor)
-    return value.size >= _MIN_ELEMENTS and float(np.abs(value).max()) < float(np.finfo(np.float16).max)
+    value = index.constant(tensor.name)
+    if value is None or value.size < _MIN_ELEMENTS:
+        return False
+    # Below the smallest normal number float16 has fewer and fewer digits.
+    peak = float(np.abs(value).max())
+    return peak == 0 or float(np.finfo(np.float16).tiny) <= peak < float(np.finfo(np.float16).max)
 
 
-def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with the weights of its matrix products stored as int8, a scale a channel."""
+def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return `model` with the weights of its matrix products stored as int8, a scale a channel.
+
+    Returns:
+        None where the model has no layer that this fits, or an operator set without a scale a channel.
+    """
+    if opset(model) < _OPSET_INT8:
+        return None
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
     index = GraphIndex(graph)
-    nodes: list[onnx.NodeProto] = []
-    done: set[str] = set()
-    for node in list(graph.node):
-        weight = index.constant(node.input[1]) if node.op_type in COMPUTE and len(node.input) > 1 else None
-        plain = weight is not None and weight.dtype == np.float32 and weight.ndim >= 2
-        # MatMul by a stack of matrices has no single axis of output channels.
-        if (
-            weight is None
-            or not plain
-            or weight.size < _MIN_ELEMENTS
-            or (node.op_type == "MatMul" and weight.ndim != 2)
-        ):
-            nodes.append(node)
-            continue
-        axis, stem = weight_axis(node), f"{node.input[1]}_{weight_axis(node)}"
-        if stem not in done:
-            done.add(stem)
-            codes, params = quantize_weight(weight, axis)
-            values = {"codes": codes, "scale": params.scale, "zero_point": params.zero_point}
-            graph.initializer.extend(numpy_helper.from_array(v, f"{stem}_{k}") for k, v in values.items())
-            names = [f"{stem}_{key}" for key in values]
-            nodes.append(
-                helper.make_node("DequantizeLinear", names, [f"{stem}_dq"], name=f"{stem}_dq", axis=axis)
-            )
+    emitter = Emitter(index)
+    for node in graph.node:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.input[1] = f"{stem}_dq"
-        nodes.append(copy)
+        weight = index.constant(node.input[1]) if node.op_type in COMPUTE else None
+        if weight is not None and _fits_int8(node, weight):
+            axis = weight_axis(node)
+            codes, params = quantize_weight(weight, axis)
+            copy.input[1] = emitter.constant(node.input[1], codes, params, axis)
+        emitter.nodes.append(copy)
+    if len(emitter.nodes) == len(graph.node):
+        return None
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(emitter.nodes)
     remove_unused_initializers(graph)
     return result
 
 
+def _fits_int8(node: onnx.NodeProto, weight: NDArray[Any]) -> bool:
+    # MatMul by a stack of matrices has no single axis of output channels.
+    flat = weight.ndim == 2 or (node.op_type == "Conv" and weight.ndim > 2)
+    return flat and weight.dtype == np.float32 and weight.size >= _MIN_ELEMENTS
+
+
 def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with the weights of its large MatMuls and Gemms as int4, a scale for each 32 along the input.
+    """Return `model` with the weights of its large MatMuls and Gemms as int4, in blocks of 32 inputs.
 
     Written with the standard blocked DequantizeLinear of opset 21, which onnxruntime fuses into its own 4-bit
     kernel for MatMul.
@@ -125,20 +141,17 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     graph = result.graph
     index = GraphIndex(graph)
     nodes: list[onnx.NodeProto] = []
-    done: set[str] = set()
-    for node in list(graph.node):
+    floats: dict[tuple[str, int], str] = {}
+    for node in graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
         if _fits_blocks(index, node):
-            transposed = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-            stem = f"{node.input[1]}_int4_{int(transposed)}"
-            if stem not in done:
-                done.add(stem)
-                nodes.append(_blocked(index, node.input[1], stem, axis=1 if transposed else 0))
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.input[1] = f"{stem}_dq"
-            nodes.append(copy)
-        else:
-            nodes.append(node)
+            key = node.input[1], _input_axis(node)
+            if key not in floats:
+                nodes.append(_blocked(index, *key))
+                floats[key] = nodes[-1].output[0]
+            copy.input[1] = floats[key]
+        nodes.append(copy)
     del graph.node[:]
     graph.node.extend(nodes)
     remove_unused_initializers(graph)
@@ -149,12 +162,16 @@ def _fits_blocks(index: GraphIndex, node: onnx.NodeProto) -> bool:
     weight = index.constant(node.input[1]) if node.op_type in {"MatMul", "Gemm"} else None
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or weight.size < _MIN_INT4_ELEMENTS:
         return False
-    transposed = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-    return bool(weight.shape[1 if transposed else 0] % _BLOCK == 0)
+    inputs: int = weight.shape[_input_axis(node)]
+    return inputs % _BLOCK == 0
 
 
-def _blocked(index: GraphIndex, name: str, stem: str, axis: int) -> onnx.NodeProto:
-    """Store weight `name` [K, N] (axis 0) or [N, K] (axis 1) as int4 codes and scales; returns their DQ node."""
+def _input_axis(node: onnx.NodeProto) -> int:
+    return 1 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 0
+
+
+def _blocked(index: GraphIndex, name: str, axis: int) -> onnx.NodeProto:
+    """Store weight `name` [K, N] (axis 0) or [N, K] (axis 1) as int4 codes and scales; returns their DQ."""
     weight = np.asarray(index.constant(name), np.float64)
     rows = weight if axis == 1 else weight.T
     blocks = rows.reshape(rows.shape[0], -1, _BLOCK)
@@ -167,13 +184,15 @@ def _blocked(index: GraphIndex, name: str, stem: str, axis: int) -> onnx.NodePro
     nibbles = flat.reshape(-1).astype(np.uint8) & 0xF
     packed = nibbles[0::2] | (nibbles[1::2] << 4)  # an even number: whole blocks of 32
     tensor = onnx.TensorProto(
-        name=f"{stem}_codes", data_type=TensorProto.INT4, dims=flat.shape, raw_data=packed.tobytes()
+        name=fresh_name(index, f"{name}_codes"),
+        data_type=TensorProto.INT4,
+        dims=flat.shape,
+        raw_data=packed.tobytes(),
     )
-    index.graph.initializer.extend([tensor, numpy_helper.from_array(scale, f"{stem}_scale")])
-    inputs = [tensor.name, f"{stem}_scale"]
-    return helper.make_node(
-        "DequantizeLinear", inputs, [f"{stem}_dq"], name=f"{stem}_dq", axis=axis, block_size=_BLOCK
-    )
+    index.graph.initializer.append(tensor)
+    inputs = [tensor.name, add_constant(index, f"{name}_scale", scale)]
+    floats = fresh_name(index, f"{name}_dq")
+    return helper.make_node("DequantizeLinear", inputs, [floats], name=floats, axis=axis, block_size=_BLOCK)
 
 
 def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -192,8 +211,8 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     quantizer = ONNXQuantizer(
-        copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [], [], kinds,
-        {"MatMulConstBOnly": True},
+        copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [],
+        [], kinds, {"MatMulConstBOnly": True},
     )  # fmt: skip
     quantizer.quantize_model()
     result: onnx.ModelProto = quantizer.model.model

@@ -1,0 +1,113 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.small_models import assert_valid, model_of, node, random_feeds, random_weight, run
+
+from edgekit_toolkit.quantize.compact import shorten_names
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def named_model(rng: np.random.Generator, inputs: str = "images", outputs: str = "scores") -> onnx.ModelProto:
+    weights = {"backbone/stem/weight": random_weight(rng, 4, 3, 3, 3), "a": random_weight(rng, 4, 1, 1)}
+    nodes = [
+        node("Conv", [inputs, "backbone/stem/weight"], ["backbone/stem/out"], name="backbone/stem"),
+        node("Add", ["backbone/stem/out", "a"], ["backbone/stem/shifted"], name="add"),
+        node("Clip", ["backbone/stem/shifted", "", "top"], [outputs], name="clip"),
+    ]
+    weights["top"] = np.asarray(6, np.float32)
+    return model_of(nodes, weights, {inputs: ("N", 3, 6, 6)}, [outputs])
+
+
+def test_names_become_short_and_the_outputs_stay_equal(rng: np.random.Generator) -> None:
+    before = named_model(rng)
+    kept = before.SerializeToString()
+    after = shorten_names(before)
+    assert before.SerializeToString() == kept
+    assert_valid(after)
+    assert [value.name for value in (*after.graph.input, *after.graph.output)] == ["images", "scores"]
+    inner = {name for item in after.graph.node for name in (*item.input, *item.output)} - {"images", "scores"}
+    assert all(len(name) <= 1 for name in inner)
+    assert after.graph.node[2].input[1] == ""
+    feeds = random_feeds(before, rng)
+    np.testing.assert_array_equal(run(after, feeds)["scores"], run(before, feeds)["scores"])
+
+
+def test_inputs_and_outputs_that_are_short_already_are_not_used_twice(rng: np.random.Generator) -> None:
+    before = named_model(rng, "a_", "b")
+    before.graph.input[0].name = before.graph.node[0].input[0] = "c"
+    after = shorten_names(before)
+    assert_valid(after)
+    feeds = random_feeds(before, rng)
+    np.testing.assert_array_equal(run(after, feeds)["b"], run(before, feeds)["b"])
+
+
+def test_constant_that_nothing_reads_takes_no_name_of_another(rng: np.random.Generator) -> None:
+    before = named_model(rng)
+    before.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "b"))
+    after = shorten_names(before)
+    names = [tensor.name for tensor in after.graph.initializer]
+    assert len(set(names)) == len(names)
+    assert_valid(after)
+
+
+def test_what_only_people_read_is_dropped(rng: np.random.Generator) -> None:
+    before = named_model(rng)
+    before.doc_string = before.graph.doc_string = before.graph.node[0].doc_string = "a secret"
+    before.graph.initializer[0].doc_string = "a secret"
+    for item in (before, before.graph, before.graph.node[0], before.graph.initializer[0]):
+        entry = item.metadata_props.add()
+        entry.key, entry.value = "stack_trace", "a secret"
+    after = shorten_names(before)
+    content = after.SerializeToString()
+    assert b"secret" not in content
+    assert b"backbone" not in content
+    assert not after.graph.value_info
+
+
+def test_operator_sets_that_no_node_needs_are_dropped(rng: np.random.Generator) -> None:
+    before = named_model(rng)
+    before.opset_import.extend(
+        [helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("com.microsoft", 1)]
+    )
+    before.graph.node.append(
+        node("FusedConv", ["images", "backbone/stem/weight"], ["f"], domain="com.microsoft")
+    )
+    after = shorten_names(before)
+    assert {item.domain: item.version for item in after.opset_import} == {"": 17, "com.microsoft": 1}
+
+
+def test_sparse_weight_keeps_its_reader(rng: np.random.Generator) -> None:
+    values = helper.make_tensor("a_long_name", TensorProto.FLOAT, [1], [3.0])
+    indices = helper.make_tensor("indices", TensorProto.INT64, [1], [2])
+    before = model_of([node("Add", ["x", "k"], ["y"])], {"k": np.zeros(4, np.float32)}, {"x": (4,)})
+    before.graph.node[0].input[1] = "a_long_name"
+    del before.graph.initializer[:]
+    before.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    feeds = {"x": np.zeros(4, np.float32)}
+    assert run(shorten_names(before), feeds)["y"].tolist() == [0, 0, 3, 0]
+
+
+def test_model_with_control_flow_keeps_its_names(rng: np.random.Generator) -> None:
+    def branch(operator: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{operator}_out", TensorProto.FLOAT, None)
+        return helper.make_graph([node(operator, ["activation"], [out.name])], operator, [], [out])
+
+    nodes = [
+        node("Tanh", ["x"], ["activation"]),
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Greater", ["top", "zero"], ["positive"]),
+        node("If", ["positive"], ["y"], then_branch=branch("Relu"), else_branch=branch("Neg")),
+    ]
+    before = model_of(nodes, {"zero": np.float32(0)}, {"x": (4,)})
+    after = shorten_names(before)
+    assert [list(item.output) for item in after.graph.node] == [
+        list(item.output) for item in before.graph.node
+    ]
+    for sign in (1, -1):
+        feeds = {"x": sign * np.arange(1, 5, dtype=np.float32)}
+        np.testing.assert_array_equal(run(after, feeds)["y"], run(before, feeds)["y"])

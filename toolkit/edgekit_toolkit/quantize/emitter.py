@@ -1,0 +1,78 @@
+"""New QuantizeLinear and DequantizeLinear nodes with their constants, under names that are free."""
+
+from typing import Any, NamedTuple
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from edgekit_toolkit.graph import GraphIndex, add_constant, fresh_name
+from edgekit_toolkit.quantize.scheme import Affine
+
+
+class Codes(NamedTuple):
+    """Tensor names: codes, their scale, and their zero point; it is empty where it is 0 and left out."""
+
+    codes: str
+    scale: str
+    zero_point: str
+
+
+class Emitter:
+    """Collects the nodes of the rewritten graph; constants go into the graph at once.
+
+    Attributes:
+        nodes: in order; whoever writes the graph appends its own too.
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._constants: dict[tuple[object, ...], str] = {}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def store(self, stem: str, value: NDArray[Any]) -> str:
+        """Add a constant; returns its name."""
+        return add_constant(self._index, stem, value)
+
+    def params(self, stem: str, params: Affine) -> tuple[str, str]:
+        """Add scale and zero point; returns their names."""
+        return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
+
+    def quantize(self, source: str, stem: str, params: Affine) -> Codes:
+        """Add a QuantizeLinear of tensor `source`."""
+        scale, zero_point = self.params(stem, params)
+        codes = fresh_name(self._index, f"{stem}_q")
+        self.nodes.append(
+            helper.make_node("QuantizeLinear", [source, scale, zero_point], [codes], name=codes)
+        )
+        return Codes(codes, scale, zero_point)
+
+    def dequantize(
+        self, codes: Codes, stem: str, *, axis: int | None = None, output: str | None = None
+    ) -> str:
+        """Add a DequantizeLinear; returns the name of what it makes.
+
+        Args:
+            codes: what it reads.
+            stem: of its name.
+            axis: of the channels where there is a scale a channel.
+            output: name of what it makes, where that is settled.
+        """
+        name = fresh_name(self._index, f"{stem}_dq")
+        node = helper.make_node(
+            "DequantizeLinear", [part for part in codes if part], [output or name], name=name
+        )
+        if axis is not None:
+            node.attribute.append(helper.make_attribute("axis", axis))
+        self.nodes.append(node)
+        return output or name
+
+    def constant(self, name: str, values: NDArray[Any], params: Affine, axis: int | None = None) -> str:
+        """Store the codes `values` of constant `name` and dequantize them, once for all equal requests."""
+        key = (name, axis, values.dtype.str, params.scale.tobytes(), params.zero_point.tobytes())
+        if key not in self._constants:
+            scale = self.store(f"{name}_scale", params.scale)
+            zero = self.store(f"{name}_zero_point", params.zero_point) if params.zero_point.any() else ""
+            codes = Codes(self.store(f"{name}_codes", values), scale, zero)
+            self._constants[key] = self.dequantize(codes, name, axis=axis)
+        return self._constants[key]
