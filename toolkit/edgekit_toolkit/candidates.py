@@ -13,6 +13,7 @@ import onnx
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.graph import opset
+from edgekit_toolkit.nesting import computes_in_integers, nodes
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.forms import Form, build
@@ -98,7 +99,14 @@ def find_candidates(
     """
     fidelity = Fidelity(model, _fidelity_samples(model, calibration, threads), threads=threads)
     float32 = Form(forms.FLOAT32)
-    found = Found([Candidate("float32", float32, build(model, float32) or model, decibel(0.0))])
+    quantized = computes_in_integers(model) or any(
+        node.op_type == "DequantizeLinear" for node in nodes(model)
+    )
+    label = "as it is" if quantized else "float32"
+    found = Found([Candidate(label, float32, build(model, float32) or model, decibel(0.0))])
+    if quantized:  # codes of codes would only lose
+        found.dropped.append("all other forms: the model is already quantized")
+        return found
     labels = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",

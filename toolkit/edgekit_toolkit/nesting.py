@@ -7,6 +7,17 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+_INTEGER_OPERATORS = frozenset(
+    {
+        "QuantizeLinear",
+        "DynamicQuantizeLinear",
+        "QLinearConv",
+        "QLinearMatMul",
+        "ConvInteger",
+        "MatMulInteger",
+    }
+)
+
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yield `graph` and every graph inside its `If`, `Loop` and `Scan` nodes, outer ones first."""
@@ -18,6 +29,11 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node, those inside control flow included."""
     for graph in graphs(model.graph):
         yield from graph.node
+
+
+def computes_in_integers(model: onnx.ModelProto) -> bool:
+    """Return whether activations become integer codes somewhere in the model."""
+    return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

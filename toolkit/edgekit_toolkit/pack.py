@@ -17,8 +17,8 @@ from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
+from edgekit_toolkit.nesting import computes_in_integers
 from edgekit_toolkit.quantize.engine import run_session, session_for
-from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import tensor_specs
 
@@ -79,7 +79,7 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
     content = model.SerializeToString(deterministic=True)
     names = [spec.name for spec in outputs]
     made = _run(content, reference.feeds, names)
-    integer = recipe.form.plan is not None or recipe.form.kind == DYNAMIC_INT8
+    integer = computes_in_integers(model)
     expected, more = golden_outputs(made, reference.outputs, integer=integer)
     contents = {MODEL_PATH: content, **reference.artifacts, **more}
     roles = {MODEL_PATH: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
@@ -98,7 +98,7 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
             Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
             for path in sorted(contents)
         ),
-        backend=_backend(recipe),
+        backend=_backend(recipe, integer=integer),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
@@ -119,12 +119,12 @@ def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[
     return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
 
 
-def _backend(recipe: Recipe) -> BackendChoice:
+def _backend(recipe: Recipe, *, integer: bool) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the rest runs there."""
     ort = BackendChoice("ort", MODEL_PATH, {})
     if recipe.backend != "tensorrt":
         return ort
-    return BackendChoice("tensorrt", MODEL_PATH, {"fp16": True, "int8": recipe.form.plan is not None}, ort)
+    return BackendChoice("tensorrt", MODEL_PATH, {"fp16": True, "int8": integer}, ort)
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:
