@@ -28,7 +28,7 @@ COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit co
 COMMANDS = {
     "package": "Turn a model into a signed package that keeps a budget.",
     "targets": "List the targets, or show one.",
-    "inspect": "Show what a package or a model holds.",
+    "inspect": "Show what a package holds.",
     "verify": "Check a package's form, digests and signature.",
     "run": "Run a verified package on its golden inputs or on yours.",
     "keys": "Make and list the keys that sign packages.",

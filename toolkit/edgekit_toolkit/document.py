@@ -253,5 +253,12 @@ def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> 
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
         "memory_here": memory,
+        "tensorrt_check": None
+        if run.tensorrt is None
+        else {
+            "version": run.tensorrt.version,
+            "accepted": run.tensorrt.accepted,
+            "built_on": "a machine without a GPU",
+        },
         "seconds": dict(run.seconds),
     }

@@ -40,7 +40,9 @@ from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only
 from edgekit_toolkit.search import Choice, Measured, choose, pareto_front
 from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.targets import Target
+from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tensorrt
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -115,6 +117,7 @@ class Run:
     measured: tuple[Measured, ...]
     front: frozenset[str]
     choice: Choice
+    tensorrt: TensorRtCheck | None
     seconds: Mapping[str, float]
     warnings: Sequence[str]
 
@@ -211,6 +214,8 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
             ))
             for place, one in enumerate(found.candidates)
         )  # fmt: skip
+        models = {item.id: one.model for item, one in zip(measured, found.candidates, strict=True)}
+        choice, tensorrt, refusals = _choose_accepted(request, measured, models, feeds[0])
     return Run(
         request=request,
         source=source,
@@ -228,10 +233,41 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         packages=packages,
         measured=measured,
         front=pareto_front(measured),
-        choice=choose(measured, request.budget),
+        choice=choice,
+        tensorrt=tensorrt,
         seconds=phases.seconds,
-        warnings=_warnings(request, samples, found),
+        warnings=[*_warnings(request, samples, found), *refusals],
     )
+
+
+def _choose_accepted(
+    request: Request, measured: Sequence[Measured], models: Mapping[str, onnx.ModelProto], feeds: Feeds
+) -> tuple[Choice, TensorRtCheck | None, list[str]]:
+    """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses."""
+    left, notes = list(measured), []
+    while True:
+        choice = choose(left, request.budget)
+        if request.target.backend.default != "tensorrt" or choice.chosen is None:
+            return choice, None, notes
+        check = check_tensorrt(models[choice.chosen], dims=_shape_ranges(models[choice.chosen], feeds))
+        if not check.available:
+            notes.append(f"not checked with TensorRT's parser and builder: {check.errors[0]}")
+            return choice, None, notes
+        if check.accepted or len(left) == 1:
+            notes.extend(f"TensorRT refuses {choice.chosen}: {error}" for error in check.errors[:1])
+            return choice, check, notes
+        notes.append(f"TensorRT refuses {choice.chosen}, which was left out: {check.errors[0]}")
+        left = [one for one in left if one.id != choice.chosen]
+
+
+def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
+    """Shapes of the inputs with free sizes beside the batch, which TensorRT must be told."""
+    inputs, _ = tensor_specs(model)
+    return {
+        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
+        for spec in inputs
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }
 
 
 def _settled_dims(source: SourceModel, request: Request) -> dict[str, int]:

@@ -1,0 +1,57 @@
+"""Does TensorRT's parser and builder accept every candidate that `edgekit package --target jetson` makes?
+
+Usage: python benchmarks/tensorrt_accepts.py MODEL.onnx ... (default: models/tiny, and ../shared/models where it is)
+Needs the wheels of requirements/tensorrt.txt; no GPU. Prints one line a model and exits 1 if a candidate is refused.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.packaging import Request, search
+from edgekit_toolkit.sign import generate_key, load_signer
+from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.tensorrt_check import ShapeRange, check_tensorrt
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """Check all models; 1 if any candidate is refused."""
+    folders = (ROOT / "models" / "tiny", ROOT.parent / "shared" / "models" / "models")
+    paths = [Path(name) for name in sys.argv[1:]] or [
+        path for folder in folders for path in sorted(folder.glob("*.onnx"))
+    ]
+    target, refused = load_target("jetson"), 0
+    with tempfile.TemporaryDirectory() as folder:
+        generate_key("benchmark", Path(folder))
+        signer = load_signer("benchmark", Path(folder))
+        for path in paths:
+            request = Request(
+                model=path,
+                target=target,
+                budget=parse_budget("size=100MB,drop=100%"),
+                name="x",
+                version="1",
+                search_s=5,
+            )
+            run = search(request, signer, lambda *_: None)
+            verdicts = []
+            for candidate in run.found.candidates:
+                shapes = {
+                    spec.name: ShapeRange.fixed(tuple(run.dims.get(str(size), size) for size in spec.shape))
+                    for spec in run.source.inputs
+                    if any(isinstance(size, str) for size in spec.shape[1:])
+                }
+                check = check_tensorrt(candidate.model, dims=shapes)
+                verdicts.append(check.accepted)
+                if not check.accepted:
+                    print(f"  refused: {path.name}: {candidate.label}: {check.errors[:1]}")
+            refused += verdicts.count(False)
+            print(f"{path.name}: {verdicts.count(True)} of {len(verdicts)} candidates accepted", flush=True)
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
