@@ -3,8 +3,8 @@
     python benchmarks/byte_flips.py [MODEL] [--flips 1000] [--seed 0] [--json]
 
 The package is made by the command line from a model of models/tiny. Each flip replaces one byte at a random
-place with another random value, in a fresh copy. Detected means that `read_package` raises a PackageError (or one
-of its kinds); any other exception counts as a crash, not as a detection. Exits with 1 unless all are detected.
+place with another random value, in a fresh copy. Detected means that `read_package` raises a PackageError (or
+one of its kinds); any other exception is a crash, not a detection. Exits with 1 unless all are detected.
 """
 
 import collections

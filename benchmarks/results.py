@@ -49,8 +49,9 @@ class Result:
 
 
 def judge_goals(goals: Mapping[str, float], row: Row) -> dict[str, tuple[float, float, bool]]:
-    """Each goal with its limit, our value and whether it is kept; a goal without a value is not kept."""
-    values = {name: row.figures.get(name, float("inf")) for name in goals}
+    """Each goal with its limit, our value and whether it is kept; without a package none is."""
+    figures = row.figures if "score" in row.figures else {}
+    values = {name: figures.get(name, float("inf")) for name in goals}
     return {name: (most, values[name], values[name] <= most + EPSILON) for name, most in goals.items()}
 
 
