@@ -67,12 +67,32 @@ class Emitter:
         self.nodes.append(node)
         return output or name
 
-    def constant(self, name: str, values: NDArray[Any], params: Affine, axis: int | None = None) -> str:
-        """Store the codes `values` of constant `name` and dequantize them, once for all equal requests."""
-        key = (name, axis, values.dtype.str, params.scale.tobytes(), params.zero_point.tobytes())
+    def constant(
+        self,
+        name: str,
+        values: NDArray[Any],
+        params: Affine,
+        *,
+        axis: int | None = None,
+        explicit_zero: bool = False,
+    ) -> str:
+        """Store codes of a constant and dequantize them, once for all equal requests.
+
+        Args:
+            name: of the constant.
+            values: its codes.
+            params: their scale and zero point.
+            axis: of the channels where there is a scale a channel.
+            explicit_zero: write a zero point of 0 too.
+
+        Returns:
+            The name of the dequantized constant.
+        """
+        explicit_zero = explicit_zero or bool(params.zero_point.any())
+        key = (name, axis, values.dtype.str, params.scale.tobytes(), explicit_zero)
         if key not in self._constants:
             scale = self.store(f"{name}_scale", params.scale)
-            zero = self.store(f"{name}_zero_point", params.zero_point) if params.zero_point.any() else ""
+            zero = self.store(f"{name}_zero_point", params.zero_point) if explicit_zero else ""
             codes = Codes(self.store(f"{name}_codes", values), scale, zero)
             self._constants[key] = self.dequantize(codes, name, axis=axis)
         return self._constants[key]

@@ -265,17 +265,20 @@ class _Writer:
     def _write_weights(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         weight = np.asarray(self.index.constant(node.input[1]), np.float32)
         axis = weight_axis(node) if self.plan.per_channel else None
-        bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
-            codes, params = quantize_weight(weight, axis)
-            copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis)
-            return
+        has_int32_bias = self.plan.scheme.int32_bias and len(node.input) > 2
+        bias = self.index.constant(node.input[2]) if has_int32_bias else None
         input_scale = float(self._param(node.input[0]).scale)
         # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
-        floor = np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
+        floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor)
-        copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis)
+        # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there.
+        explicit_zero = node.op_type == "Gemm" and not self.plan.scheme.symmetric
+        copy.input[1] = self.emitter.constant(
+            node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
+        )
+        if bias is None:  # a float bias stays as it is
+            return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
         shared = Affine(np.asarray(scale), np.zeros(scale.shape, np.int32))
-        copy.input[2] = self.emitter.constant(node.input[2], values, shared, 0 if scale.ndim else None)
+        copy.input[2] = self.emitter.constant(node.input[2], values, shared, axis=0 if scale.ndim else None)

@@ -104,7 +104,7 @@ def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
         if weight is not None and _fits_int8(node, weight):
             axis = weight_axis(node)
             codes, params = quantize_weight(weight, axis)
-            copy.input[1] = emitter.constant(node.input[1], codes, params, axis)
+            copy.input[1] = emitter.constant(node.input[1], codes, params, axis=axis)
         emitter.nodes.append(copy)
     if len(emitter.nodes) == len(graph.node):
         return None

@@ -1,0 +1,226 @@
+"""Shifts and scalings that cost nothing, and codes that are not spent on what nobody reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.toolkit.quantized_models import (
+    PADDED,
+    constant,
+    nodes_of,
+    optimised_operators,
+    quantized,
+    ranges_of,
+)
+from tests.toolkit.small_models import (
+    Array,
+    model_of,
+    node,
+    operators,
+    random_feeds,
+    random_weight,
+    run,
+    snr_db,
+)
+
+from edgekit_toolkit.quantize.scheme import ASYMMETRIC
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+# A shift or scaling after a kernel: the same codes, read with other parameters.
+
+
+def shifted(
+    operator: str, value: float, rng: np.random.Generator, shape: tuple[int, ...] = (), **options: object
+) -> onnx.ModelProto:
+    """Conv -> c in about -4..4, shifted or scaled to s, read by a second convolution."""
+    weights = {
+        "w": random_weight(rng, 4, 3, 1, 1),
+        "k": np.full(shape, value, np.float32),
+        "v": random_weight(rng, 4, 4, 1, 1),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node(operator, ["c", "k"], ["s"]),
+        node("Conv", ["s", "v"], ["y"], **PADDED),
+    ]
+    return model_of(nodes, weights, {"x": (1, 3, 8, 8)}, **options)
+
+
+@pytest.mark.parametrize(
+    ("operator", "value"),
+    [("Add", -1.5), ("Add", 1.5), ("Sub", 0.7), ("Mul", 2.5), ("Div", 4.0), ("Mul", 1e-3)],
+)
+@pytest.mark.parametrize("shape", [(), (1, 1, 1, 1)])
+def test_shift_or_scaling_by_a_scalar_is_a_second_reading_of_the_codes(
+    shape: tuple[int, ...], operator: str, value: float, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = shifted(operator, value, rng, shape)
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "y"])
+    assert operator not in operators(written)
+    assert [item.input[0] for item in nodes_of(written, "QuantizeLinear")] == ["x", "c", "y_raw"]
+    assert set(optimised_operators(written, tmp_path)) == {
+        "QuantizeLinear",
+        "QLinearConv",
+        "DequantizeLinear",
+    }
+    # As good as without it: the codes of c are the only rounding on the way.
+    plain = model_of(
+        [node("Conv", ["c", "v"], ["y"], **PADDED)],
+        {"v": constant(model, "v")},
+        {"c": (1, 4, 8, 8)},
+    )
+    middle = {"c": run_inner(model, feeds, "s")}
+    reference = snr_db(run(plain, middle)["y"], run(quantized(plain, ASYMMETRIC, middle), middle)["y"])
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > min(reference, 42) - 6
+
+
+def run_inner(model: onnx.ModelProto, feeds: Mapping[str, Array], name: str) -> Array:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    return run(copy, feeds)[name]
+
+
+@pytest.mark.parametrize("value", [-1.37, 0.93])
+def test_second_reading_equals_the_shifted_first_one(value: float, rng: np.random.Generator) -> None:
+    model = shifted("Add", value, rng)
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "y"])
+    made = {item.output[0]: item for item in nodes_of(written, "DequantizeLinear")}
+    read = made[nodes_of(written, "Conv")[1].input[0]]
+    first = next(item for item in nodes_of(written, "QuantizeLinear") if item.input[0] == "c")
+    assert read.input[0] == first.output[0]
+    scale, zero = constant(written, first.input[1]), int(constant(written, first.input[2]))
+    again, moved_zero = constant(written, read.input[1]), int(constant(written, read.input[2]))
+    codes = np.arange(256)
+    # The scale is chosen so that the shift is a whole number of steps: exact but for rounding to float32.
+    np.testing.assert_allclose((codes - moved_zero) * again, (codes - zero) * scale + value, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "why"),
+    [
+        ("Add", 0.01, "under eight steps"),
+        ("Add", 100.0, "zero point would leave 0..255"),
+        ("Mul", -2.0, "order of the codes turns"),
+        ("Mul", 0.0, "no codes are left"),
+    ],
+)
+def test_shift_or_scaling_that_the_codes_cannot_express_is_computed(
+    operator: str, value: float, why: str, rng: np.random.Generator
+) -> None:
+    model = shifted(operator, value, rng)
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "y"])
+    assert operator in operators(written), why
+    want = run(model, feeds)["y"]
+    np.testing.assert_allclose(run(written, feeds)["y"], want, atol=0.05 * np.abs(want).max() + 1e-6)
+
+
+def test_shift_that_is_an_output_or_whose_source_is_one_is_computed(rng: np.random.Generator) -> None:
+    for outputs in (("y", "s"), ("y", "c")):
+        model = shifted("Add", -1.0, np.random.default_rng(1), outputs=outputs)
+        feeds = random_feeds(model, rng)
+        written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "y"])
+        assert "Add" in operators(written)
+        assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 25
+
+
+def test_shift_that_makes_an_image_of_a_matrix_is_computed(rng: np.random.Generator) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["c"]), node("Add", ["c", "k"], ["s"]), node("Relu", ["s"], ["y"])]
+    weights = {"w": random_weight(rng, 8, 6), "k": np.full((1, 1, 1), -1, np.float32)}
+    model = model_of(nodes, weights, {"x": (4, 8)})
+    feeds = random_feeds(model, rng)
+    assert run(quantized(model, ASYMMETRIC, feeds, kernels=["c"]), feeds)["y"].shape == (1, 4, 6)
+
+
+def test_shift_after_an_operator_that_moves_codes_leaves_their_parameters_alone(
+    rng: np.random.Generator,
+) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("MaxPool", ["c"], ["m"], kernel_shape=[2, 2]),
+        node("Add", ["m", "k"], ["s"]),
+        node("Conv", ["s", "v"], ["y"]),
+    ]
+    weights = {
+        "w": random_weight(rng, 4, 3, 1, 1),
+        "v": random_weight(rng, 4, 4, 1, 1),
+        "k": np.float32(-1.03),
+    }
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    written = quantized(model, ASYMMETRIC, random_feeds(model, rng))
+    scales = {item.input[0]: constant(written, item.input[1]) for item in nodes_of(written, "QuantizeLinear")}
+    assert scales["m"] == scales["c"]
+
+
+def test_shift_that_a_branch_reads_still_exists(rng: np.random.Generator) -> None:
+    def branch(operator: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{operator}_out", TensorProto.FLOAT, None)
+        return helper.make_graph([node(operator, ["s"], [out.name])], operator, [], [out])
+
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Add", ["c", "k"], ["s"]),
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Greater", ["top", "k"], ["positive"]),
+        node("If", ["positive"], ["y"], then_branch=branch("Relu"), else_branch=branch("Neg")),
+    ]
+    weights = {"w": random_weight(rng, 4, 3, 1, 1), "k": np.float32(-1)}
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 25
+
+
+# Hard-swish.
+
+
+def hardswish_model(rng: np.random.Generator, **attributes: float) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("HardSigmoid", ["c"], ["g"], **{"alpha": 1 / 6, "beta": 0.5, **attributes}),
+        node("Mul", ["c", "g"], ["y"]),
+    ]
+    return model_of(nodes, {"w": 8 * random_weight(rng, 4, 3, 1, 1)}, {"x": (1, 3, 16, 16)})
+
+
+def test_codes_before_a_hard_swish_are_not_spent_where_it_is_zero(rng: np.random.Generator) -> None:
+    model = hardswish_model(rng)
+    feeds = random_feeds(model, rng)
+    low, high = ranges_of(model, [feeds])["c"]
+    assert low < -6
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    codes = next(item for item in nodes_of(written, "QuantizeLinear") if item.input[0] == "c")
+    assert constant(written, codes.input[1]) == pytest.approx((high + 3) / 255, rel=1e-5)
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 35
+
+
+def test_gate_that_falls_spends_codes_on_the_whole_range(rng: np.random.Generator) -> None:
+    model = hardswish_model(rng, alpha=-1 / 6)
+    feeds = random_feeds(model, rng)
+    low, high = ranges_of(model, [feeds])["c"]
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    codes = next(item for item in nodes_of(written, "QuantizeLinear") if item.input[0] == "c")
+    assert constant(written, codes.input[1]) == pytest.approx((high - low) / 255, rel=1e-5)
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 35
+
+
+def test_third_reader_of_the_tensor_before_a_hard_swish_sees_its_whole_range(
+    rng: np.random.Generator,
+) -> None:
+    model = hardswish_model(rng)
+    model.graph.node.append(node("Neg", ["c"], ["n"]))
+    model.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, (1, 4, 16, 16)))
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    assert snr_db(run(model, feeds)["n"], run(written, feeds)["n"]) > 35
