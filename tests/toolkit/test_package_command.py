@@ -1,0 +1,235 @@
+"""`edgekit package` end to end: what it writes for real models, targets and data, and what it says."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.toolkit.package_run import (
+    TINY,
+    Outcome,
+    edgekit,
+    isolated_home,
+    listing,
+    mlp,
+    package,
+    read_only,
+    samples,
+    saved,
+    stored,
+    tiny,
+)
+
+from edgekit_runtime.evidence import evidence_path, read_evidence
+from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.signing import TrustStore, find_keys_folder
+
+ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+@dataclass(frozen=True)
+class Case:
+    """One packaging of `digits_cnn`."""
+
+    target: str
+    outcome: Outcome
+    out: Path
+    source: Path
+
+    @property
+    def path(self) -> Path:
+        (path,) = self.out.glob("*.edgepkg")
+        return path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(next(self.out.glob("*.report.json")).read_text(encoding="utf-8"))
+        return report
+
+
+@pytest.fixture(scope="module", params=["x86-64", "jetson"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    source, data = tiny("digits_cnn")
+    copy = tmp_path_factory.mktemp("model") / source.name
+    copy.write_bytes(source.read_bytes())
+    copy.chmod(0o444)
+    out = tmp_path_factory.mktemp("out") / "new" / "folder"
+    outcome = package(copy, out, *data, "--search-seconds", 1, target=request.param)
+    return Case(request.param, outcome, out, copy)
+
+
+def test_a_model_with_data_is_packaged(case: Case) -> None:
+    assert (case.outcome.code, case.outcome.stderr) == (0, "")
+    target = {"jetson": "jetson-orin-nano"}.get(case.target, case.target)
+    assert sorted(listing(case.out)) == [f"digits_cnn-1.0.0-{target}.{ending}" for ending in ENDINGS]
+
+
+def test_the_package_verifies_and_passes_its_self_test(case: Case) -> None:
+    with read_only(case.out) as opened:
+        session = open_session(opened)
+        assert [check.message for check in run_selftest(session, opened).checks if not check.passed] == []
+        session.close()
+    assert edgekit("verify", case.path).code == 0
+
+
+def test_the_source_model_stays_as_it_was(case: Case) -> None:
+    with read_only(case.out) as opened:
+        stated = opened.manifest.provenance["source_sha256"]
+    digest = hashlib.sha256(case.source.read_bytes()).hexdigest()
+    assert digest == stated == hashlib.sha256((TINY / "digits_cnn.onnx").read_bytes()).hexdigest()
+
+
+def test_manifest_and_recipe_name_each_other(case: Case) -> None:
+    recipe = json.loads(next(case.out.glob("*.recipe.json")).read_text(encoding="utf-8"))
+    with read_only(case.out) as opened:
+        assert opened.manifest.provenance["recipe_sha256"] == recipe["sha256"]
+        assert opened.manifest.figures == recipe["figures"]
+        model = hashlib.sha256(opened.read("model.onnx")).hexdigest()
+    assert model == recipe["model_sha256"]
+
+
+def test_the_evidence_is_signed_and_about_this_package(case: Case) -> None:
+    trust = TrustStore.from_folder(find_keys_folder())
+    predicate = read_evidence(evidence_path(case.path), case.path, trust).predicate
+    latency = predicate["latency_here"]
+    assert 0 < latency["quartiles_ms"][0] <= latency["median_ms"] <= latency["quartiles_ms"][1]
+    memory = predicate["memory_here"]
+    assert memory["peak_bytes"] > memory["engine_bytes"] > 1 << 20
+
+
+def test_the_report_fits_its_schema_and_the_files(case: Case) -> None:
+    schema = json.loads(
+        resources.files("edgekit_toolkit.report").joinpath("report.schema.json").read_text(encoding="utf-8")
+    )
+    jsonschema.Draft202012Validator(schema).validate(case.report)
+    written = case.report["package"]
+    content = case.path.read_bytes()
+    assert (written["file"], written["bytes"]) == (case.path.name, len(content))
+    assert written["sha256"] == hashlib.sha256(content).hexdigest()
+    (chosen,) = (one for one in case.report["candidates"] if one["chosen"])
+    assert chosen["figures"]["size"]["value"] == len(content)
+    page = next(case.out.glob("*.report.html")).read_text(encoding="utf-8")
+    assert written["file"] in page
+    assert "<script" not in page
+
+
+def accuracy(run: Any, arrays: Any) -> float:
+    got = run({"image": arrays["image"]})["logits"].argmax(axis=1)
+    return float((got == arrays["y"]).mean())
+
+
+def test_scores_equal_an_independent_computation(case: Case) -> None:
+    with np.load(TINY / "digits_cnn.eval.npz") as arrays:
+        evaluation = dict(arrays)
+    with read_only(case.out) as opened:
+        score: Any = opened.manifest.figures["score"]
+        session = open_session(opened, threads=1)
+        packaged = accuracy(session.run, evaluation)
+        session.close()
+    source = accuracy(OrtSession(case.source, OrtOptions(threads=1)).run, evaluation)
+    assert (score["metric"], score["samples"]) == ("top1", 360)
+    # Batches of another size may round a near tie differently: one sample.
+    assert score["value"] == pytest.approx(packaged, abs=1.01 / 360)
+    assert score["source_value"] == pytest.approx(source, abs=1.01 / 360)
+
+
+def test_terminal_names_outcome_limits_and_files_in_80_columns(case: Case) -> None:
+    lines = case.outcome.stdout.splitlines()
+    long = [line for line in lines if len(line) > 80 and str(case.out) not in line]
+    assert long == []
+    text = case.outcome.stdout
+    for word in (
+        "PACKAGED",
+        "Size",
+        "Drop",
+        *(path.name for path in case.out.iterdir() if "report" not in path.name),
+    ):
+        assert word in text
+
+
+def test_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
+    outcome = package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", "--json")
+    assert outcome.code == 0
+    report = json.loads((tmp_path / "out" / "net-1.0.0-x86-64.report.json").read_text(encoding="utf-8"))
+    assert outcome.json == report
+
+
+def test_without_data_everything_warns(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out")
+    assert outcome.code == 0
+    page = next((tmp_path / "out").glob("*.html")).read_text(encoding="utf-8")
+    (warning,) = (
+        text for text in package(model, tmp_path / "out", "--json").json["warnings"] if "NO DATA" in text
+    )
+    assert "--calibration and --eval" in warning
+    assert warning in page
+    assert " ".join(warning.split()) in " ".join(outcome.stdout.split())
+    with read_only(tmp_path / "out") as opened:
+        score: Any = opened.manifest.figures["score"]
+    assert (score["samples_kind"], score["samples_sha256"]) == ("generated", None)
+
+
+def test_name_and_version_name_the_files(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    assert package(model, tmp_path / "out", "--name", "motor", "--version", "2.1+b3").code == 0
+    assert sorted(listing(tmp_path / "out")) == [f"motor-2.1+b3-x86-64.{ending}" for ending in ENDINGS]
+
+
+def test_labels_and_preprocessing_travel_with_the_model(tmp_path: Path) -> None:
+    labels, preprocessing = tmp_path / "labels.txt", tmp_path / "pre.json"
+    labels.write_text("näh\nfern\nlinks\nrechts\n", encoding="utf-8")
+    preprocessing.write_text('{"scale": 0.5, "mean": [1, 2]}', encoding="utf-8")
+    options = ("--labels", labels, "--preprocessing", preprocessing)
+    assert package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", *options).code == 0
+    with read_only(tmp_path / "out") as opened:
+        manifest = opened.manifest
+        assert manifest.labels is not None
+        assert manifest.preprocessing is not None
+        assert bytes(opened.read(manifest.labels)).decode() == labels.read_text(encoding="utf-8")
+        assert json.loads(bytes(opened.read(manifest.preprocessing))) == {"scale": 0.5, "mean": [1, 2]}
+
+
+def test_a_custom_metric_judges(tmp_path: Path) -> None:
+    metric = tmp_path / "mine.py"
+    metric.write_text(
+        "def signs(outputs, reference, labels):\n"
+        "    return ((outputs['y'][:, 0] > 0) == (labels > 1)).astype(float)\n"
+    )
+    x = samples(40, 2)["x"]
+    y = np.where(
+        OrtSession(saved(mlp(), tmp_path / "m.onnx"), OrtOptions()).run({"x": x})["y"][:, 0] > 0, 3, 0
+    )
+    y[:10] = 3 - y[:10]
+    data = ("--calibration", stored(tmp_path / "c.npz", samples(20, 1)))
+    evaluation = ("--eval", stored(tmp_path / "e.npz", {"x": x, "y": y.astype(np.int64)}))
+    outcome = package(
+        tmp_path / "m.onnx", tmp_path / "out", *data, *evaluation, "--metric", f"{metric}:signs", "--json"
+    )
+    assert outcome.code == 0
+    assert outcome.json["data"]["evaluation"]["baseline"] == 0.75
+    assert outcome.json["data"]["evaluation"]["metric"].endswith("mine.py:signs")
+
+
+def test_another_run_replaces_the_results_of_the_first(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    assert package(model, tmp_path / "out").code == 0
+    before = listing(tmp_path / "out")
+    assert package(model, tmp_path / "out", "--budget", "size=9MB").code == 0
+    after = listing(tmp_path / "out")
+    assert sorted(before) == sorted(after)
+    assert all(before[name] != after[name] for name in before)

@@ -1,0 +1,171 @@
+"""`edgekit package` on every tiny model and target, and on models that are not the usual kind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.toolkit.package_run import (
+    isolated_home,
+    mlp,
+    model_of,
+    package,
+    read_only,
+    samples,
+    saved,
+    stored,
+    tensor,
+    tiny,
+)
+
+from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_toolkit.targets import list_targets
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")
+TARGETS = [target.name for target in list_targets()]
+# Every target, and every model; the largest one once.
+DEFAULT_COMBINATIONS = set(zip([*TINY_MODELS, *TINY_MODELS[1:] * 2], TARGETS, strict=False))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", TINY_MODELS)
+def test_every_tiny_model_is_packaged_for_every_target(model: str, target: str, tmp_path: Path) -> None:
+    if (model, target) not in DEFAULT_COMBINATIONS and not os.environ.get("EDGEKIT_ALL_COMBINATIONS"):
+        pytest.skip("set EDGEKIT_ALL_COMBINATIONS=1 for all 28")
+    source, data = tiny(model)
+    assert package(source, tmp_path, *data, "--search-seconds", 2, target=target).code == 0
+    with read_only(tmp_path) as opened:
+        assert opened.manifest.target == target
+        score: Any = opened.manifest.figures["score"]
+        assert 100 * (score["source_value"] - score["value"]) <= 1
+        session = open_session(opened)
+        assert run_selftest(session, opened).passed
+        session.close()
+
+
+def unusual_models() -> dict[str, Any]:
+    node, weight = helper.make_node, np.random.default_rng(3).standard_normal((8, 4)).astype(np.float32)
+    x, y = tensor("x", ["N", 8]), tensor("y", ["N", 4])
+    product = node("MatMul", ["x", "w"], ["h"])
+
+    def branch(operator: str) -> Any:
+        return helper.make_graph([node(operator, ["h"], ["out"])], operator, [], [tensor("out", ["N", 4])])
+
+    def typed(dtype: int) -> Any:
+        kind = helper.tensor_dtype_to_np_dtype(dtype)
+        return model_of(
+            [product, node("Relu", ["h"], ["y"])],
+            [tensor("x", ["N", 8], dtype)],
+            [tensor("y", ["N", 4], dtype)],
+            {"w": weight.astype(kind)},
+        )
+
+    table = np.random.default_rng(4).standard_normal((100, 8)).astype(np.float32)
+    return {
+        "dynamic batch": mlp("N"),
+        "fixed batch": mlp(4),
+        "several inputs and outputs": model_of(
+            [node("MatMul", ["x", "w"], ["p"]), node("MatMul", ["z", "w"], ["q"]),
+             node("Add", ["p", "q"], ["s"]), node("Sub", ["p", "q"], ["d"])],
+            [x, tensor("z", ["N", 8])], [tensor("s", ["N", 4]), tensor("d", ["N", 4])], {"w": weight},
+        ),
+        "integer inputs": model_of(
+            [node("Gather", ["table", "ids"], ["v"]), node("ReduceMean", ["v"], ["x"], axes=[1], keepdims=0),
+             node("MatMul", ["x", "w"], ["y"])],
+            [tensor("ids", ["N", "L"], TensorProto.INT64)], [y], {"table": table, "w": weight},
+        ),
+        "a scalar input": model_of(
+            [node("Mul", ["x", "k"], ["xk"]), node("MatMul", ["xk", "w"], ["y"])], [tensor("k", []), x], [y],
+            {"w": weight},
+        ),
+        "no batch": model_of(
+            [node("MatMul", ["x", "w"], ["y"])], [tensor("x", [8])], [tensor("y", [4])], {"w": weight}
+        ),
+        "no weights": model_of(
+            [node("Relu", ["x"], ["r"]), node("Add", ["r", "x"], ["y"])], [x], [tensor("y", ["N", 8])]
+        ),
+        "only a Gemm": model_of([node("Gemm", ["x", "w"], ["y"])], [x], [y], {"w": weight}),
+        "control flow": model_of(
+            [product, node("ReduceSum", ["x"], ["s"], keepdims=0), node("Greater", ["s", "zero"], ["c"]),
+             node("If", ["c"], ["y"], then_branch=branch("Relu"), else_branch=branch("Tanh"))],
+            [x], [y], {"w": weight, "zero": np.float32(0)},
+        ),
+        "float16": typed(TensorProto.FLOAT16),
+        "float64": typed(TensorProto.DOUBLE),
+        "boolean output": model_of(
+            [node("Greater", ["x", "zero"], ["y"])], [x], [tensor("y", ["N", 8], TensorProto.BOOL)],
+            {"zero": np.float32(0)},
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", unusual_models())
+def test_an_unusual_model_is_packaged(what: str, tmp_path: Path) -> None:
+    model = saved(unusual_models()[what], tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", target="rpi4")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    with read_only(tmp_path / "out") as opened:
+        session = open_session(opened)
+        assert run_selftest(session, opened).passed
+        session.close()
+
+
+@pytest.mark.parametrize(("batch", "option", "fixed"), [("N", (), "N"), ("N", ("--batch", 4), 4), (4, (), 4)])
+def test_the_package_has_the_batch_that_was_asked_for(
+    batch: int | str, option: tuple[object, ...], fixed: int | str, tmp_path: Path
+) -> None:
+    model = saved(mlp(batch), tmp_path / "net.onnx")
+    data = ("--eval", stored(tmp_path / "e.npz", samples(16, 1)))
+    assert package(model, tmp_path / "out", *data, *option).code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert opened.manifest.inputs[0].shape == (fixed, 8)
+        score: Any = opened.manifest.figures["score"]
+    assert score["samples"] == 8
+
+
+QUANTIZERS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+
+
+def quantized() -> onnx.ModelProto:
+    """Like `mlp`, with int8 codes before and after its only product."""
+    node = helper.make_node
+    codes = np.random.default_rng(5).integers(-127, 128, (8, 4)).astype(np.int8)
+    nodes = [
+        node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]),
+        node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wd"]),
+        node("MatMul", ["xd", "wd"], ["h"]),
+        node("QuantizeLinear", ["h", "ys", "xz"], ["yq"]),
+        node("DequantizeLinear", ["yq", "ys", "xz"], ["y"]),
+    ]
+    scales = {name: np.float32(scale) for name, scale in (("xs", 0.03), ("ws", 0.01), ("ys", 0.1))}
+    weights = {"w": codes, "wz": np.int8(0), "xz": np.uint8(128), **scales}
+    return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 4])], weights)
+
+
+@pytest.mark.parametrize("target", ["x86-64", "jetson"])
+def test_a_quantized_model_is_not_quantized_again(target: str, tmp_path: Path) -> None:
+    model = saved(quantized(), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", "--json", target=target)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert any("already quantized" in text for text in outcome.json["warnings"])
+    with read_only(tmp_path / "out") as opened:
+        packaged = onnx.load_model_from_string(bytes(opened.read("model.onnx")))
+    kinds = [
+        [node.op_type for node in graph.node if node.op_type in QUANTIZERS]
+        for graph in (packaged.graph, quantized().graph)
+    ]
+    assert kinds[0] == kinds[1]
+    assert not [one["label"] for one in outcome.json["candidates"] if one["label"].startswith("int8 per")]

@@ -1,0 +1,166 @@
+"""Results of `edgekit package` appear together or not at all: bad folders, full disks and interrupts."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.toolkit.package_run import (
+    Outcome,
+    check_refused,
+    environment,
+    isolated_home,
+    listing,
+    mlp,
+    package,
+    saved,
+    tiny,
+)
+
+from edgekit_toolkit import publish
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return saved(mlp(), tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_an_output_folder_that_is_a_file_is_refused(place: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    check_refused(lambda *more: package(model, tmp_path / place, *more), 10, "cannot be made")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_in_the_place_of_a_result_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "net-1.0.0-x86-64.edgepkg" / "mine").mkdir(parents=True)
+    outcome = package(model, tmp_path / "out")
+    assert outcome.code == 10
+    assert "cannot write" in outcome.stderr
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system in memory."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mounted(options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            pytest.skip("only root can mount a file system")
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("no file system can be mounted here")
+        return folder
+
+    yield mounted
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_read_only_output_folder_is_refused(
+    mount: Callable[[str], Path], model: Path, tmp_path: Path
+) -> None:
+    folder = mount("ro")
+    check_refused(lambda *more: package(model, folder, *more), 10, "is not writable")
+    check_refused(lambda *more: package(model, folder / "below", *more), 10, "cannot be made")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_folder_of_somebody_else_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o555)
+    check_refused(lambda *more: package(model, tmp_path / "out", *more), 10, "is not writable")
+
+
+# Too small for the package, for recipe or evidence, and for the report.
+@pytest.mark.parametrize("size_kib", [4, 8, 12, 48])
+def test_a_full_disk_leaves_nothing(
+    size_kib: int, mount: Callable[[str], Path], model: Path, tmp_path: Path
+) -> None:
+    folder = mount(f"size={size_kib}k")
+    outcome = package(model, folder)
+    assert (outcome.code, outcome.stdout) == (10, "")
+    assert re.fullmatch(rf"edgekit: .*{folder}.*No space left.*\n", outcome.stderr)
+    assert ".edgekit-" not in outcome.stderr
+    assert list(folder.iterdir()) == []
+
+
+def interrupted(command: list[str], delay_s: float) -> tuple[int, str]:
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _, err = process.communicate(timeout=delay_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("delay_s", [0.5, 1.0, 1.6, 2.2])
+def test_an_interrupt_at_any_moment_leaves_all_or_nothing(delay_s: float, tmp_path: Path) -> None:
+    source, data = tiny("digits_cnn")
+    options = ("--target", "rpi4", "-o", tmp_path / "out", "--threads", "1", "--search-seconds", "1")
+    command = [sys.executable, "-m", "edgekit_toolkit", "package", *map(str, (source, *data, *options))]
+    code, err = interrupted(command, delay_s)
+    assert "Traceback" not in err
+    if (tmp_path / "out").exists():  # it was done by then
+        assert len(listing(tmp_path / "out")) == 5
+    else:
+        assert (code, err.strip()) == (130, "interrupted")
+
+
+def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    metric = tmp_path / "mine.py"
+    metric.write_text("import os, signal\ndef f(o, r, y): os.kill(os.getpid(), signal.SIGINT)\n")
+    options = ("--target", "rpi4", "-o", tmp_path / "out", "--metric", f"{metric}:f", "--json")
+    command = [sys.executable, "-m", "edgekit_toolkit", "package", *map(str, (model, *options))]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    outcome = Outcome(done.returncode, done.stdout, done.stderr)
+    assert (outcome.code, outcome.stderr.strip()) == (130, "interrupted")
+    assert outcome.error["type"] == "KeyboardInterrupt"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_while_writing_leaves_the_earlier_results(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert package(model, tmp_path / "out").code == 0
+    before = listing(tmp_path / "out")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publish, "write_evidence", interrupt)
+    assert package(model, tmp_path / "out", "--batch", 2).code == 130
+    assert listing(tmp_path / "out") == before
+
+
+def test_an_interrupt_while_results_appear_waits_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, moved = Path.replace, []
+
+    def interrupt(self: Path, target: Path) -> Path:
+        moved.append(target.name)
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), publish.staging(tmp_path) as stage:
+        for name in "abc":
+            (stage / name).write_text(name)
+    assert listing(tmp_path) == {"a": b"a", "b": b"b", "c": b"c"}
