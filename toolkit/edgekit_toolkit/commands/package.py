@@ -258,7 +258,11 @@ class _progress:  # noqa: N801 - used as a function: with _progress(console) as 
         self._bar.stop()
 
     def _show(self, what: str, done: int | None, total: int | None) -> None:
-        self._bar.update(self._task, description=what, completed=done or 0, total=total)
+        if done is None:  # a new step of unknown length; a bar keeps its total for ever
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(what, total=None)
+        else:
+            self._bar.update(self._task, description=what, completed=done, total=total)
 
 
 def _search(request: Request, out: Path, key: str, console: Console, *, as_json: bool) -> None:
