@@ -1,0 +1,247 @@
+"""The report document of real runs: it fits the schema, and its figures are those of files and model."""
+
+import json
+import math
+from collections.abc import Iterator
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from tests.toolkit.package_run import (
+    isolated_home,
+    mlp,
+    model_of,
+    package,
+    read_only,
+    samples,
+    saved,
+    stored,
+    tensor,
+    tiny,
+)
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+def report_of(folder: Path) -> Report:
+    (path,) = folder.glob("*.report.json")
+    report: Report = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a model with ten layers, with limits on everything and measured layers."""
+    out = tmp_path_factory.mktemp("out")
+    source, data = tiny("mnist5k_dscnn")
+    evaluation = out / "in" / "e.npz"
+    evaluation.parent.mkdir()
+    with np.load(str(data[3])) as arrays:
+        stored(evaluation, {name: values[:200] for name, values in arrays.items()})
+    limits = "size=40kB,drop=2%,latency=1s,memory=1GB,energy=1J"
+    options = ("--calibration", data[1], "--eval", evaluation, "--budget", limits, "--search-seconds", 20)
+    assert package(source, out / "run", *options, target="rpi4").code == 0
+    return out / "run"
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Report:
+    return report_of(folder)
+
+
+def test_candidates_are_numbered_and_one_is_chosen(report: Report) -> None:
+    candidates = report["candidates"]
+    assert [one["id"] for one in candidates] == [f"C{place}" for place in range(len(candidates))]
+    assert len({one["label"] for one in candidates}) == len(candidates)
+    (chosen,) = (one for one in candidates if one["chosen"])
+    assert chosen["id"] == report["outcome"]["chosen"]
+    assert chosen["meets"]
+    assert chosen["pareto"]
+
+
+def test_a_candidate_meets_the_limits_that_its_figures_keep(report: Report) -> None:
+    limits = {line["limit"]: line["max"] for line in report["budget"]}
+    assert set(limits) == {"size", "drop", "latency", "memory", "energy"}
+    for candidate in report["candidates"]:
+        over = {name for name, most in limits.items() if candidate["figures"][name]["value"] > most}
+        assert set(candidate["violations"]) == over
+        assert candidate["meets"] == (not over)
+    assert any(candidate["violations"] for candidate in report["candidates"])
+
+
+def test_budget_lines_show_the_chosen_candidate(report: Report) -> None:
+    (chosen,) = (one for one in report["candidates"] if one["chosen"])
+    for line in report["budget"]:
+        figure = chosen["figures"][line["limit"]]
+        assert (line["value"], line["label"]) == (figure["value"], figure["label"])
+        assert line["ok"] == (line["value"] <= line["max"])
+
+
+def test_each_figure_says_how_and_where_it_was_found(report: Report) -> None:
+    for candidate in report["candidates"]:
+        found = {name: (figure["label"], figure["on"]) for name, figure in candidate["figures"].items()}
+        assert found == {
+            "size": ("measured", "host"),
+            "latency": ("modelled", "rpi4"),
+            "host_latency": ("measured", "host"),
+            "memory": ("estimated", "rpi4"),
+            "energy": ("modelled", "rpi4"),
+            "score": ("measured", "host"),
+            "drop": ("measured", "host"),
+        }
+
+
+def test_on_the_target_itself_latency_is_measured(tmp_path: Path) -> None:
+    assert package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", target="x86-64").code == 0
+    for candidate in report_of(tmp_path / "out")["candidates"]:
+        figures = candidate["figures"]
+        assert (figures["latency"]["label"], figures["latency"]["on"]) == ("measured", "host")
+        assert figures["latency"]["value"] == figures["host_latency"]["value"]
+
+
+def test_the_drop_is_the_difference_of_the_scores_in_points(report: Report) -> None:
+    baseline = report["data"]["evaluation"]["baseline"]
+    for candidate in report["candidates"]:
+        score, drop = (candidate["figures"][name]["value"] for name in ("score", "drop"))
+        assert drop == pytest.approx(max(0.0, 100 * (baseline - score)), abs=1e-9)
+
+
+def test_data_name_the_samples_that_were_used(report: Report) -> None:
+    data = report["data"]
+    assert (data["calibration"]["kind"], data["calibration"]["samples"]) == ("user", 300)
+    assert (data["evaluation"]["kind"], data["evaluation"]["samples"]) == ("user", 200)
+    assert data["evaluation"]["metric"] == "top1"
+    assert data["calibration"]["sha256"] != data["evaluation"]["sha256"]
+
+
+def test_source_describes_the_model_file(report: Report) -> None:
+    source, _ = tiny("mnist5k_dscnn")
+    model = onnx.load(source)
+    described = report["source"]
+    assert (described["file"], described["bytes"]) == (source.name, source.stat().st_size)
+    assert described["nodes"] == len(model.graph.node)
+    assert described["opset"] == model.opset_import[0].version
+    assert described["parameters"] == sum(math.prod(weight.dims) for weight in model.graph.initializer)
+    assert described["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["N", 1, 28, 28]}]
+
+
+def test_layers_account_for_the_weights_and_work_of_the_model(report: Report) -> None:
+    source, _ = tiny("mnist5k_dscnn")
+    model = onnx.load(source)
+    weights = sum(4 * math.prod(weight.dims) for weight in model.graph.initializer if len(weight.dims) > 1)
+    layers = report["layers"]
+    assert [layer["op"] for layer in layers].count("Conv") == 9
+    # Biases come on top of the matrices.
+    assert weights <= sum(layer["bytes_before"] for layer in layers) <= 1.05 * weights
+    assert all(layer["macs"] > 0 for layer in layers)
+    assert all(0 < layer["bytes_after"] <= layer["bytes_before"] for layer in layers)
+
+
+def test_layers_have_the_precisions_of_the_chosen_candidate(report: Report) -> None:
+    (chosen,) = (one for one in report["candidates"] if one["chosen"])
+    counted: dict[str, int] = {}
+    for layer in report["layers"]:
+        counted[layer["precision"]] = counted.get(layer["precision"], 0) + 1
+    assert counted == chosen["precision"]
+
+
+def test_shares_of_the_noise_add_up(report: Report) -> None:
+    shares = [layer["noise_share"] for layer in report["layers"] if layer["noise_share"] is not None]
+    assert len(shares) >= 2
+    assert all(share >= 0 for share in shares)
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+
+
+def test_steps_follow_on_one_another(report: Report) -> None:
+    steps = report["steps"]
+    for before, after in pairwise(steps):
+        assert before["bytes_after"] == after["bytes_before"]
+        assert before["nodes_after"] == after["nodes_before"]
+    for step in steps:
+        assert step["applied"] or step["reason"]
+        assert step["applied"] or step["bytes_before"] == step["bytes_after"]
+
+
+def test_provenance_says_what_time_and_tools_it_took(report: Report, folder: Path) -> None:
+    provenance = report["provenance"]
+    assert set(provenance["tools"]) >= {"edgekit", "onnx", "onnxruntime", "numpy"}
+    assert set(provenance["seconds"]) >= {"import", "optimise", "search", "judge", "measure", "choose"}
+    with read_only(folder) as opened:
+        assert opened.manifest.provenance["recipe_sha256"] == provenance["recipe_sha256"]
+        assert opened.key_id == report["package"]["key_id"]
+
+
+def test_the_command_can_be_typed_again(report: Report) -> None:
+    assert report["command"].startswith("edgekit package ")
+    assert "--budget size=40kB,drop=2%,latency=1s,memory=1GB,energy=1J" in report["command"]
+
+
+def control_flow() -> onnx.ModelProto:
+    """A model of which work and so latency and energy on a target are not known."""
+    node = helper.make_node
+    branches = [
+        helper.make_graph([node(kind, ["x"], ["out"])], kind, [], [tensor("out", ["N", 8])])
+        for kind in ("Relu", "Tanh")
+    ]
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["c"]),
+        node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    weights = {"zero": np.asarray(0, np.float32)}
+    return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 8])], weights)
+
+
+RUNS: dict[str, tuple[onnx.ModelProto, int | None, tuple[object, ...], int]] = {
+    "no data": (mlp(), None, (), 0),
+    "one sample": (mlp(), 1, (), 0),
+    "held out": (mlp(), 9, (), 0),
+    "refused": (mlp(), 9, ("--budget", "size=1kB,latency=0ms"), 5),
+    "unknown figures": (control_flow(), None, (), 0),
+    "unknown figures refused": (control_flow(), None, ("--budget", "energy=1mJ,latency=1ms"), 5),
+}
+
+
+@pytest.mark.parametrize("what", RUNS)
+def test_the_document_fits_the_schema(what: str, tmp_path: Path) -> None:
+    model, count, options, code = RUNS[what]
+    data = () if count is None else ("--calibration", stored(tmp_path / "c.npz", samples(count, 1)))
+    source = saved(model, tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", *data, *options, target="rpi5").code == code
+    schema = json.loads(
+        resources.files("edgekit_toolkit.report").joinpath("report.schema.json").read_text(encoding="utf-8")
+    )
+    jsonschema.Draft202012Validator(schema).validate(report_of(tmp_path / "out"))
+
+
+def test_a_refusal_names_no_package_and_shows_the_closest(tmp_path: Path) -> None:
+    source = saved(mlp(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", "--budget", "size=1kB").code == 5
+    report = report_of(tmp_path / "out")
+    assert (report["package"], report["recipe"], report["evidence"]) == (None, None, None)
+    outcome = report["outcome"]
+    assert (outcome["kind"], outcome["chosen"], outcome["binding"]) == ("refused", None, ["size"])
+    (closest,) = (one for one in report["candidates"] if one["id"] == outcome["closest"])
+    (size,) = (line for line in report["budget"] if line["limit"] == "size")
+    assert (size["value"], size["ok"]) == (closest["figures"]["size"]["value"], False)
+
+
+def test_figures_that_are_not_known_are_missing_and_not_zero(tmp_path: Path) -> None:
+    source = saved(control_flow(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", target="rpi5").code == 0
+    for candidate in report_of(tmp_path / "out")["candidates"]:
+        assert candidate["figures"]["latency"]["value"] is None
+        assert candidate["figures"]["energy"]["value"] is None
+        assert candidate["figures"]["host_latency"]["value"] > 0

@@ -1,0 +1,197 @@
+"""Golden inputs and outputs of a package: small, private, decodable and fair to other engines."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from tests.toolkit.package_run import (
+    isolated_home,
+    mlp,
+    model_of,
+    package,
+    read_only,
+    saved,
+    stored,
+    tensor,
+    tiny,
+)
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.golden import GoldenInput, GoldenOutput
+from edgekit_runtime.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.golden import golden_feeds, golden_outputs
+
+MAX_ELEMENTS = 4096
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+def one_input(
+    spec: TensorSpec, ranges: dict[str, tuple[float, float]] | None = None
+) -> tuple[GoldenInput, bytes, np.ndarray[Any, Any]]:
+    (described,), artifacts, feeds = golden_feeds([spec], {}, ranges or {}, 0)
+    return described, artifacts[described.path], feeds[spec.name]
+
+
+def one_output(
+    value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any], *, integer: bool = False
+) -> tuple[GoldenOutput, bytes]:
+    (described,), artifacts = golden_outputs({"y": value}, {"y": reference}, integer=integer)
+    return described, artifacts[described.path]
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (1, 8), (1, 3, 224, 224), (1, 1, 16000), (3, 5, 7, 11, 13), (1, 4099), (1, 0)]
+)
+def test_an_input_is_what_a_device_decodes(shape: tuple[int, ...]) -> None:
+    described, stored_bytes, value = one_input(TensorSpec("x", "float32", shape))
+    assert (value.shape, value.dtype) == (shape, np.float32)
+    assert isinstance(value, np.ndarray)
+    np.testing.assert_array_equal(described.decode(stored_bytes), value)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 224, 224), (1, 1, 16000), (1, 3, 640, 640)])
+def test_a_large_input_costs_kilobytes(shape: tuple[int, ...]) -> None:
+    described, stored_bytes, value = one_input(TensorSpec("x", "float32", shape))
+    assert len(stored_bytes) <= MAX_ELEMENTS
+    assert np.ptp(value) > 0.5
+    assert described.codes is not None
+
+
+def test_an_input_stays_in_the_range_of_the_calibration_samples() -> None:
+    _, _, value = one_input(TensorSpec("x", "float32", (1, 500)), {"x": (3.0, 5.0)})
+    # A code step of the range, because the ends are rounded to codes.
+    assert 3 - 2 / 255 <= value.min() < 3.2 < 4.8 < value.max() <= 5 + 2 / 255
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float16", "float64"])
+def test_other_types_are_stored_as_they_are(dtype: str) -> None:
+    described, stored_bytes, value = one_input(TensorSpec("x", dtype, (1, 6)))
+    assert described.codes is None
+    assert len(stored_bytes) == 6 * np.dtype(dtype).itemsize
+    np.testing.assert_array_equal(described.decode(stored_bytes), value)
+
+
+def test_a_large_output_is_sampled() -> None:
+    value = np.arange(100_000, dtype=np.float32).reshape(1, -1)
+    described, stored_bytes = one_output(value, value)
+    assert len(stored_bytes) <= 4 * MAX_ELEMENTS
+    np.testing.assert_array_equal(described.decode(stored_bytes), described.pick(value))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_an_output_of_whole_numbers_has_no_tolerance(dtype: str) -> None:
+    value = np.array([[0, 1, 1]], dtype)
+    described, _ = one_output(value, value, integer=True)
+    assert (described.atol, described.rtol) == (0, 0)
+
+
+def test_the_tolerance_follows_the_scale_of_the_output() -> None:
+    value = np.array([[0.0, 1.0, -1.0]], np.float32)
+    small, _ = one_output(value, value)
+    large, _ = one_output(value * 1000, value * 1000)
+    assert large.atol == pytest.approx(1000 * small.atol)
+    assert 0 < small.atol < 0.05
+
+
+def test_an_integer_model_may_differ_more_than_a_float_model() -> None:
+    value = np.array([[0.0, 1.0, -1.0]], np.float32)
+    floating, _ = one_output(value, value)
+    integer, _ = one_output(value, value, integer=True)
+    assert integer.atol > 10 * floating.atol
+
+
+def test_how_far_an_integer_model_is_from_the_float_model_is_tolerated_too() -> None:
+    value = np.array([[0.0, 1.0, -1.0]], np.float32)
+    near, _ = one_output(value, value, integer=True)
+    far, _ = one_output(value + np.float32(0.5), value, integer=True)
+    assert far.atol == pytest.approx(near.atol + 0.5)
+
+
+def test_an_infinite_output_leaves_the_tolerance_finite() -> None:
+    value = np.array([[0.0, 1.0, -np.inf]], np.float32)
+    described, _ = one_output(value, value)
+    assert described.atol == one_output(value[:, :2], value[:, :2])[0].atol
+
+
+def test_an_output_of_nothing_but_infinities_leaves_the_tolerance_finite() -> None:
+    value = np.full((1, 3), np.inf, np.float32)
+    assert np.isfinite(one_output(value, value)[0].atol)
+
+
+def test_an_empty_output_is_described() -> None:
+    value = np.zeros((1, 0), np.float32)
+    described, stored_bytes = one_output(value, value)
+    assert described.decode(stored_bytes).shape == (1, 0)
+
+
+def test_an_output_that_is_not_a_number_is_refused() -> None:
+    value = np.array([[0.0, np.nan]], np.float32)
+    with pytest.raises(DataError, match="give --calibration with real samples"):
+        one_output(value, value)
+
+
+def logarithm(folder: Path) -> Path:
+    """y = log(x), which is not a number for half of the generated inputs."""
+    nodes = [helper.make_node("Log", ["x"], ["y"])]
+    return saved(model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 8])]), folder / "log.onnx")
+
+
+def test_a_model_that_generated_inputs_do_not_suit_is_refused(tmp_path: Path) -> None:
+    outcome = package(logarithm(tmp_path), tmp_path / "out")
+    assert outcome.code == 4
+    assert "output 'y' is NaN" in outcome.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_samples_make_golden_inputs_suit_the_model(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).uniform(1, 9, (16, 8)).astype(np.float32)
+    data = stored(tmp_path / "e.npz", {"x": x})
+    assert package(logarithm(tmp_path), tmp_path / "out", "--eval", data).code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert read_golden_inputs(opened)["x"].min() > 0.9
+
+
+def test_no_sample_of_the_user_is_in_the_package(tmp_path: Path) -> None:
+    source, data = tiny("italy_power_mlp")
+    assert package(source, tmp_path, *data).code == 0
+    with read_only(tmp_path) as opened:
+        golden = read_golden_inputs(opened)["demand"]
+    for path in (data[1], data[3]):
+        with np.load(str(path)) as arrays:
+            distance = np.abs(arrays["demand"] - golden).max(axis=(1, 2))
+        assert distance.min() > 0.1
+
+
+def test_the_self_test_finds_wrong_weights(tmp_path: Path) -> None:
+    """The tolerance must not be so wide that a wrong model passes."""
+    assert package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "right").code == 0
+    made = mlp()
+    weight = made.graph.initializer[2]
+    weight.raw_data = (np.frombuffer(weight.raw_data, np.float32) * np.float32(1.1)).tobytes()
+    assert package(saved(made, tmp_path / "net.onnx"), tmp_path / "wrong").code == 0
+    with read_only(tmp_path / "right") as right, read_only(tmp_path / "wrong") as wrong:
+        session = open_session(wrong)
+        assert not run_selftest(session, right).passed
+        session.close()
+
+
+def test_golden_tensors_do_not_depend_on_the_form(tmp_path: Path) -> None:
+    source, data = tiny("digits_cnn")
+    inputs = []
+    for place, budget in (("a", "drop=100%"), ("b", "size=25kB,drop=100%")):
+        assert package(source, tmp_path / place, *data, "--budget", budget).code == 0
+        with read_only(tmp_path / place) as opened:
+            inputs.append(read_golden_inputs(opened)["image"])
+            assert json.loads(opened.manifest.to_bytes())["golden"]["inputs"][0]["codes"]["dtype"] == "uint8"
+    np.testing.assert_array_equal(*inputs)

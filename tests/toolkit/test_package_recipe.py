@@ -1,0 +1,359 @@
+"""A recipe gives the same bytes again, or says why it cannot."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.toolkit.package_run import (
+    check_refused,
+    edgekit,
+    environment,
+    isolated_home,
+    listing,
+    mlp,
+    package,
+    read_only,
+    samples,
+    saved,
+    stored,
+    tiny,
+)
+
+from edgekit_runtime.canonical import encode_json
+from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.packaging import Request, Run, search
+from edgekit_toolkit.publish import evidence_of, publish
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.recipe import Recipe, read_recipe, tool_versions
+from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.targets import load_target
+
+LABELS, PREPROCESSING = "näh\nfern\n", {"mean": [0.5], "nested": {"b": 1, "a": "é"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+@dataclass(frozen=True)
+class Made:
+    """The files of one candidate."""
+
+    package: Path
+    recipe: Path
+    label: str
+
+
+def candidates(run: Run, folder: Path) -> list[Made]:
+    """Write every candidate of a run, not only the chosen one."""
+    made = []
+    for place, measured in enumerate(run.measured):
+        (folder / measured.id).mkdir()
+        published = publish(
+            run.packages[place], run.recipes[place], evidence_of({}), folder / measured.id, load_signer()
+        )
+        made.append(
+            Made(
+                folder / measured.id / published.package,
+                folder / measured.id / published.recipe,
+                measured.label,
+            )
+        )
+    return made
+
+
+def request(model: Path, target: str, **more: Any) -> Request:
+    return Request(
+        model=model,
+        target=load_target(target),
+        budget=parse_budget("drop=5%"),
+        name="net",
+        version="1.0.0",
+        threads=1,
+        **{"labels": LABELS, "preprocessing": PREPROCESSING, "search_s": 5.0, **more},
+    )
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> list[Made]:
+    """All forms of `digits_cnn`, mixed precision included."""
+    source, data = tiny("digits_cnn")
+    asked = request(source, "rpi4", calibration=data[1], evaluation=data[3])
+    return candidates(search(asked, load_signer(), lambda *_: None), tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def mixed(digits: list[Made]) -> Made:
+    """A static int8 form with a layer in float: the recipe with the most in it."""
+    return next(made for made in digits if "1 layer in float" in made.label)
+
+
+def repeated(model: Path, recipe: Path, out: Path) -> bytes:
+    outcome = edgekit("package", model, "--recipe", recipe, "-o", out)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    (path,) = out.glob("*.edgepkg")
+    assert path.name in "".join(outcome.stdout.split())
+    return path.read_bytes()
+
+
+def test_every_form_is_repeated_byte_for_byte(digits: list[Made], tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    kinds = set()
+    for made in digits:
+        out = tmp_path / made.package.parent.name
+        assert repeated(source, made.recipe, out) == made.package.read_bytes(), made.label
+        assert (out / made.recipe.name).read_bytes() == made.recipe.read_bytes()
+        kinds.add(read_recipe(made.recipe).form.kind)
+    assert kinds == set(forms.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("jetson", {"batch": 4}),
+        ("x86-64", {"batch": 2, "labels": None, "preprocessing": None}),
+        ("rpi5", {"dims": {"N": 3}}),
+        ("android", {}),
+    ],
+)
+def test_every_option_is_repeated_byte_for_byte(target: str, options: dict[str, Any], tmp_path: Path) -> None:
+    source = saved(mlp(), tmp_path / "net.onnx")
+    data = {
+        "calibration": stored(tmp_path / "c.npz", samples(16, 1)),
+        "evaluation": stored(tmp_path / "e.npz", samples(16, 2)),
+    }
+    run = search(request(source, target, **data, **options), load_signer(), lambda *_: None)
+    for made in candidates(run, tmp_path):
+        assert repeated(source, made.recipe, made.recipe.parent / "again") == made.package.read_bytes()
+
+
+def test_a_package_without_data_is_repeated_byte_for_byte(tmp_path: Path) -> None:
+    source = saved(mlp(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out").code == 0
+    (recipe,) = (tmp_path / "out").glob("*.recipe.json")
+    (first,) = (tmp_path / "out").glob("*.edgepkg")
+    assert repeated(source, recipe, tmp_path / "again") == first.read_bytes()
+
+
+def test_a_package_for_a_target_of_ones_own_is_repeated_without_its_file(tmp_path: Path) -> None:
+    builtin = resources.files("edgekit_toolkit.targets").joinpath("rpi5.toml").read_text(encoding="utf-8")
+    target = tmp_path / "board.toml"
+    target.write_text(builtin.replace('name = "rpi5"', 'name = "board"', 1), encoding="utf-8")
+    source = saved(mlp(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", target=str(target)).code == 0
+    target.unlink()
+    (recipe,) = (tmp_path / "out").glob("*.recipe.json")
+    (first,) = (tmp_path / "out").glob("net-1.0.0-board.edgepkg")
+    assert repeated(source, recipe, tmp_path / "again") == first.read_bytes()
+
+
+@pytest.mark.parametrize("seed", ["1", "4711"])
+def test_another_process_with_another_hash_seed_gives_the_same_bytes(
+    seed: str, mixed: Made, tmp_path: Path
+) -> None:
+    source, _ = tiny("digits_cnn")
+    command = ["package", source, "--recipe", mixed.recipe, "-o", tmp_path]
+    subprocess.run(
+        [sys.executable, "-m", "edgekit_toolkit", *map(str, command)],
+        env={**environment(), "PYTHONHASHSEED": seed},
+        check=True,
+        capture_output=True,
+    )
+    assert (tmp_path / mixed.package.name).read_bytes() == mixed.package.read_bytes()
+
+
+def test_a_renamed_model_and_recipe_give_the_same_bytes(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    (tmp_path / "other.onnx").write_bytes(source.read_bytes())
+    (tmp_path / "other.json").write_bytes(mixed.recipe.read_bytes())
+    content = repeated(tmp_path / "other.onnx", tmp_path / "other.json", tmp_path / "out")
+    assert content == mixed.package.read_bytes()
+
+
+def test_another_key_changes_only_the_signature(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    assert edgekit("keys", "generate", "second").code == 0
+    outcome = edgekit(
+        "package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out", "--key", "second", "--json"
+    )
+    assert outcome.code == 0
+    with read_only(mixed.package.parent) as first, read_only(tmp_path / "out") as second:
+        assert first.key_id != second.key_id == outcome.json["key_id"]
+        assert first.manifest == second.manifest
+        for artifact in first.manifest.artifacts:
+            assert bytes(first.read(artifact.path)) == bytes(second.read(artifact.path))
+
+
+def test_json_names_package_key_and_recipe(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    found = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path, "--json").json
+    path = Path(found["package"])
+    assert path.parent == tmp_path
+    assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found["recipe_sha256"] == read_recipe(mixed.recipe).sha256
+
+
+def check_recipe_refused(content: bytes, message: str, tmp_path: Path, model: Path | None = None) -> None:
+    recipe = tmp_path / "edited.json"
+    recipe.write_bytes(content)
+    source = model or tiny("digits_cnn")[0]
+    check_refused(
+        lambda *more: edgekit("package", source, "--recipe", recipe, "-o", tmp_path / "out", *more),
+        11,
+        message,
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
+    other = saved(mlp(), tmp_path / "net.onnx")
+    check_recipe_refused(
+        mixed.recipe.read_bytes(), "is for a model with sha256 .* but .*net.onnx has", tmp_path, other
+    )
+
+
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+
+
+@pytest.mark.parametrize("change", ["removed", "changed"])
+@pytest.mark.parametrize("name", [*FIELDS, "sha256"])
+def test_an_edited_field_is_refused(name: str, change: str, mixed: Made, tmp_path: Path) -> None:
+    value = json.loads(mixed.recipe.read_bytes())
+    old = value.pop(name)
+    if change == "changed":
+        value[name] = (
+            f"{old}x" if isinstance(old, str) else 7 if not isinstance(old, dict) else {**old, "x": 1}
+        )
+    check_recipe_refused(json.dumps(value).encode(), "it was edited or damaged", tmp_path)
+
+
+def test_an_added_field_is_refused(mixed: Made, tmp_path: Path) -> None:
+    value = {**json.loads(mixed.recipe.read_bytes()), "note": "mine"}
+    check_recipe_refused(json.dumps(value).encode(), "it was edited or damaged", tmp_path)
+
+
+def forged(recipe: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A changed recipe whose digest is right."""
+    value = json.loads(recipe.read_bytes())
+    del value["sha256"]
+    change(value)
+    return json.dumps({**value, "sha256": hashlib.sha256(encode_json(value)).hexdigest()}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("name", "../x", "name is '../x'"),
+        ("name", 5, "field 'name' is malformed"),
+        ("target", "a/b", "target is 'a/b'"),
+        ("batch", 0, "field 'batch' is malformed"),
+        ("batch", True, "field 'batch' is malformed"),
+        ("batch", 3, "makes a model with sha256"),
+        ("dims", {"N": 0}, "field 'dims' is malformed"),
+        ("dims", [], "field 'dims' is malformed"),
+        ("steps", [["nonsense", 0]], "there is no pass 'nonsense'"),
+        ("steps", [["fix_batch", 99]], "there is no pass 'fix_batch' with form 99"),
+        ("steps", 5, "field 'steps' is malformed"),
+        ("form", {"kind": "magic"}, "form.kind is 'magic'"),
+        ("form", None, "form is None, expected an object"),
+        ("form", {"kind": "float32"}, "makes a model with sha256"),
+        ("model_sha256", "0" * 64, "it states 0000"),
+        ("golden_seed", -1, "field 'golden_seed' is malformed"),
+        ("golden_seed", 0.5, "field 'golden_seed' is malformed"),
+        ("golden_ranges", {"image": [1, 0]}, "1.0..0.0 is not a range"),
+        ("golden_ranges", {"image": [0]}, "field 'golden_ranges' is malformed"),
+        ("budget", {"size": "much"}, "field 'budget' is malformed"),
+        ("figures", [], "field 'figures' is malformed"),
+        ("labels", 5, "field 'labels' is malformed"),
+        ("preprocessing", [1], "field 'preprocessing' is malformed"),
+        ("tools", {"onnx": 1}, "field 'tools' is malformed"),
+        ("note", "mine", "field 'note' is not known"),
+    ],
+)
+def test_a_forged_field_that_cannot_be_is_refused(
+    name: str, value: Any, message: str, mixed: Made, tmp_path: Path
+) -> None:
+    check_recipe_refused(forged(mixed.recipe, lambda recipe: recipe.update({name: value})), message, tmp_path)
+
+
+def test_a_recipe_of_other_tools_that_make_another_model_names_them(mixed: Made, tmp_path: Path) -> None:
+    def change(recipe: dict[str, Any]) -> None:
+        recipe["tools"]["onnxruntime"] = "0.0.1"
+        recipe["model_sha256"] = "0" * 64
+
+    here = re.escape(tool_versions()["onnxruntime"])
+    check_recipe_refused(
+        forged(mixed.recipe, change), rf"made with onnxruntime 0\.0\.1 \(here {here}\)", tmp_path
+    )
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+def test_a_truncated_recipe_is_refused(share: float, mixed: Made, tmp_path: Path) -> None:
+    content = mixed.recipe.read_bytes()
+    check_recipe_refused(content[: int(share * len(content))], "is not JSON", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "is not JSON"),
+        (b"null", "format is 'NoneType'"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"format": "https://edgekit.dev/recipe/v2"}', "expected 'https://edgekit.dev/recipe/v1'"),
+        (b'{"format": "https://edgekit.dev/recipe/v1", "a": NaN}', "holds what JSON in UTF-8 cannot"),
+        (b'{"format": "https://edgekit.dev/recipe/v1", "a": "\\ud800"}', "holds what JSON in UTF-8 cannot"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    check_recipe_refused(content, message, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["missing", "."])
+def test_a_recipe_that_cannot_be_read_is_refused(place: str, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    check_refused(
+        lambda *more: edgekit("package", source, "--recipe", tmp_path / place, "-o", tmp_path / "out", *more),
+        11,
+        "cannot be read",
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--target", "rpi4"),
+        ("--budget", "size=1MB"),
+        ("--version", "2"),
+        ("--metric", "top1"),
+        ("--dim", "N=1"),
+    ],
+    ids=lambda option: option[0],
+)
+def test_options_that_the_recipe_holds_are_a_usage_error(
+    option: tuple[str, str], mixed: Made, tmp_path: Path
+) -> None:
+    source, _ = tiny("digits_cnn")
+    outcome = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out", *option)
+    assert outcome.code == 2
+    assert option[0] in outcome.stderr
+
+
+def test_a_failed_repeat_keeps_what_is_there(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    repeated(source, mixed.recipe, tmp_path / "out")
+    before = listing(tmp_path / "out")
+    wrong = tmp_path / "wrong.json"
+    wrong.write_bytes(forged(mixed.recipe, lambda recipe: recipe.update(model_sha256="0" * 64)))
+    assert edgekit("package", source, "--recipe", wrong, "-o", tmp_path / "out").code == 11
+    assert listing(tmp_path / "out") == before

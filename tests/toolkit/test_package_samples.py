@@ -1,0 +1,166 @@
+"""Which samples calibrate and which judge: never the same ones, and never silently few."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.toolkit.package_run import isolated_home, mlp, package, read_only, samples, saved, stored
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples import Part, choose_samples, feeds_only
+
+INPUTS = (TensorSpec("x", "float32", ("N", 8)),)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with isolated_home(tmp_path_factory.mktemp("home")):
+        yield
+
+
+def rows(part: Part) -> list[bytes]:
+    """Each sample's content."""
+    return [row.tobytes() for feeds in feeds_only(part) for row in feeds["x"]]
+
+
+def data(folder: Path, name: str, x: Any, **more: Any) -> Path:
+    return stored(folder / f"{name}.npz", {"x": x, **more})
+
+
+def test_both_given_are_used_as_they_are(tmp_path: Path) -> None:
+    calibration, evaluation = samples(5, 1)["x"], samples(7, 2)["x"]
+    chosen = choose_samples(INPUTS, data(tmp_path, "c", calibration), data(tmp_path, "e", evaluation), {})
+    assert rows(chosen.calibration) == [row.tobytes() for row in calibration]
+    assert rows(chosen.evaluation) == [row.tobytes() for row in evaluation]
+    assert (chosen.calibration.kind, chosen.evaluation.kind) == ("user", "user")
+    assert chosen.warnings == ()
+
+
+def test_shared_samples_do_not_judge(tmp_path: Path) -> None:
+    calibration, fresh = samples(5, 1)["x"], samples(7, 2)["x"]
+    mixed = np.concatenate([calibration[:3], fresh, calibration[4:]])
+    chosen = choose_samples(INPUTS, data(tmp_path, "c", calibration), data(tmp_path, "e", mixed), {})
+    assert rows(chosen.evaluation) == [row.tobytes() for row in fresh]
+    assert chosen.warnings == (
+        "4 evaluation samples are calibration samples too, and were left out of judging",
+    )
+
+
+def test_nothing_but_shared_samples_is_refused(tmp_path: Path) -> None:
+    path = data(tmp_path, "c", samples(5, 1)["x"])
+    with pytest.raises(DataError, match="5 of 5 evaluation samples are calibration samples too"):
+        choose_samples(INPUTS, path, path, {})
+
+
+@pytest.mark.parametrize("option", ["calibration", "evaluation"])
+def test_one_set_is_split_into_disjoint_halves(option: str, tmp_path: Path) -> None:
+    x = samples(20, 1)["x"]
+    path = data(tmp_path, "d", x)
+    chosen = choose_samples(INPUTS, *((path, None) if option == "calibration" else (None, path)), {})
+    calibrating, judging = rows(chosen.calibration), rows(chosen.evaluation)
+    assert (len(calibrating), len(judging)) == (10, 10)
+    assert sorted(calibrating + judging) == sorted(row.tobytes() for row in x)
+    assert chosen.evaluation.kind == ("user" if option == "evaluation" else "held-out part of calibration")
+    assert "10 of its samples calibrate, 10 others judge" in " ".join(chosen.warnings)
+
+
+def test_copies_within_one_set_are_not_on_both_sides(tmp_path: Path) -> None:
+    x = np.repeat(samples(10, 1)["x"], 3, axis=0)
+    chosen = choose_samples(INPUTS, None, data(tmp_path, "e", x), {})
+    assert chosen.evaluation.count > 0
+    assert not set(rows(chosen.calibration)) & set(rows(chosen.evaluation))
+
+
+def test_nothing_but_copies_of_one_sample_is_refused(tmp_path: Path) -> None:
+    x = np.repeat(samples(1, 1)["x"], 6, axis=0)
+    with pytest.raises(DataError, match="3 of 3 evaluation samples are calibration samples too"):
+        choose_samples(INPUTS, None, data(tmp_path, "e", x), {})
+
+
+def test_the_same_data_are_split_alike_each_time(tmp_path: Path) -> None:
+    path = data(tmp_path, "e", samples(20, 1)["x"])
+    first, second = (choose_samples(INPUTS, None, path, {}) for _ in range(2))
+    assert rows(first.calibration) == rows(second.calibration)
+    assert first.evaluation.sha256 == second.evaluation.sha256 != first.calibration.sha256
+
+
+@pytest.mark.parametrize("option", ["calibration", "evaluation"])
+def test_a_single_sample_does_both_with_warnings(option: str, tmp_path: Path) -> None:
+    path = data(tmp_path, "d", samples(1, 1)["x"])
+    chosen = choose_samples(INPUTS, *((path, None) if option == "calibration" else (None, path)), {})
+    assert rows(chosen.calibration) == rows(chosen.evaluation) != []
+    text = " ".join(chosen.warnings)
+    assert "there is 1 sample" in text
+    assert "the score says nothing" in text
+
+
+def test_a_fixed_batch_leaves_out_the_rest_with_a_warning(tmp_path: Path) -> None:
+    inputs = (TensorSpec("x", "float32", (4, 8)),)
+    chosen = choose_samples(
+        inputs, data(tmp_path, "c", samples(9, 1)["x"]), data(tmp_path, "e", samples(6, 2)["x"]), {}
+    )
+    assert (chosen.calibration.count, chosen.evaluation.count) == (8, 4)
+    assert [feeds["x"].shape for feeds in feeds_only(chosen.calibration)] == [(4, 8), (4, 8)]
+    assert len([text for text in chosen.warnings if "are left out" in text]) == 2
+
+
+def test_many_calibration_samples_are_thinned_evenly(tmp_path: Path) -> None:
+    x = np.arange(8 * 2000, dtype=np.float32).reshape(2000, 8)
+    chosen = choose_samples(INPUTS, data(tmp_path, "c", x), data(tmp_path, "e", samples(4, 2)["x"]), {})
+    first = np.array([feeds["x"][0, 0] for feeds in feeds_only(chosen.calibration)]) / 8
+    assert chosen.calibration.count == len(first) == 512
+    assert (first[0], first[-1]) == (0, 1999)
+    assert set(np.diff(first)) <= {3, 4}
+
+
+def test_a_sample_that_thinning_left_out_still_does_not_judge(tmp_path: Path) -> None:
+    x = np.arange(8 * 2000, dtype=np.float32).reshape(2000, 8)
+    fresh = samples(4, 2)["x"]
+    chosen = choose_samples(
+        INPUTS, data(tmp_path, "c", x), data(tmp_path, "e", np.concatenate([x[:100], fresh])), {}
+    )
+    assert rows(chosen.evaluation) == [row.tobytes() for row in fresh]
+
+
+def test_without_data_both_are_generated_and_differ() -> None:
+    chosen = choose_samples(INPUTS, None, None, {})
+    assert (chosen.calibration.kind, chosen.evaluation.kind) == ("generated", "generated")
+    assert (chosen.calibration.sha256, chosen.evaluation.sha256) == (None, None)
+    assert not set(rows(chosen.calibration)) & set(rows(chosen.evaluation))
+    assert any("NO DATA" in text for text in chosen.warnings)
+
+
+def test_generated_samples_are_counted_one_by_one(tmp_path: Path) -> None:
+    chosen = choose_samples((TensorSpec("x", "float32", (4, 8)),), None, None, {})
+    assert chosen.calibration.count == len(rows(chosen.calibration)) == 64
+
+
+def test_the_drop_is_judged_on_held_out_samples_only(tmp_path: Path) -> None:
+    """The shared samples carry wrong labels, so that judging them would show."""
+    model = saved(mlp(), tmp_path / "net.onnx")
+    calibration, fresh = samples(20, 1)["x"], samples(30, 2)["x"]
+    x = np.concatenate([calibration[:10], fresh])
+    y = OrtSession(model, OrtOptions()).run({"x": x})["y"].argmax(axis=1)
+    y[:10] = (y[:10] + 1) % 4
+    paths = data(tmp_path, "c", calibration), data(tmp_path, "e", x, y=y)
+    options = ("--calibration", paths[0], "--eval", paths[1], "--json")
+    outcome = package(model, tmp_path / "out", *options)
+    assert outcome.code == 0
+    with read_only(tmp_path / "out") as opened:
+        score: Any = opened.manifest.figures["score"]
+    assert (score["metric"], score["samples"], score["source_value"]) == ("top1", 30, 1.0)
+    assert any(text.startswith("10 evaluation samples") for text in outcome.json["warnings"])
+
+
+def test_a_package_from_one_sample_reports_what_its_score_is_worth(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", "--eval", data(tmp_path, "e", samples(1, 1)["x"]))
+    assert outcome.code == 0
+    assert "the score says nothing" in " ".join(outcome.stdout.split())
+    report = json.loads(next((tmp_path / "out").glob("*.report.json")).read_text(encoding="utf-8"))
+    assert report["data"]["evaluation"]["kind"] == "calibration data again"
