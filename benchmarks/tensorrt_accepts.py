@@ -1,7 +1,7 @@
 """Does TensorRT's parser and builder accept every candidate that `edgekit package --target jetson` makes?
 
-Usage: python benchmarks/tensorrt_accepts.py MODEL.onnx ... (default: models/tiny, and ../shared/models where it is)
-Needs the wheels of requirements/tensorrt.txt; no GPU. Prints one line a model and exits 1 if a candidate is refused.
+Usage: python benchmarks/tensorrt_accepts.py MODEL.onnx ... (default: models/tiny, and ../shared/models)
+Needs the wheels of requirements/tensorrt.txt; no GPU. Prints a line a model; exits 1 on a refusal.
 """
 
 import sys

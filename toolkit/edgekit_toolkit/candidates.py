@@ -79,6 +79,7 @@ def find_candidates(
     calibration: Callable[[], Iterator[Feeds]],
     *,
     scheme: Scheme,
+    per_channel: bool,
     kinds: frozenset[str],
     threads: int,
     time_limit_s: float,
@@ -91,6 +92,7 @@ def find_candidates(
         model: the optimised float model, shapes inferred.
         calibration: makes a fresh stream of calibration samples.
         scheme: the quantized form that the target's engine runs.
+        per_channel: whether that engine takes a weight scale a channel.
         kinds: forms that the target's engine runs.
         threads: threads of the engine here.
         time_limit_s: for measuring single layers and mixing precisions; what comes before is always done.
@@ -124,7 +126,16 @@ def find_candidates(
             f"static int8: the model stays at opset {opset(model)}, {_MIN_QDQ_OPSET} is needed"
         )
         return found
-    best = _static(model, calibration, scheme, threads, fidelity, found, progress)
+    best = _static(
+        model,
+        calibration,
+        fidelity,
+        found,
+        scheme=scheme,
+        allowed=per_channel,
+        threads=threads,
+        progress=progress,
+    )
     if best is not None:
         start = clock()
         blocks_end, end = start + _BLOCKS_SHARE * time_limit_s, start + time_limit_s
@@ -154,7 +165,7 @@ def _fidelity_samples(
 def _add(
     found: Found, label: str, model: onnx.ModelProto, form: Form, fidelity: Fidelity
 ) -> Candidate | None:
-    """Build a form and add it, unless it cannot run or changes nothing; a foreign tool's failure is reported."""
+    """Build a form and add it, unless it changes nothing; one that fails or cannot run is reported."""
     try:
         built = build(model, form)
         if built is None:
@@ -170,10 +181,12 @@ def _add(
 def _static(
     model: onnx.ModelProto,
     calibration: Callable[[], Iterator[Feeds]],
-    scheme: Scheme,
-    threads: int,
     fidelity: Fidelity,
     found: Found,
+    *,
+    scheme: Scheme,
+    allowed: bool,
+    threads: int,
     progress: Callable[[str, int | None, int | None], None],
 ) -> Candidate | None:
     """Add the plain static forms; returns the one to mix precisions in."""
@@ -203,7 +216,7 @@ def _static(
         ]
         rivals = []
         for label, per_channel, equal in variants:
-            if equal and not factors:
+            if (equal and not factors) or (per_channel and not allowed):
                 continue
             progress(f"building: int8 {label}, {where}", None, None)
             plan = Plan(scheme, frozenset(names), balanced if equal else whole, per_channel)
@@ -212,7 +225,7 @@ def _static(
             if candidate is not None:
                 rivals.append(candidate)
         made.extend(_best(rivals, found))
-    bases = [one for one in made if _is_per_channel(one)]
+    bases = [one for one in made if _is_per_channel(one) == allowed]
     if not bases:
         return None
     # All layers come first and run fastest; products only are the base where the rest costs too much.
@@ -229,7 +242,7 @@ def _snr(candidate: Candidate) -> float:
 
 
 def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
-    """Keep the better per-channel variant, and the per-tensor one where it is nearly as good: it is smaller."""
+    """Keep the better per-channel variant, and the per-tensor one where it is nearly as good."""
     per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
     kept = per_channel[-1:]
     for one in rivals:

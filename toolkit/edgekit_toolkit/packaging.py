@@ -35,7 +35,7 @@ from edgekit_toolkit.measure import Latency
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference, package_bytes
 from edgekit_toolkit.passes.pipeline import Optimised, optimise
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.scheme import SCHEMES
+from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only
 from edgekit_toolkit.search import Choice, Measured, choose, pareto_front
@@ -170,7 +170,8 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         found = find_candidates(
             floats,
             lambda: feeds_only(samples.calibration),
-            scheme=SCHEMES[request.target.quantization.form],
+            scheme=_scheme(request.target),
+            per_channel=request.target.quantization.per_channel,
             kinds=_KINDS.get(backend, _KINDS["ort"]),
             threads=request.threads,
             time_limit_s=request.search_s,
@@ -244,7 +245,8 @@ def _choose_accepted(
     request: Request, measured: Sequence[Measured], models: Mapping[str, onnx.ModelProto], feeds: Feeds
 ) -> tuple[Choice, TensorRtCheck | None, list[str]]:
     """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses."""
-    left, notes = list(measured), []
+    left = list(measured)
+    notes: list[str] = []
     while True:
         choice = choose(left, request.budget)
         if request.target.backend.default != "tensorrt" or choice.chosen is None:
@@ -268,6 +270,12 @@ def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]
         for spec in inputs
         if any(isinstance(size, str) for size in spec.shape[1:])
     }
+
+
+def _scheme(target: Target) -> Scheme:
+    """The quantized form that the target's engine runs."""
+    form = target.quantization.form
+    return SCHEMES["asymmetric-7bit" if form == "asymmetric" and target.quantization.reduce_range else form]
 
 
 def _settled_dims(source: SourceModel, request: Request) -> dict[str, int]:
@@ -385,8 +393,8 @@ def _warnings(request: Request, samples: Samples, found: Found) -> list[str]:
         )
     if backend == "tensorrt":
         notes.append(
-            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and may "
-            "round differently"
+            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
+            " may round differently"
         )
     return notes
 

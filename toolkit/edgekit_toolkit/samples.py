@@ -71,35 +71,38 @@ def choose_samples(
         if source
         for note in source.warnings
     ]
-    if first is None and second is None:
-        notes.append(
-            "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not"
-            " known; give --calibration and --eval with real samples"
-        )
-        return Samples(
-            _generated("generated", inputs, dims, _GENERATED_CALIBRATION, _GENERATED_SEED),
-            _generated("generated", inputs, dims, _GENERATED_EVALUATION, _GENERATED_SEED + 1),
-            tuple(notes),
-        )
-    if first is None or second is None:
-        whole = second if first is None else first
-        assert whole is not None
-        if len(whole) < 2 * (whole.batching.size or 1):
-            notes.append(
-                "one sample calibrates and judges, because there is no other: the score says nothing"
-            )
-            part = _part("calibration data again", whole)
-            return Samples(_part("user", whole), part, tuple(notes))
-        used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
-        held_out = _held_out(held_out, used, notes)
-        what = "--eval" if first is None else "--calibration"
-        notes.append(
-            f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge"
-        )
-        kind = "held-out part of calibration" if second is None else "user"
-        return Samples(_part("user", _thinned(used)), _part(kind, held_out), tuple(notes))
+    if first is None:
+        if second is None:
+            return _all_generated(inputs, dims, notes)
+        return _from_one(second, "--eval", "user", notes)
+    if second is None:
+        return _from_one(first, "--calibration", "held-out part of calibration", notes)
     apart = _held_out(second, first, notes)
     return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
+
+
+def _all_generated(inputs: Sequence[TensorSpec], dims: Mapping[str, int], notes: list[str]) -> Samples:
+    notes.append(
+        "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not"
+        " known; give --calibration and --eval with real samples"
+    )
+    return Samples(
+        _generated("generated", inputs, dims, _GENERATED_CALIBRATION, _GENERATED_SEED),
+        _generated("generated", inputs, dims, _GENERATED_EVALUATION, _GENERATED_SEED + 1),
+        tuple(notes),
+    )
+
+
+def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]) -> Samples:
+    """Split the only data that were given: one part calibrates, the other judges."""
+    if len(whole) < 2 * (whole.batching.size or 1):
+        notes.append("one sample calibrates and judges, because there is no other: the score says nothing")
+        part = _part("calibration data again", whole)
+        return Samples(_part("user", whole), part, tuple(notes))
+    used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
+    held_out = _held_out(held_out, used, notes)
+    notes.append(f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
+    return Samples(_part("user", _thinned(used)), _part(held_out_kind, held_out), tuple(notes))
 
 
 def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) -> DataSource:

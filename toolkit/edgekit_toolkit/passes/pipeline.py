@@ -111,7 +111,9 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     return Optimised(model, tuple(steps))
 
 
-def replay(source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]) -> onnx.ModelProto:
+def replay(
+    source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
+) -> onnx.ModelProto:
     """Return what `optimise` returned, from the names and forms of the steps that it applied; no comparison.
 
     Raises:
@@ -121,11 +123,15 @@ def replay(source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tupl
     model = source
     for name, form in applied:
         if name not in chain or not 0 <= form < len(chain[name]):
-            raise RecipeError(f"there is no pass {name!r} with form {form}; this recipe is of another edgekit")
+            raise RecipeError(
+                f"there is no pass {name!r} with form {form}; this recipe is of another edgekit"
+            )
         try:
             model = chain[name][form](model)
         except Exception as error:  # foreign passes raise anything
-            raise RecipeError(f"pass {name!r} fails: {error}; the recipe is of other tool versions") from error
+            raise RecipeError(
+                f"pass {name!r} fails: {error}; the recipe is of other tool versions"
+            ) from error
     return model
 
 

@@ -270,7 +270,7 @@ class _Writer:
         input_scale = float(self._param(node.input[0]).scale)
         # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
-        codes, params = quantize_weight(weight, axis, floor)
+        codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
         # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there.
         explicit_zero = node.op_type == "Gemm" and not self.plan.scheme.symmetric
         copy.input[1] = self.emitter.constant(

@@ -4,7 +4,7 @@ Source: B. Jacob et al., Quantization and Training of Neural Networks for Effici
 Inference, 2018, section 2.1; ONNX operator QuantizeLinear.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Scheme:
             otherwise a tensor is quantized only where an integer kernel reads it.
         dedicated_pairs: each reader has a Q/DQ pair of its own.
         elementwise: operators besides matrix products and data movement that have integer kernels.
+        weight_peak: largest weight code; 63 where the engine adds products of 8-bit codes in 16 bits.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Scheme:
     quantized_outputs: bool
     dedicated_pairs: bool
     elementwise: frozenset[str]
+    weight_peak: int = 127
 
 
 ASYMMETRIC = Scheme(
@@ -51,7 +53,9 @@ SYMMETRIC = Scheme(
     dedicated_pairs=True,
     elementwise=frozenset({"Add"}),
 )
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, SYMMETRIC)}
+# For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
+ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
+SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ def activation_params(low: float, high: float, scheme: Scheme) -> Affine:
 
 
 def quantize_weight(
-    weight: NDArray[np.float32], axis: int | None, min_scale: NDArray[np.float64] | float = 0.0
+    weight: NDArray[np.float32],
+    axis: int | None,
+    min_scale: NDArray[np.float64] | float = 0.0,
+    weight_peak: int = 127,
 ) -> tuple[NDArray[np.int8], Affine]:
     """Symmetric int8 of a weight tensor.
 
@@ -83,21 +90,22 @@ def quantize_weight(
         axis: axis of the output channels for a scale a channel; None for one scale.
         min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
             fits.
+        weight_peak: largest code.
 
     Returns:
-        Codes in -127..127 of the same shape, and scale [] or [channels] with zero point 0.
+        Codes in -weight_peak..weight_peak of the same shape, and scale [] or [channels] with zero point 0.
     """
     values = weight.astype(np.float64)
     if axis is None:
         peak = np.abs(values).max(initial=0.0)
-        scale = np.asarray(max(peak / 127, float(np.max(min_scale)), 1e-30)).astype(np.float32)
+        scale = np.asarray(max(peak / weight_peak, float(np.max(min_scale)), 1e-30)).astype(np.float32)
         shaped: NDArray[np.float64] = scale.astype(np.float64)
     else:
         others = tuple(a for a in range(values.ndim) if a != axis % values.ndim)
         peak = np.abs(values).max(axis=others, initial=0.0)
-        scale = np.maximum(np.maximum(peak / 127, min_scale), 1e-30).astype(np.float32)
+        scale = np.maximum(np.maximum(peak / weight_peak, min_scale), 1e-30).astype(np.float32)
         along = [1] * values.ndim
         along[axis] = -1
         shaped = scale.astype(np.float64).reshape(along)
-    codes = np.clip(np.rint(values / shaped), -127, 127).astype(np.int8)
+    codes = np.clip(np.rint(values / shaped), -weight_peak, weight_peak).astype(np.int8)
     return codes, Affine(scale, np.zeros(scale.shape, np.int8))
