@@ -15,9 +15,15 @@ _INDENT = 2
 _GAP = 2  # between columns
 
 
-def open_console() -> Console:
-    """Return the console of the standard output, which takes nothing for markup."""
-    return Console(markup=False, highlight=False, emoji=False)
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to the command line, which answers it with a code of its own."""
+        raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return the console of the standard output (or error), which takes nothing for markup."""
+    return _Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
 def plain(value: object, console: Console) -> str:

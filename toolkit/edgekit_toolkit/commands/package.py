@@ -107,9 +107,9 @@ def command(
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
     _import_engines()
-    from rich.console import Console
+    from edgekit_toolkit.terminal import open_console
 
-    console = Console(stderr=True) if as_json else Console()
+    console = open_console(stderr=as_json)  # with --json only the progress bar is for people
     try:
         if recipe is None:
             _search(_request(model, options), out, key, console, as_json=as_json)
@@ -373,7 +373,7 @@ def _repeat(model: Path, path: Path, out: Path, key: str, console: Console, *, a
     if as_json:
         click.echo(json.dumps(result))
     else:
-        from edgekit_toolkit.terminal import open_console, print_line
+        from edgekit_toolkit.terminal import print_line
 
         figures = f"({published.size_bytes} bytes, sha256 {published.sha256})"
-        print_line(open_console(), f"repeated {path.name}:", package, figures)
+        print_line(console, f"repeated {path.name}:", package, figures)
