@@ -285,6 +285,27 @@ def test_tensor_that_a_branch_reads_is_left_alone(rng: np.random.Generator) -> N
     assert left_alone(fold_affine.run, model_of(nodes, weights, {"x": (1, 4, 8, 8)}))
 
 
+def test_name_inside_a_branch_is_not_used_again(rng: np.random.Generator) -> None:
+    def branch(name: str) -> onnx.GraphProto:
+        inner = onnx.numpy_helper.from_array(np.ones((1, 8, 1, 1), np.float32), name)
+        out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
+        return helper.make_graph([node("Add", ["y", name], [out.name])], name, [], [out], [inner])
+
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Mul", ["c", "k"], ["y"]),
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Greater", ["top", "zero"], ["positive"]),
+        node("If", ["positive"], ["z"], then_branch=branch("w_1"), else_branch=branch("w_2")),
+    ]
+    weights = {"w": random_weight(rng, 8, 4, 3, 3), "k": CHANNELS, "zero": np.float32(0)}
+    before = model_of(nodes, weights, {"x": (1, 4, 8, 8)}, ["z"])
+    after = rewritten(fold_affine.run, before)
+    assert operators(after)[0] == "Conv"
+    assert "Mul" not in operators(after)
+    assert not {"w_1", "w_2"} & {tensor.name for tensor in after.graph.initializer}
+
+
 @st.composite
 def conv_chains(draw: st.DrawFn) -> onnx.ModelProto:
     """Random chains of convolutions, scalings, shifts and activations on 4 channels."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, numpy_helper
 from tests.toolkit.quantized_models import (
     PADDED,
     by_scheme,
@@ -28,7 +28,7 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
-from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
+from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, Scheme
 from edgekit_toolkit.tensorrt_check import check_tensorrt
 
 
@@ -341,3 +341,19 @@ def test_constant_operand_of_a_sum_is_stored_as_codes(scheme: Scheme, rng: np.ra
     written = quantized(model, scheme, feeds)
     assert "k" not in {tensor.name for tensor in written.graph.initializer}
     assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 20
+
+
+def test_seven_bit_form_runs_on_the_same_kernels_with_weights_of_seven_bits(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = small_network(rng)
+    feeds = random_feeds(model, rng)
+    seven, eight = (quantized(model, scheme, feeds) for scheme in (ASYMMETRIC_7BIT, ASYMMETRIC))
+    assert optimised_operators(seven, tmp_path) == optimised_operators(eight, tmp_path)
+    peaks = [
+        int(np.abs(numpy_helper.to_array(tensor).astype(int)).max())
+        for tensor in seven.graph.initializer
+        if tensor.data_type == TensorProto.INT8 and len(tensor.dims) > 1
+    ]
+    assert peaks == [63] * 4
+    assert snr_db(run(model, feeds)["y"], run(seven, feeds, optimise=True)["y"]) > 25

@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, activation_params, quantize_weight
+from edgekit_toolkit.quantize.scheme import (
+    ASYMMETRIC,
+    ASYMMETRIC_7BIT,
+    SYMMETRIC,
+    Scheme,
+    activation_params,
+    quantize_weight,
+)
 
 BOUNDS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -43,7 +50,7 @@ def test_range_of_negative_values_ends_at_zero() -> None:
 
 
 @pytest.mark.parametrize("scheme", [ASYMMETRIC, SYMMETRIC])
-def test_empty_range_has_a_positive_scale(scheme: type) -> None:
+def test_empty_range_has_a_positive_scale(scheme: Scheme) -> None:
     assert float(activation_params(0.0, 0.0, scheme).scale) > 0
 
 
@@ -86,3 +93,12 @@ def test_weights_of_zeros_have_codes_of_zeros_and_a_positive_scale() -> None:
     codes, params = quantize_weight(np.zeros((2, 3), np.float32), axis=0)
     assert not codes.any()
     assert (params.scale > 0).all()
+
+
+def test_weights_of_seven_bits_keep_sums_of_two_products_in_16_bits() -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    codes, params = quantize_weight(weight, 0, weight_peak=ASYMMETRIC_7BIT.weight_peak)
+    assert np.abs(codes).max(axis=1).tolist() == [63] * 4
+    assert 2 * 255 * int(np.abs(codes).max()) <= np.iinfo(np.int16).max
+    error = np.abs(codes * params.scale.astype(np.float64)[:, None] - weight)
+    assert (error <= 0.5 * params.scale[:, None] * (1 + 1e-4)).all()

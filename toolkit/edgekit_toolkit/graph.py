@@ -5,6 +5,7 @@ It does not change the graph; a pass that does builds a new index.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import onnx
@@ -65,10 +66,11 @@ class GraphIndex:
     @cached_property
     def names(self) -> set[str]:
         """All tensor names of the graph and of those inside it, with the ones that `fresh_name` gave out."""
-        found = {value.name for value in (*self.graph.input, *self.graph.output)} | self.initializers.keys()
-        for graph in graphs(self.graph):
-            found.update(tensor.name for tensor in graph.initializer)
-            found.update(name for node in graph.node for name in (*node.input, *node.output))
+        found = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
+        found |= {value.name for value in (*self.graph.input, *self.graph.output)}
+        for inner in islice(graphs(self.graph), 1, None):  # what they read is among the consumers
+            found |= {tensor.name for tensor in inner.initializer}
+            found |= {name for node in inner.node for name in node.output}
         return found
 
 
