@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+import numpy as np
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError
@@ -157,6 +158,8 @@ def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> 
         row.figures["drop_points"] = 100 * (running[0][0].figures["score"] - row.figures["score"])
         row.figures["latency_ms"] = 1e3 * latency.median_s
         row.figures["latency_ratio"] = latency.ratio_to(latencies[0])
+        ratios = np.divide(latency.seconds, latencies[0].seconds)
+        row.figures["ratio_low"], row.figures["ratio_high"] = map(float, np.quantile(ratios, (0.25, 0.75)))
 
 
 def prepare_process() -> None:

@@ -20,8 +20,9 @@ class Row:
         tool: which, with its settings.
         note: why there is no model, or which candidate edgekit chose; empty if there is nothing to say.
         figures: `model_bytes`, `package_bytes` (edgekit only), `score` (0..1), `drop_points` (below fp32),
-            `latency_ms`, `latency_ratio` (to fp32), `seconds` (to make it), and against others
-            `behind_points` (below the best per-channel PTQ), `vendor_share` (package to the vendor's file).
+            `latency_ms`, `latency_ratio` (to fp32; median of the rounds, with the quartiles `ratio_low` and
+            `ratio_high`), `seconds` (to make it), and against others `behind_points` (below the best
+            per-channel PTQ), `vendor_share` (package to the vendor's file).
     """
 
     tool: str
@@ -96,12 +97,12 @@ def _line(row: Row) -> str:
     if "package_bytes" in figures:
         size += f" (package {figures['package_bytes'] / 1e3:,.1f} kB)"
     shown = {
-        "score": "{:.4f}",
-        "drop_points": "{:+.2f}",
-        "latency_ms": "{:.3f} ms",
-        "latency_ratio": "{:.3f}",
+        "score": "{score:.4f}",
+        "drop_points": "{drop_points:+.2f}",
+        "latency_ms": "{latency_ms:.3f} ms",
+        "latency_ratio": "{latency_ratio:.2f} ({ratio_low:.2f} to {ratio_high:.2f})",
     }
-    cells = [text.format(figures[name]) if name in figures else NONE for name, text in shown.items()]
+    cells = [text.format(**figures) if name in figures else NONE for name, text in shown.items()]
     seconds = f"{figures['seconds']:.1f} s" if "seconds" in figures else NONE
     tool = f"{row.tool}: {row.note}" if row.note else row.tool
     return "| " + " | ".join([tool, size, *cells, seconds]) + " |"
