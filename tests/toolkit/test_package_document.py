@@ -26,6 +26,12 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.packaging import Request, search
+from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.targets import load_target
+
 Report = dict[str, Any]
 
 
@@ -116,6 +122,32 @@ def test_the_drop_is_the_difference_of_the_scores_in_points(report: Report) -> N
     for candidate in report["candidates"]:
         score, drop = (candidate["figures"][name]["value"] for name in ("score", "drop"))
         assert drop == pytest.approx(max(0.0, 100 * (baseline - score)), abs=1e-9)
+
+
+def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Path) -> None:
+    """Labelled by the source model, so that every change of an answer costs."""
+    source = saved(mlp(), tmp_path / "net.onnx")
+    x = samples(400, 2)["x"]
+    y = OrtSession(source, OrtOptions(threads=1)).run({"x": x})["y"].argmax(axis=1)
+    asked = Request(
+        model=source,
+        target=load_target("rpi4"),
+        budget=parse_budget(""),
+        name="net",
+        version="1",
+        calibration=stored(tmp_path / "c.npz", samples(32, 1)),
+        evaluation=stored(tmp_path / "e.npz", {"x": x, "y": y}),
+        threads=1,
+        search_s=0,
+    )
+    run = search(asked, load_signer(), lambda *_: None)
+    assert run.scores.baseline == 1
+    assert min(run.scores.scores) < 0.99
+    for candidate, score in zip(run.found.candidates, run.scores.scores, strict=True):
+        session = OrtSession(candidate.model.SerializeToString(), OrtOptions(threads=1))
+        # Dynamic int8 takes one scale for a whole batch, so its answers depend on the size of that.
+        answers = [session.run({"x": part})["y"].argmax(axis=1) for part in np.split(x, 400 // 16)]
+        assert score == pytest.approx((np.concatenate(answers) == y).mean(), abs=1e-9), candidate.label
 
 
 def test_data_name_the_samples_that_were_used(report: Report) -> None:

@@ -108,7 +108,8 @@ def test_an_integer_model_may_differ_more_than_a_float_model() -> None:
     value = np.array([[0.0, 1.0, -1.0]], np.float32)
     floating, _ = one_output(value, value)
     integer, _ = one_output(value, value, integer=True)
-    assert integer.atol > 10 * floating.atol
+    # Steps of a few codes in each layer, but not the difference between two classes.
+    assert 10 * floating.atol < integer.atol <= 0.25 * np.ptp(value)
 
 
 def test_how_far_an_integer_model_is_from_the_float_model_is_tolerated_too() -> None:
