@@ -44,9 +44,13 @@ class Budget:
                 raise ValueError(f"limit {name!r} = {value!r}")
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        """Names of the limits that `figures` (in the same units) exceed; a missing figure exceeds none."""
+        """Names of the limits that `figures` (in the same units) exceed.
+
+        Raises:
+            KeyError: a figure that is limited is missing.
+        """
         # Not `>`: NaN would keep every limit.
-        return tuple(name for name, most in self.limits.items() if not figures.get(name, 0.0) <= most)
+        return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
         """How far the figures are from keeping all limits: the sum of relative excesses; 0 keeps all."""

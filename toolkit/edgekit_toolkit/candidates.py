@@ -15,9 +15,10 @@ from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.graph import opset
 from edgekit_toolkit.nesting import computes_in_integers, nodes
 from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.forms import Form, build
-from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_names, touched_tensors
+from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import (
@@ -146,8 +147,6 @@ def find_candidates(
 def _fidelity_samples(
     model: onnx.ModelProto, calibration: Callable[[], Iterator[Feeds]], threads: int
 ) -> list[Feeds]:
-    from edgekit_toolkit.quantize.engine import run_session, session_for
-
     session = session_for(model, threads=threads)
     samples: list[Feeds] = []
     held, spent_s = 0, 0.0
@@ -280,26 +279,8 @@ def _mixed(
     base = best.label.removeprefix("int8 ")
     steps = release(floats, plan, found.noises, fidelity, max_blocks=_MAX_RELEASED, expired=expired[1])
     for count, step in enumerate(steps, start=1):
+        if not step.plan.kernels:
+            return  # all in float: that candidate is there already
         progress("mixed precision", count, _MAX_RELEASED)
         label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
         _add(found, label, model, replace(best.form, plan=step.plan), fidelity)
-
-
-def compute_precision(model: onnx.ModelProto, form: Form) -> dict[str, str]:
-    """Precision of each matrix product of the optimised model, by the name of its first output."""
-    stored = {
-        forms.FLOAT32: "fp32",
-        forms.FLOAT16_WEIGHTS: "fp16 weights",
-        forms.INT8_WEIGHTS: "int8 weights",
-        forms.INT4_WEIGHTS: "int4 weights",
-        forms.DYNAMIC_INT8: "dynamic int8",
-    }
-    found = {}
-    for node in model.graph.node:
-        if node.op_type not in COMPUTE | {"ConvTranspose", "LSTM", "GRU"}:
-            continue
-        if form.plan is None:
-            found[node.output[0]] = stored[form.kind]
-        else:
-            found[node.output[0]] = "int8" if node.output[0] in form.plan.kernels else "fp16 weights"
-    return found

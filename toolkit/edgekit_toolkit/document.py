@@ -6,27 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
-from onnx import numpy_helper
 
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
-from edgekit_toolkit.candidates import compute_precision
 from edgekit_toolkit.graph import GraphIndex, opset
 from edgekit_toolkit.judge import cost_of_nodes
 from edgekit_toolkit.packaging import Run, measures_here
 from edgekit_toolkit.publish import Published, host_facts, now
+from edgekit_toolkit.quantize.forms import stored_layers
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
-
-_STORED_BYTES = {
-    "int8": 1,
-    "int8 weights": 1,
-    "fp16 weights": 2,
-    "int4 weights": 0.5,
-    "dynamic int8": 1,
-    "fp32": 4,
-}
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -165,7 +155,7 @@ def figures(run: Run, place: int) -> dict[str, Any]:
 def _candidate(run: Run, place: int) -> dict[str, Any]:
     measured = run.measured[place]
     violations = run.request.budget.violations(measured.figures)
-    precision = compute_precision(run.floats, run.found.candidates[place].form)
+    stored = stored_layers(run.floats, run.found.candidates[place].form)
     return {
         "id": measured.id,
         "label": measured.label,
@@ -174,7 +164,7 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
         "meets": not violations,
         "figures": figures(run, place),
         "violations": list(violations),
-        "precision": dict(Counter(precision.values())),
+        "precision": dict(Counter(layer.precision for layer in stored.values())),
     }
 
 
@@ -202,25 +192,24 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def _layers(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
-    precision = compute_precision(run.floats, run.found.candidates[place].form)
+    stored = stored_layers(run.floats, run.found.candidates[place].form)
     index = GraphIndex(run.floats.graph)
     macs = {cost.name: cost for cost in cost_of_nodes(run.floats, run.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
     layers = []
     for node in run.floats.graph.node:
-        kind = precision.get(node.output[0])
-        if kind is None:
+        layer = stored.get(node.output[0])
+        if layer is None:
             continue
-        elements = _weight_elements(index, node)
         cost = macs.get(node.name or node.output[0])
         layers.append(
             {
                 "name": node.name or node.output[0],
                 "op": node.op_type,
-                "bytes_before": 4 * elements,
-                "bytes_after": round(_STORED_BYTES[kind] * elements),
-                "precision": kind,
+                "bytes_before": _weight_bytes(index, node),
+                "bytes_after": layer.weight_bytes,
+                "precision": layer.precision,
                 "macs": 0 if cost is None else cost.macs,
                 "noise_share": shares.get(node.output[0]),
             }
@@ -228,12 +217,8 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     return layers
 
 
-def _weight_elements(index: GraphIndex, node: onnx.NodeProto) -> int:
-    return sum(
-        int(numpy_helper.to_array(index.initializers[name]).size)
-        for name in node.input[1:]
-        if name in index.initializers
-    )
+def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
+    return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
 
 
 def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -253,6 +238,9 @@ def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> 
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
         "memory_here": memory,
+        "memory_estimate": _figure(
+            run.measured[place].figures["memory"], "estimated", run.request.target.name
+        ),
         "tensorrt_check": None
         if run.tensorrt is None
         else {

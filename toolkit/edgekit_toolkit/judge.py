@@ -12,10 +12,11 @@ from edgekit_toolkit.candidates import Candidate
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.measure import Latency, LatencyLimits, measure_engine_bytes, measure_latency
-from edgekit_toolkit.memory import estimate_peak_memory
+from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
 from edgekit_toolkit.node_costs import node_costs
 from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples import Part
 from edgekit_toolkit.shapes import dynamic_dims
 from edgekit_toolkit.shards import Batching
@@ -78,7 +79,9 @@ def score_candidates(
     metric: Metric | None = None
     totals = np.zeros(len(candidates) + 1)
     done = 0
-    batch = _batch(next(part.stream(1))[0])
+    # Dynamic int8 takes its ranges from the whole batch: alone, a sample is computed as on the device.
+    dynamic = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidates)
+    batch = 1 if dynamic else _batch(next(part.stream(1))[0])
     stacked = Batching.of(tensor_specs(source)[0]).stacked
     for feeds, labels in part.stream(batch):
         reference: Outputs = dict(zip(names, run_session(reference_session, feeds, names), strict=True))
@@ -90,26 +93,13 @@ def score_candidates(
                 if session is None
                 else dict(zip(names, run_session(session, feeds, names), strict=True))
             )
-            totals[position] += _finite_scores(metric, outputs, reference, labels) * count
+            totals[position] += float(metric.score(outputs, reference, labels).mean()) * count
         done += count
         progress(min(done, part.count), part.count)
     if metric is None or not done:
         raise DataError("there are no evaluation samples")
     means = totals / done
     return Scores(metric, float(means[0]), tuple(float(mean) for mean in means[1:]), done)
-
-
-def _finite_scores(
-    metric: Metric,
-    outputs: Outputs,
-    reference: Outputs,
-    labels: "np.ndarray[tuple[int], np.dtype[np.int64]] | None",
-) -> float:
-    """Mean score of one batch; outputs that are not finite where the reference is score 0."""
-    for name, want in reference.items():
-        if want.dtype.kind == "f" and np.isfinite(want).all() and not np.isfinite(outputs[name]).all():
-            return 0.0
-    return float(metric.score(outputs, reference, labels).mean())
 
 
 def _batch(feeds: Feeds) -> int:
@@ -159,12 +149,14 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
     return {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in dynamic_dims(model)}
 
 
-def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> float | None:
-    """Return the estimated peak memory in bytes on the target, or None where it cannot be estimated."""
+def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | None:
+    """Return the estimated peak memory with onnxruntime on the target, or None where it cannot be estimated.
+
+    The engine's part is that of this machine.
+    """
     try:
-        estimate = estimate_peak_memory(
+        return estimate_peak_memory(
             model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
         )
     except EdgekitError:
         return None
-    return float(estimate.total_bytes)

@@ -58,7 +58,10 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric:
         "similarity": Metric("similarity", _similarity, False),
     }
     if name not in known and ":" in name:
-        return Metric(name, _load(name), False)
+        digest = (
+            hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest() if _is_file(name) else ""
+        )
+        return Metric(f"{Path(name).name} (sha256 {digest[:12]})", _load(name), False)
     if name not in known:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(known)} or FILE.py:FUNCTION")
     metric = known[name]
@@ -70,6 +73,10 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric:
         shapes = {key: list(value.shape) for key, value in outputs.items()}
         raise DataError(f"metric {name!r} needs class scores [samples, classes]; the outputs are {shapes}")
     return metric
+
+
+def _is_file(name: str) -> bool:
+    return Path(name.rpartition(":")[0]).is_file()
 
 
 def class_scores(outputs: Outputs) -> str | None:
@@ -149,7 +156,9 @@ def _load(name: str) -> Score:
 
     def score(outputs: Outputs, reference: Outputs, labels: NDArray[np.int64] | None) -> NDArray[np.float64]:
         try:
-            scores = np.atleast_1d(np.asarray(found(dict(outputs), dict(reference), labels), np.float64))
+            # Copies: a metric that works in place must not change what the next candidate is held against.
+            given = [{key: value.copy() for key, value in one.items()} for one in (outputs, reference)]
+            scores = np.atleast_1d(np.asarray(found(*given, labels), np.float64))
         except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise DataError(f"metric {name!r} failed: {error!r}") from error
         if (

@@ -98,7 +98,7 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
             Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
             for path in sorted(contents)
         ),
-        backend=_backend(recipe, integer=integer),
+        backend=_backend(recipe),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
@@ -119,12 +119,13 @@ def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[
     return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
 
 
-def _backend(recipe: Recipe, *, integer: bool) -> BackendChoice:
+def _backend(recipe: Recipe) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the rest runs there."""
     ort = BackendChoice("ort", MODEL_PATH, {})
     if recipe.backend != "tensorrt":
         return ort
-    return BackendChoice("tensorrt", MODEL_PATH, {"fp16": True, "int8": integer}, ort)
+    # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
+    return BackendChoice("tensorrt", MODEL_PATH, {}, ort)
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:

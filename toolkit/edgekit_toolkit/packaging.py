@@ -32,6 +32,7 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import Latency
+from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference, package_bytes
 from edgekit_toolkit.passes.pipeline import Optimised, optimise
 from edgekit_toolkit.quantize import forms
@@ -111,7 +112,7 @@ class Run:
     source_latency: Latency
     latencies: tuple[Latency, ...]
     modelled: tuple[Modelled, ...]
-    memory: tuple[float | None, ...]
+    memory: tuple[MemoryEstimate | None, ...]
     recipes: tuple[Recipe, ...]
     packages: tuple[Assembled, ...]
     measured: tuple[Measured, ...]
@@ -246,20 +247,30 @@ def _choose_accepted(
 ) -> tuple[Choice, TensorRtCheck | None, list[str]]:
     """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses."""
     left = list(measured)
-    notes: list[str] = []
+    refused: list[str] = []
     while True:
         choice = choose(left, request.budget)
-        if request.target.backend.default != "tensorrt" or choice.chosen is None:
-            return choice, None, notes
+        if request.target.backend.default != "tensorrt":
+            return choice, None, []
+        if choice.chosen is None:
+            return _with_refusals(choice, refused), None, refused
         check = check_tensorrt(models[choice.chosen], dims=_shape_ranges(models[choice.chosen], feeds))
-        if not check.available:
-            notes.append(f"not checked with TensorRT's parser and builder: {check.errors[0]}")
-            return choice, None, notes
-        if check.accepted or len(left) == 1:
-            notes.extend(f"TensorRT refuses {choice.chosen}: {error}" for error in check.errors[:1])
-            return choice, check, notes
-        notes.append(f"TensorRT refuses {choice.chosen}, which was left out: {check.errors[0]}")
+        if check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
+            note = f"not checked with TensorRT's parser and builder: {check.errors[0]}"
+            return choice, None, [*refused, note]
+        if check.accepted:
+            return choice, check, refused
+        refused.append(f"TensorRT refuses {choice.chosen}: {check.errors[0]}")
         left = [one for one in left if one.id != choice.chosen]
+        if not left:
+            reason = "TensorRT refuses every candidate that keeps the limits"
+            choice = Choice(None, (), choice.chosen, reason, "a model that its parser accepts")
+            return _with_refusals(choice, refused), None, refused
+
+
+def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
+    """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
+    return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
 
 
 def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
@@ -350,7 +361,7 @@ def _recipe(
 
 
 def _figures(
-    candidate: Candidate, scores: Scores, place: int, samples: Samples, memory: float | None
+    candidate: Candidate, scores: Scores, place: int, samples: Samples, memory: MemoryEstimate | None
 ) -> dict[str, Any]:
     """Figures of the manifest: those that do not vary from run to run."""
     return {
@@ -363,13 +374,23 @@ def _figures(
             "samples_kind": samples.evaluation.kind,
             "samples_sha256": samples.evaluation.sha256,
             "label": "measured",
+            "on": "host",
+            "engine": "onnxruntime",
         },
-        "memory_estimate": None if memory is None else {"peak_bytes": int(memory), "label": "estimated"},
+        # Without the engine's part: that is measured on the host and varies from run to run.
+        "memory_estimate": None
+        if memory is None
+        else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
     }
 
 
 def _costs(
-    target: Target, size: int, latency: Latency, modelled: Modelled, memory: float | None, drop: float
+    target: Target,
+    size: int,
+    latency: Latency,
+    modelled: Modelled,
+    memory: MemoryEstimate | None,
+    drop: float,
 ) -> dict[str, float]:
     """Costs in the units of the budget; one that is not known is infinite, so that no limit on it is kept."""
     here = measures_here(target)
@@ -377,7 +398,7 @@ def _costs(
     return {
         "size": float(size),
         "latency": math.inf if latency_ms is None else latency_ms,
-        "memory": math.inf if memory is None else memory,
+        "memory": math.inf if memory is None else float(memory.total_bytes),
         "energy": math.inf if modelled.energy_mj is None else modelled.energy_mj,
         "drop": drop,
     }
@@ -395,6 +416,9 @@ def _warnings(request: Request, samples: Samples, found: Found) -> list[str]:
         notes.append(
             "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
             " may round differently"
+        )
+        notes.append(
+            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
     return notes
 

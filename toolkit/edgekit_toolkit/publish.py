@@ -102,7 +102,8 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def _move_files(stage: Path, folder: Path) -> None:
-    for path in sorted(stage.iterdir()):
+    # The package last: whoever sees it finds the rest.
+    for path in sorted(stage.iterdir(), key=lambda one: (one.suffix == ".edgepkg", one.name)):
         path.replace(folder / path.name)
 
 
@@ -155,6 +156,11 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
         raise RecipeError(
             f"the recipe makes a model with sha256 {made} here, it states {recipe.model_sha256}; "
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
+        )
+    if recipe.figures.get("model_bytes") != model.ByteSize():
+        raise RecipeError(
+            f"the recipe states {recipe.figures.get('model_bytes')} bytes for a model of {model.ByteSize()};"
+            " it was edited by hand or is damaged"
         )
     try:
         reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)

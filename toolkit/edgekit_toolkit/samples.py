@@ -78,6 +78,7 @@ def choose_samples(
     if second is None:
         return _from_one(first, "--calibration", "held-out part of calibration", notes)
     apart = _held_out(second, first, notes)
+    _note_thinning(first, notes)
     return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
 
 
@@ -101,6 +102,7 @@ def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]
         return Samples(_part("user", whole), part, tuple(notes))
     used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
     held_out = _held_out(held_out, used, notes)
+    _note_thinning(used, notes)
     notes.append(f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
     return Samples(_part("user", _thinned(used)), _part(held_out_kind, held_out), tuple(notes))
 
@@ -119,6 +121,11 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
         )
     notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
     return judging.selected(fresh)
+
+
+def _note_thinning(source: DataSource, notes: list[str]) -> None:
+    if len(source) > _MAX_CALIBRATION:
+        notes.append(f"{_MAX_CALIBRATION} of {len(source)} calibration samples are used, evenly spread")
 
 
 def _thinned(source: DataSource) -> DataSource:

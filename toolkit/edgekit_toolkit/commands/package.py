@@ -321,10 +321,7 @@ def _memory(run: Run, place: int) -> dict[str, Any] | None:
     peak = measured_memory(run.packages[place], first_feeds(run))
     if peak is None:
         return None
-    return {
-        "peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured",
-        "estimate_bytes": run.memory[place],
-    }  # fmt: skip
+    return {"peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured"}
 
 
 def _command_line() -> str:

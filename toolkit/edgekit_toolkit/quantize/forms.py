@@ -15,10 +15,11 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
+from edgekit_toolkit.graph import GraphIndex
 from edgekit_toolkit.quantize import storage
 from edgekit_toolkit.quantize.compact import shorten_names
 from edgekit_toolkit.quantize.equalize import apply_factors
-from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.scheme import SCHEMES
 
@@ -134,12 +135,81 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     Raises:
         RecipeError: the plan does not belong to this model.
     """
-    if form.plan is not None:
-        try:
-            floats = apply_factors(model, form.factors) if form.factors else model
-            quantized = write_qdq(floats, form.plan)
-        except (KeyError, ValueError) as error:
-            raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
-        return shorten_names(storage.half_weights(quantized) or quantized)
-    made = model if form.kind == FLOAT32 else _STORED[form.kind](model)
+    made = _build_named(model, form)
     return None if made is None else shorten_names(made)
+
+
+def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
+    """The form's model with the names of `model`."""
+    if form.plan is None:
+        return model if form.kind == FLOAT32 else _STORED[form.kind](model)
+    try:
+        floats = apply_factors(model, form.factors) if form.factors else model
+        quantized = write_qdq(floats, form.plan)
+    except (KeyError, ValueError) as error:
+        raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
+    return storage.half_weights(quantized) or quantized
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """How one layer with weights is stored and computed in a form's model.
+
+    Attributes:
+        precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
+        weight_bytes: its constants in the file, scales included.
+    """
+
+    precision: str
+    weight_bytes: int
+
+
+_LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
+_CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "int4 weights"}
+
+
+def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
+    """Return how each layer of the optimised model is stored, read from the form's model, by first output."""
+    made = _build_named(model, form)
+    if made is None:
+        return {}
+    index = GraphIndex(made.graph)
+    layers = {}
+    for node in model.graph.node:
+        if node.op_type not in _LAYERS:
+            continue
+        kernel = form.plan is not None and node.output[0] in form.plan.kernels
+        twin = next(
+            (
+                one
+                for one in made.graph.node
+                if one.op_type == node.op_type and one.name == node.name and node.name
+            ),
+            index.producers.get(node.output[0]),
+        )
+        if twin is None or twin.op_type != node.op_type:
+            codes = [tensor for tensor in made.graph.initializer if tensor.name.startswith(node.input[1])]
+            layers[node.output[0]] = StoredLayer("dynamic int8", sum(tensor.ByteSize() for tensor in codes))
+            continue
+        roots = [tensor for name in twin.input[1:] for tensor in _roots(index, name)]
+        precision = "int8" if kernel else _precision(index, twin)
+        layers[node.output[0]] = StoredLayer(precision, sum(tensor.ByteSize() for tensor in roots))
+    return layers
+
+
+def _precision(index: GraphIndex, node: onnx.NodeProto) -> str:
+    source = index.producers.get(node.input[1])
+    if source is None or not source.input or source.input[0] not in index.initializers:
+        return "fp32"
+    kind = index.initializers[source.input[0]].data_type
+    return "fp16 weights" if source.op_type == "Cast" else _CODES.get(kind, "fp32")
+
+
+def _roots(index: GraphIndex, name: str) -> list[onnx.TensorProto]:
+    """Initializers that a weight input is made of."""
+    if name in index.initializers:
+        return [index.initializers[name]]
+    source = index.producers.get(name)
+    if source is None or source.op_type not in {"DequantizeLinear", "Cast"}:
+        return []
+    return [index.initializers[one] for one in source.input if one in index.initializers]
