@@ -1,8 +1,8 @@
 """The recipe of a package: everything that was decided, to make the same bytes again without a search.
 
-A recipe is as trusted as the model: its score goes into the manifest as it stands, and whoever repeats a recipe
-signs what it says. The model that it makes must have the digest that it states. The file also states a digest of
-its own, which finds damage and accidental edits; it is no signature.
+A recipe is as trusted as the model: its score goes into the manifest as it stands, and whoever repeats a
+recipe signs what it says. The model that it makes must have the digest that it states. The file also states
+a digest of its own, which finds damage and accidental edits; it is no signature.
 """
 
 import hashlib
