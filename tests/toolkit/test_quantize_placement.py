@@ -150,7 +150,7 @@ def test_float_product_between_kernels_reads_a_scale_a_channel(rng: np.random.Ge
     weights["u"][:, 1:] *= 1e3
     model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
     feeds = random_feeds(model, rng)
-    written = quantized(model, ASYMMETRIC, feeds, kernels=["a"])
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["a", "y"])
     middle = nodes_of(written, "Conv")[1]
     reader = next(item for item in nodes_of(written, "DequantizeLinear") if item.output[0] == middle.input[0])
     assert constant(written, reader.input[1]).shape == (4,)

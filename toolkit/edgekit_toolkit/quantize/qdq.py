@@ -183,13 +183,25 @@ class _Writer:
             )
 
     def _shield_channels(self, node: onnx.NodeProto) -> int | None:
-        """Input channels of a float product with constant weights; None for other nodes."""
+        """Input channels of a float product whose weights would be quantized; None for other nodes."""
         weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
-        if weight is None:
+        if weight is None or not self._leads_to_codes(node):
             return None
         if node.op_type == "Conv":
             return int(weight.shape[1] * attribute(node, "group", 1))
         return int(weight.shape[1 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 0])
+
+    def _leads_to_codes(self, node: onnx.NodeProto) -> bool:
+        """Whether only one QuantizeLinear will read a float node, behind its Relu or Clip if any."""
+        name = node.output[0]
+        while name not in self.index.outputs:
+            readers = self.index.consumers(name)
+            if all(reader.output[0] in self.plan.kernels for reader in readers):
+                return bool(readers)
+            if len(readers) != 1 or readers[0].op_type not in {"Relu", "Clip"}:
+                return False
+            name = readers[0].output[0]
+        return False
 
     def _shield(self, name: str, channels: int) -> str:
         """Dequantized side of tensor `name` with the same scale written once a channel.
