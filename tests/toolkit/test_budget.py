@@ -104,8 +104,13 @@ def test_limits_that_are_exceeded_are_named_in_order() -> None:
     assert budget.violations({"size": 100.0, "latency": 5.0, "drop": 1.0}) == ()
 
 
-def test_figure_without_a_limit_and_limit_without_a_figure_exceed_nothing() -> None:
-    assert Budget({"size": 100.0}).violations({"latency": 1e9}) == ()
+def test_figure_without_a_limit_exceeds_nothing() -> None:
+    assert Budget({"size": 100.0}).violations({"latency": 1e9, "size": 1.0}) == ()
+
+
+def test_limit_without_a_figure_is_not_kept_silently() -> None:
+    with pytest.raises(KeyError):
+        Budget({"size": 100.0}).violations({"latency": 1.0})
 
 
 @pytest.mark.parametrize("figure", [math.inf, math.nan])

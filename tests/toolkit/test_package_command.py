@@ -223,7 +223,7 @@ def test_a_custom_metric_judges(tmp_path: Path) -> None:
     )
     assert outcome.code == 0
     assert outcome.json["data"]["evaluation"]["baseline"] == 0.75
-    assert outcome.json["data"]["evaluation"]["metric"].endswith("mine.py:signs")
+    assert outcome.json["data"]["evaluation"]["metric"].startswith("mine.py:signs (sha256 ")
 
 
 def test_another_run_replaces_the_results_of_the_first(tmp_path: Path) -> None:

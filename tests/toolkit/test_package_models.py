@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,18 @@ def quantized() -> onnx.ModelProto:
     return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 4])], weights)
 
 
-@pytest.mark.parametrize("target", ["x86-64", "jetson"])
-def test_a_quantized_model_is_not_quantized_again(target: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not find_spec("tensorrt_rtx_bindings"), reason="TensorRT is not installed")
+def test_a_quantized_model_that_tensorrt_refuses_is_refused(tmp_path: Path) -> None:
+    model = saved(quantized(), tmp_path / "net.onnx")  # with zero points
+    outcome = package(model, tmp_path / "out", target="jetson")
+    assert outcome.code == 5
+    assert "TensorRT refuses C0" in outcome.stderr
+    assert not list((tmp_path / "out").glob("*.edgepkg"))
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
     model = saved(quantized(), tmp_path / "net.onnx")
-    outcome = package(model, tmp_path / "out", "--json", target=target)
+    outcome = package(model, tmp_path / "out", "--json", target="x86-64")
     assert (outcome.code, outcome.stderr) == (0, "")
     assert any("already quantized" in text for text in outcome.json["warnings"])
     with read_only(tmp_path / "out") as opened:
