@@ -21,7 +21,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.candidates import Candidate, Found, find_candidates
 from edgekit_toolkit.data import open_data
-from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
+from edgekit_toolkit.feeds import DEFAULT_RANGE, Feeds, batch_dims, bind_dims
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.judge import (
     Modelled,
@@ -49,7 +49,6 @@ from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tens
 _PARITY_FEEDS = 2
 _LARGE_FEEDS_BYTES = 1 << 20
 _GOLDEN_SEED = 0
-_DEFAULT_RANGE = (-1.0, 1.0)
 # Forms by the engine that the package is for. TensorRT takes none of the others (docs/tensorrt.md).
 _KINDS = {
     "ort": frozenset(forms.KINDS),
@@ -328,7 +327,7 @@ def _input_ranges(source: SourceModel, samples: Samples) -> dict[str, tuple[floa
             if value.dtype.kind == "f" and value.size:
                 low, high = found.get(spec.name, (float("inf"), float("-inf")))
                 found[spec.name] = (min(low, float(value.min())), max(high, float(value.max())))
-    return {name: pair if pair[0] < pair[1] else _DEFAULT_RANGE for name, pair in found.items()}
+    return {name: pair if pair[0] < pair[1] else DEFAULT_RANGE for name, pair in found.items()}
 
 
 def _recipe(
