@@ -63,7 +63,7 @@ def grouped_convolution():
 
 def transposed_convolution():
     nodes = [("ConvTranspose", ("x", "w"), "y", {"strides": [2, 2]})]
-    return build(nodes, {"w": (24, 24, 2, 2)}, [1, 24, 128, 128], [1, 24, 256, 256])
+    return build(nodes, {"w": (24, 24, 2, 2)}, [1, 24, 256, 256], [1, 24, 512, 512])
 
 
 def int8_convolution():
