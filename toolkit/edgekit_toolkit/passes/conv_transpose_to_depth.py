@@ -20,9 +20,9 @@ from edgekit_toolkit.graph import (
     attribute,
     fresh_name,
     opset,
-    remove_unused_initializers,
     replace_nodes,
 )
+from edgekit_toolkit.passes.rewriting import rewrite_all
 
 # The order of channels that the weights are laid out for, DepthToSpace's CRD mode, is that old.
 _MIN_OPSET = 11
@@ -30,12 +30,7 @@ _MIN_OPSET = 11
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` without transposed convolutions that do not overlap."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    while opset(model) >= _MIN_OPSET and _rewrite_one(result.graph):
-        pass
-    remove_unused_initializers(result.graph)
-    return result
+    return rewrite_all(model, _rewrite_one) if opset(model) >= _MIN_OPSET else model
 
 
 def _rewrite_one(graph: onnx.GraphProto) -> bool:

@@ -9,6 +9,7 @@ import onnx
 from onnx import helper
 
 from edgekit_toolkit.graph import GraphIndex, add_constant, float_tensors, fresh_name, replace_nodes
+from edgekit_toolkit.passes.rewriting import rewrite_all
 
 # A gate of one value a channel comes from one of these, through a chain that keeps its 1x1 size.
 _POOLS = {"GlobalAveragePool", "GlobalMaxPool"}
@@ -17,13 +18,9 @@ _KEEPS_SIZE = {"Conv", "Relu", "Sigmoid", "HardSigmoid", "Clip", "Mul", "Add"}
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which gated residuals are single products."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
     # Names keep their types: the new nodes make one new tensor, which is no source of another gate.
     floats = float_tensors(onnx.shape_inference.infer_shapes(model))
-    while _distribute_one(result.graph, floats):
-        pass
-    return result
+    return rewrite_all(model, lambda graph: _distribute_one(graph, floats))
 
 
 def _distribute_one(graph: onnx.GraphProto, floats: frozenset[str]) -> bool:

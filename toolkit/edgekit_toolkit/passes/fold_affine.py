@@ -21,9 +21,9 @@ from edgekit_toolkit.graph import (
     add_constant,
     attribute,
     inferred_shapes,
-    remove_unused_initializers,
     replace_nodes,
 )
+from edgekit_toolkit.passes.rewriting import rewrite_all
 
 Float = NDArray[np.float64]
 
@@ -39,14 +39,9 @@ class Affine(NamedTuple):
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which constant scalings and shifts are part of the weights."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
     # They hold to the end: a fold keeps the shape of every tensor that stays.
     shapes = inferred_shapes(model)
-    while _fold_one(result.graph, shapes):
-        pass
-    remove_unused_initializers(result.graph)
-    return result
+    return rewrite_all(model, lambda graph: _fold_one(graph, shapes))
 
 
 def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:

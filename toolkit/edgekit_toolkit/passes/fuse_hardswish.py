@@ -15,19 +15,14 @@ from edgekit_toolkit.graph import (
     GraphIndex,
     add_constant,
     fresh_name,
-    remove_unused_initializers,
     replace_nodes,
 )
+from edgekit_toolkit.passes.rewriting import rewrite_all
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which hard-swish is HardSigmoid and Mul."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    while _fuse_one(result.graph):
-        pass
-    remove_unused_initializers(result.graph)
-    return result
+    return rewrite_all(model, _fuse_one)
 
 
 def _fuse_one(graph: onnx.GraphProto) -> bool:

@@ -10,32 +10,27 @@ import onnx
 from edgekit_toolkit.graph import (
     GraphIndex,
     add_constant,
-    attribute,
-    remove_unused_initializers,
     replace_nodes,
 )
+from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
+from edgekit_toolkit.passes.rewriting import rewrite_all
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which consecutive linear 1x1 convolutions are merged where that pays."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    while _merge_one(result.graph):
-        pass
-    remove_unused_initializers(result.graph)
-    return result
+    return rewrite_all(model, _merge_one)
 
 
 def _merge_one(graph: onnx.GraphProto) -> bool:
     index = GraphIndex(graph)
     for second in graph.node:
         first = index.producers.get(second.input[0]) if second.input else None
-        if first is None or not _is_pointwise(index, first) or not _is_pointwise(index, second):
+        if first is None or not is_pointwise(index, first) or not is_pointwise(index, second):
             continue
         if not index.only_feeds(first.output[0], second):
             continue
-        w1, b1 = _matrix(index, first)
-        w2, b2 = _matrix(index, second)
+        w1, b1 = matrix(index, first)
+        w2, b2 = matrix(index, second)
         if w1.size + w2.size <= w1.shape[1] * w2.shape[0]:
             continue
         weight = add_constant(
@@ -50,31 +45,3 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
         replace_nodes(graph, [first], [])
         return True
     return False
-
-
-def _is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    if (
-        node.op_type != "Conv"
-        or attribute(node, "group", 1) != 1
-        or attribute(node, "auto_pad", b"NOTSET") != b"NOTSET"
-    ):
-        return False
-    if any(value != 1 for value in attribute(node, "strides", [])) or any(attribute(node, "pads", [])):
-        return False
-    values = [index.constant(name) for name in node.input[1:] if name]
-    return all(v is not None and v.dtype == np.float32 for v in values) and values[0].shape[2:] == (1, 1)  # type: ignore[union-attr]
-
-
-def _matrix(
-    index: GraphIndex, node: onnx.NodeProto
-) -> tuple[
-    np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None,
-]:
-    weight = np.asarray(index.constant(node.input[1]), np.float64)[:, :, 0, 0]
-    bias = (
-        np.asarray(index.constant(node.input[2]), np.float64)
-        if len(node.input) > 2 and node.input[2]
-        else None
-    )
-    return weight, bias

@@ -22,6 +22,7 @@ from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
     convert_opset,
+    defer_depth_to_space,
     distribute_gate,
     drop_unused,
     fix_batch,
@@ -150,6 +151,7 @@ def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
         ("merge_linear_convs", [merge_linear_convs.run]),
         ("distribute_gate", [distribute_gate.run]),
         ("conv_transpose_to_depth", [conv_transpose_to_depth.run]),
+        ("defer_depth_to_space", [defer_depth_to_space.run]),
         ("share_weights", [share_weights.run]),
         ("drop_unused", [drop_unused.run]),
     ]

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
@@ -66,6 +67,22 @@ class Emitter:
             node.attribute.append(helper.make_attribute("axis", axis))
         self.nodes.append(node)
         return output or name
+
+    def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
+        """Add a Clip of uint8 codes, unless there is no limit; returns the name of what holds the result."""
+        if low is None and high is None:
+            return codes
+        limits = ["" if value is None else self._code(value) for value in (low, high)]
+        name = fresh_name(self._index, f"{stem}_clipped")
+        self.nodes.append(helper.make_node("Clip", [codes, *limits], [name], name=name))
+        return name
+
+    def _code(self, value: int) -> str:
+        """A uint8 scalar, stored once."""
+        key = ("code", value)
+        if key not in self._constants:
+            self._constants[key] = self.store(f"code_{value}", np.asarray(value, np.uint8))
+        return self._constants[key]
 
     def constant(
         self,

@@ -4,8 +4,6 @@ Placement is ours and not that of onnxruntime.quantization: the search builds a 
 and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
 """
 
-import math
-
 import numpy as np
 import onnx
 
@@ -22,12 +20,11 @@ from edgekit_toolkit.quantize.plan import (
     moves_codes,
     weight_axis,
 )
+from edgekit_toolkit.quantize.reread import Reread, reread_hard_sigmoid, reread_shifted
 from edgekit_toolkit.quantize.scheme import Affine, activation_params, quantize_weight
 
 # What onnxruntime's WeightBiasQuantization looks at.
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
-# A shift of fewer steps than this would change the scale by more than a few percent.
-_MIN_STEPS = 8
 
 
 def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
@@ -60,7 +57,9 @@ class _Writer:
         self.params: dict[str, Affine] = {}
         self.kernels: list[onnx.NodeProto] = []
         self.produced: set[str] = set()  # tensors that leave an integer kernel
-        self.rereads: dict[str, str] = {}  # shifted tensor -> tensor whose codes it shares
+        # Tensor -> the one whose codes it shares, and how they are read.
+        self.rereads: dict[str, tuple[str, Reread]] = {}
+        self.settled: set[str] = set()  # tensors whose parameters those of others follow from
         self.emitter = Emitter(self.index)
         # By tensor and, where pairs are dedicated, reader: codes, and their dequantized side.
         self.codes: dict[tuple[str, str], Codes] = {}
@@ -106,51 +105,55 @@ class _Writer:
                     self.produced.add(output)
             elif moves_codes(node) and node.input[0] in self.produced:
                 self.kernels.append(node)
+                self.settled.add(node.input[0])
                 for name in node.output:
                     self.params[name] = self.params[node.input[0]]
                     self.produced.add(name)
 
     def _reread(self, node: onnx.NodeProto) -> bool:
-        """Make a shift or scaling by a scalar after a kernel free: the same codes with other parameters.
-
-        scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
-        number; the kernel's scale is enlarged a little so that it is.
-        """
-        affine = as_affine(self.index, node)
-        if affine is None or affine.scale.ndim or affine.shift.ndim or affine.scale <= 0:
+        """Make an operator after a kernel free, where its output is the kernel's codes read another way."""
+        found = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
+        if found is None:
             return False
-        source, output = affine.source, node.output[0]
-        if source not in self.produced or not self._can_reread(node, source):
-            return False
-        params = self.params[source]
-        if not keeps_shape(self.index, affine) or params.zero_point.dtype != np.uint8:
-            return False
-        shift, scale, steps = float(affine.shift / affine.scale), float(params.scale), 0
-        if shift:
-            steps = math.floor(abs(shift) / scale)
-            if steps < _MIN_STEPS:
-                return False
-            scale = abs(shift) / steps
-            steps = int(math.copysign(steps, shift))
-        # The larger scale brings the kernel's own zero point closer to the low end, which stays where it is.
-        zero = round(int(params.zero_point) * float(params.scale) / scale)
-        if not 0 <= zero - steps <= 255:
-            return False
-        self.params[source] = Affine(np.asarray(np.float32(scale)), np.asarray(zero, np.uint8))
-        shifted = np.asarray(np.float32(scale * float(affine.scale)))
-        self.params[output] = Affine(shifted, np.asarray(zero - steps, np.uint8))
-        self.rereads[output] = source
+        source, reread = found
+        output = node.output[0]
+        self.params[source], self.params[output] = reread.source, reread.output
+        self.rereads[output] = (source, reread)
+        self.settled.add(source)
         self.produced.add(output)
         return True
 
+    def _reread_shifted(self, node: onnx.NodeProto) -> tuple[str, Reread] | None:
+        """A shift or scaling by a scalar."""
+        affine = as_affine(self.index, node)
+        if affine is None or affine.scale.ndim or affine.shift.ndim or affine.scale <= 0:
+            return None
+        if not self._can_reread(node, affine.source) or not self.index.only_feeds(affine.source, node):
+            return None
+        if not keeps_shape(self.index, affine):
+            return None
+        reread = reread_shifted(self.params[affine.source], float(affine.scale), float(affine.shift))
+        return None if reread is None else (affine.source, reread)
+
+    def _reread_hard_sigmoid(self, node: onnx.NodeProto) -> tuple[str, Reread] | None:
+        if node.op_type != "HardSigmoid" or not self._can_reread(node, node.input[0]):
+            return None
+        alpha, beta = attribute(node, "alpha", 0.2), attribute(node, "beta", 0.5)
+        if not (alpha > 0 and 0 < beta < 1):
+            return None
+        reread = reread_hard_sigmoid(self.params[node.input[0]], alpha, beta)
+        return None if reread is None else (node.input[0], reread)
+
     def _can_reread(self, node: onnx.NodeProto, source: str) -> bool:
-        output = node.output[0]
-        if output in self.index.outputs or not self.index.only_feeds(source, node):
+        if source not in self.produced or source in self.settled or node.output[0] in self.index.outputs:
             return False
         # Parameters that a movement operator took over cannot change; a second shift has no codes of its own.
         if source in self.rereads or self.index.producers[source].op_type in MOVEMENT:
             return False
+        if self.params[source].zero_point.dtype != np.uint8:
+            return False
         # The shifted tensor will not exist: graphs inside a node read it by its name.
+        output = node.output[0]
         readers = {id(reader): reader for reader in self.index.consumers(output)}
         direct = sum(list(reader.input).count(output) for reader in readers.values())
         return direct == len(self.index.consumers(output))
@@ -244,8 +247,9 @@ class _Writer:
         if (name, dedicated) not in self.codes:
             stem = f"{name}{dedicated and '_'}{dedicated}"
             if name in self.rereads:
-                source = self._codes(self.rereads[name], "")
-                codes = Codes(source.codes, *self.emitter.params(stem, self._param(name)))
+                source, reread = self.rereads[name]
+                kept = self.emitter.clip(self._codes(source, "").codes, stem, reread.low, reread.high)
+                codes = Codes(kept, *self.emitter.params(stem, self._param(name)))
             else:
                 codes = self.emitter.quantize(name, stem, self._param(name))
             self.codes[name, dedicated] = codes

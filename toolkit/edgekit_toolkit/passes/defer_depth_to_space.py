@@ -1,0 +1,113 @@
+"""Move DepthToSpace behind the operators that follow it, so that it moves fewer values.
+
+DepthToSpace only moves values: what works on each value, or on the channels of each pixel, can come before
+it. A decoder that doubles the resolution twice (transposed convolution, Relu, transposed convolution to one
+channel) so ends with one DepthToSpace of few channels, and the Relu comes directly behind its convolution.
+
+Only the order of channels of DepthToSpace's CRD mode is handled, which `conv_transpose_to_depth` writes:
+channel c * block * block + row * block + column becomes channel c.
+"""
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_toolkit.graph import GraphIndex, add_constant, attribute, fresh_name, replace_nodes
+from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
+from edgekit_toolkit.passes.rewriting import rewrite_all
+
+_POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"}
+
+
+def run(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` in which DepthToSpace comes as late as it pays."""
+    return rewrite_all(model, _defer_one)
+
+
+def _defer_one(graph: onnx.GraphProto) -> bool:
+    index = GraphIndex(graph)
+    for space in graph.node:
+        if space.op_type != "DepthToSpace" or attribute(space, "mode", b"DCR") != b"CRD":
+            continue
+        readers = index.consumers(space.output[0])
+        if len(readers) != 1 or not index.only_feeds(space.output[0], readers[0]):
+            continue
+        reader = readers[0]
+        if reader.op_type in _POINT_BY_POINT and reader.input[0] == space.output[0]:
+            _swap(index, space, reader, list(reader.input[1:]))
+            return True
+        if is_pointwise(index, reader) and _pays(index, space, reader):
+            _swap(index, space, reader, _spread(index, reader, _area(space)))
+            return True
+        if reader.op_type == "DepthToSpace" and attribute(reader, "mode", b"DCR") == b"CRD":
+            maker = index.producers.get(space.input[0])
+            if maker is not None and is_pointwise(index, maker) and index.only_feeds(space.input[0], space):
+                _merge(index, maker, space, reader)
+                return True
+    return False
+
+
+def _area(space: onnx.NodeProto) -> int:
+    block: int = attribute(space, "blocksize")
+    return block * block
+
+
+def _pays(index: GraphIndex, space: onnx.NodeProto, conv: onnx.NodeProto) -> bool:
+    """Whether the wider convolution has no more outputs than the narrow one has inputs.
+
+    It makes all pixels of a block at once, from weights that are mostly zero.
+    """
+    outs, ins = matrix(index, conv)[0].shape
+    return bool(outs * _area(space) <= ins)
+
+
+def _swap(index: GraphIndex, space: onnx.NodeProto, reader: onnx.NodeProto, operands: list[str]) -> None:
+    """Put `reader`, with other inputs after the first, before `space`."""
+    deep = fresh_name(index, f"{reader.output[0]}_deep")
+    first = onnx.NodeProto()
+    first.CopyFrom(reader)
+    del first.input[:]
+    first.input.extend([space.input[0], *operands])
+    first.output[0] = deep
+    then = onnx.NodeProto()
+    then.CopyFrom(space)
+    then.input[0], then.output[0] = deep, reader.output[0]
+    replace_nodes(index.graph, [space, reader], [first, then])
+
+
+def _spread(index: GraphIndex, conv: onnx.NodeProto, area: int) -> list[str]:
+    """Weights and bias of the convolution that does the same for each of `area` pixels at once."""
+    weight, bias = matrix(index, conv)
+    wide = np.kron(weight, np.eye(area))[:, :, None, None]
+    operands = [add_constant(index, f"{conv.input[1]}_deep", wide.astype(np.float32))]
+    if bias is not None:
+        repeated = np.repeat(bias, area).astype(np.float32)
+        operands.append(add_constant(index, f"{conv.input[2]}_deep", repeated))
+    return operands
+
+
+def _merge(index: GraphIndex, conv: onnx.NodeProto, first: onnx.NodeProto, second: onnx.NodeProto) -> None:
+    """Make two DepthToSpace one, with the channels of the convolution before them in its order."""
+    one, two = (attribute(node, "blocksize") for node in (first, second))
+    weight, bias = matrix(index, conv)
+    order = _merged_order(weight.shape[0], one, two)
+    made = onnx.NodeProto()
+    made.CopyFrom(conv)
+    wide = weight[order][:, :, None, None].astype(np.float32)
+    made.input[1] = add_constant(index, f"{conv.input[1]}_ordered", wide)
+    if bias is not None:
+        made.input[2] = add_constant(index, f"{conv.input[2]}_ordered", bias[order].astype(np.float32))
+    space = onnx.NodeProto()
+    space.CopyFrom(second)
+    space.input[0] = conv.output[0]
+    next(item for item in space.attribute if item.name == "blocksize").i = one * two
+    replace_nodes(index.graph, [conv, first, second], [made, space])
+
+
+def _merged_order(channels: int, one: int, two: int) -> NDArray[np.intp]:
+    """Where each channel for a block of one * two is found among those for `one`, then `two`."""
+    # Channels for two steps: [c, second row, second column, first row, first column]; the second step cuts
+    # each pixel of the first, so the first is the coarser digit of the merged block.
+    places = np.arange(channels).reshape(-1, two, two, one, one)
+    order: NDArray[np.intp] = places.transpose(0, 3, 1, 4, 2).reshape(-1)
+    return order

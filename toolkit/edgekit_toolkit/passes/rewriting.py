@@ -1,0 +1,22 @@
+"""The loop of the passes that rewrite one place of a graph at a time."""
+
+from collections.abc import Callable
+
+import onnx
+
+from edgekit_toolkit.graph import remove_unused_initializers
+
+
+def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
+    """Return a copy of `model` in which `rewrite_one` finds nothing more, without initializers left over.
+
+    Args:
+        model: to copy.
+        rewrite_one: changes one place of the graph that it is given; returns whether there was one.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    while rewrite_one(result.graph):
+        pass
+    remove_unused_initializers(result.graph)
+    return result

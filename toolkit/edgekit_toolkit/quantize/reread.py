@@ -1,0 +1,91 @@
+"""Operators that cost nothing on codes: the same codes, read with another scale and zero point.
+
+Pure arithmetic on `Affine`; the kernel's own scale is enlarged a little where that makes the result exact.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekit_toolkit.quantize.scheme import Affine
+
+# A shift of fewer steps than this would change the scale by more than a few percent.
+_MIN_STEPS = 8
+# How much coarser codes may become so that they hold the whole sloped part of a hard sigmoid.
+_MAX_WIDENING = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """How codes are read again.
+
+    Attributes:
+        source: parameters that the codes themselves get.
+        output: parameters with which they are the operator's output.
+        low, high: where the codes saturate before that, or None where no code lies beyond.
+    """
+
+    source: Affine
+    output: Affine
+    low: int | None = None
+    high: int | None = None
+
+
+def reread_shifted(params: Affine, factor: float, shift: float) -> Reread | None:
+    """Return how codes hold factor * x + shift, or None where they cannot.
+
+    scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
+    number.
+
+    Args:
+        params: of the codes of x, uint8.
+        factor: above 0.
+        shift: any.
+    """
+    scale, steps = float(params.scale), 0
+    if shift:
+        steps = math.floor(abs(shift / factor) / scale)
+        if steps < _MIN_STEPS:
+            return None
+        scale = abs(shift / factor) / steps
+        steps = int(math.copysign(steps, shift))
+    # The larger scale brings the kernel's own zero point closer to the low end, which stays where it is.
+    zero = round(int(params.zero_point) * float(params.scale) / scale)
+    if not 0 <= zero - steps <= 255:
+        return None
+    return Reread(_affine(scale, zero), _affine(scale * factor, zero - steps))
+
+
+def reread_hard_sigmoid(params: Affine, alpha: float, beta: float) -> Reread | None:
+    """Return how codes hold clip(alpha * x + beta, 0, 1), or None where they cannot.
+
+    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
+
+    Args:
+        params: of the codes of x, uint8.
+        alpha: above 0.
+        beta: above 0, below 1.
+    """
+    scale, zero = float(params.scale), int(params.zero_point)
+    low, high = -scale * zero, scale * (255 - zero)
+    zero_at = -beta / alpha
+    wide = (high - min(low, zero_at)) / 255
+    steps = math.floor(-zero_at / wide)
+    if wide > _MAX_WIDENING * scale or steps < _MIN_STEPS:
+        return None
+    scale = -zero_at / steps
+    zero = round(-min(low, zero_at) / scale)
+    first, last = zero - steps, zero + (1 - beta) / alpha / scale
+    if last < 255 and abs(last - round(last)) > 1e-3:  # the upper end would lie between two codes
+        return None
+    return Reread(
+        _affine(scale, zero),
+        _affine(scale * alpha, first),
+        low=first if first > 0 else None,
+        high=round(last) if last < 255 else None,
+    )
+
+
+def _affine(scale: float, zero: int) -> Affine:
+    return Affine(np.asarray(np.float32(scale)), np.asarray(zero, np.uint8))
