@@ -1,0 +1,145 @@
+"""A `.tflite` file as an object that can be changed, and back; names, types and constants of its tensors.
+
+It trusts the bytes that it reads: `importers.tflite` has screened them, or we wrote them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.sessions import EngineMissingError
+
+try:
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+except ImportError as cause:
+    raise EngineMissingError(
+        f".tflite models need ai-edge-litert on the host ({cause}); pip install 'edgekit[litert-host]'"
+    ) from cause
+
+FILE_IDENTIFIER: Final = b"TFL3"
+# The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not do it.
+_BUFFER_ALIGNMENT: Final = 16
+_FIRST_CAPACITY_BYTES: Final = 1 << 16
+
+OPERATORS: Final[Mapping[int, str]] = {
+    value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)
+}
+TYPES: Final[Mapping[int, str]] = {
+    value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)
+}
+# Types that numpy can hold as they are; the rest are packed (INT4), or no numbers.
+DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
+    number: np.dtype(name.lower()) for number, name in TYPES.items() if name.lower() in np.sctypeDict
+}
+_PACKED_BITS: Final = {"INT4": 4, "UINT4": 4, "INT2": 2, "BFLOAT16": 16}
+BITS: Final[Mapping[int, int]] = {
+    **{number: 8 * dtype.itemsize for number, dtype in DTYPES.items()},
+    **{number: _PACKED_BITS[name] for number, name in TYPES.items() if name in _PACKED_BITS},
+}
+
+Model = Any  # schema.ModelT: the generated classes have no types
+SubGraph = Any
+Operator = Any
+Tensor = Any
+
+
+def parse(content: bytes) -> Model:
+    """Return the file as an object; buffers that lie behind the flatbuffer are brought in."""
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    for buffer in model.buffers or []:
+        if buffer.offset > 1:  # 0 and 1 say that there are none
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
+            buffer.offset = buffer.size = 0
+    return model
+
+
+def pack(model: Model) -> bytes:
+    """Return the object as a file; the same object gives the same bytes."""
+    builder = flatbuffers.Builder(_FIRST_CAPACITY_BYTES)
+    kept = model.buffers
+    model.buffers = [_AlignedBuffer(buffer.data) for buffer in kept]
+    try:
+        builder.Finish(model.Pack(builder), FILE_IDENTIFIER)
+    finally:
+        model.buffers = kept
+    return bytes(builder.Output())
+
+
+class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
+    """A buffer whose data are written as the schema asks."""
+
+    def Pack(self, builder: flatbuffers.Builder) -> int:  # noqa: N802 - the generated code calls it
+        if self.data is None or not len(self.data):
+            schema.BufferStart(builder)
+            return int(schema.BufferEnd(builder))
+        data = np.asarray(self.data, np.uint8)
+        builder.StartVector(1, len(data), _BUFFER_ALIGNMENT)
+        builder.head = builder.Head() - len(data)
+        builder.Bytes[builder.Head() : builder.Head() + len(data)] = data.tobytes()
+        vector = builder.EndVector()
+        schema.BufferStart(builder)
+        schema.BufferAddData(builder, vector)
+        return int(schema.BufferEnd(builder))
+
+
+def operator_name(model: Model, operator: Operator) -> str:
+    """The built-in operator's name, or `CUSTOM`."""
+    return OPERATORS[builtin_code(model.operatorCodes[operator.opcodeIndex])]
+
+
+def builtin_code(code: Any) -> int:
+    """Number of a built-in operator: files of old converters have only the field of 8 bits."""
+    return int(max(code.builtinCode, code.deprecatedBuiltinCode))
+
+
+def tensor_name(tensor: Tensor) -> str:
+    """Name of a tensor, as text."""
+    return (tensor.name or b"").decode("utf-8")
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Sizes; those that are free as the file has them for a first allocation (mostly 1)."""
+    return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
+
+
+def is_static(tensor: Tensor) -> bool:
+    """Whether no dimension is free."""
+    return tensor.shapeSignature is None or not len(tensor.shapeSignature) or min(tensor.shapeSignature) >= 0
+
+
+def stored_bytes(model: Model, tensor: Tensor) -> int:
+    """Bytes of the values that the file holds for a tensor; 0 for what is computed."""
+    data = model.buffers[tensor.buffer].data
+    return 0 if data is None else len(data)
+
+
+def expected_bytes(tensor: Tensor) -> int | None:
+    """Bytes that the tensor's values take, or None where its type has no fixed size."""
+    bits = BITS.get(tensor.type)
+    return None if bits is None else (math.prod(shape_of(tensor)) * bits + 7) // 8
+
+
+def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
+    """Values that the file holds for a tensor; None where it holds none, or of a type that numpy lacks."""
+    if not stored_bytes(model, tensor) or tensor.type not in DTYPES:
+        return None
+    data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+    return np.frombuffer(data.tobytes(), DTYPES[tensor.type]).reshape(shape_of(tensor))
+
+
+def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
+    """Yield each operator of each sub-graph, with its place there."""
+    for graph in model.subgraphs:
+        for place, operator in enumerate(graph.operators):
+            yield graph, place, operator
+
+
+@lru_cache(maxsize=4)
+def parsed(content: bytes) -> Model:
+    """Like `parse`, for reading only: the same object is given out again."""
+    return parse(content)
