@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.importers.sniff import describe, describe_folder
+from edgekit_toolkit.importers.sniff import SIGNATURES, describe_folder
 from edgekit_toolkit.importers.tflite_screen import check_model
 from edgekit_toolkit.importers.tflite_summary import TfliteSummary, summarise
 from edgekit_toolkit.importers.tflite_trial import try_model
@@ -19,6 +19,7 @@ from edgekit_toolkit.importers.tflite_walk import check_bounds
 from edgekit_toolkit.tflite_file import FILE_IDENTIFIER, Model, parse
 
 _IDENTIFIER_AT: Final = 4
+_DAMAGED: Final = "the file is damaged, copy or export it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,7 @@ def read_model(content: bytes) -> Model:
     try:
         model = parse(content)
     except Exception as error:  # whatever damaged options set off in the generated reader
-        raise ModelError(
-            f"an operator's options cannot be read ({error}); copy or export it again"
-        ) from error
+        raise ModelError(f"an operator's options cannot be read ({error}); {_DAMAGED}") from error
     check_model(model)
     return model
 
@@ -120,7 +119,9 @@ def _read(path: Path, limits: TfliteLimits) -> bytes:
         )
     content = path.read_bytes()
     if not content.startswith(FILE_IDENTIFIER, _IDENTIFIER_AT):
-        raise ModelError(f"is no .tflite model but {describe(path, content)}")
+        known = (words for offset, signature, words in SIGNATURES if content.startswith(signature, offset))
+        what = next(known, "empty" if not content else "its bytes 4 to 7 are not 'TFL3'")
+        raise ModelError(f"is no .tflite model: {what}; give a .tflite file, or copy it again")
     return content
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.tflite_file import (
+    DTYPES,
     OPERATORS,
     TYPES,
     Model,
@@ -35,8 +36,9 @@ def check_model(model: Model) -> None:
     """Return when a model is consistent and has what every target can run.
 
     Raises:
-        ModelError: another version; no operators, inputs or outputs; a custom or unknown operator; external or
-            missing data; an index, shape, quantization or order of operators that makes no sense; NaN weights.
+        ModelError: another version; no operators, inputs or outputs; a custom or unknown operator; external
+            or missing data; an index, shape, quantization or order of operators that makes no sense; NaN
+            weights.
     """
     if model.version != _VERSION:
         raise ModelError(f"has schema version {model.version}, expected {_VERSION}; {_DAMAGED}")
@@ -113,23 +115,37 @@ def _check_quantization(tensor: Tensor, where: str, *, is_constant: bool) -> Non
     scales = () if found is None or found.scale is None else found.scale
     if not len(scales):
         return
-    values, shape = np.asarray(scales, np.float64), shape_of(tensor)
+    values = np.asarray(scales, np.float64)
     if not np.isfinite(values).all() or (values < 0).any() or (not is_constant and not values.all()):
         raise ModelError(f"{where}: a scale is {values.min()}, expected finite numbers over 0; {_DAMAGED}")
     zero_points = 0 if found.zeroPoint is None else len(found.zeroPoint)
     if zero_points not in {0, 1, len(values)}:
         raise ModelError(f"{where}: {zero_points} zero points for {len(values)} scales; {_DAMAGED}")
-    if len(values) == 1:
-        return
+    limits = (
+        np.iinfo(DTYPES[tensor.type]) if tensor.type in DTYPES and DTYPES[tensor.type].kind in "iu" else None
+    )
+    if (
+        zero_points
+        and limits
+        and not limits.min <= min(found.zeroPoint) <= max(found.zeroPoint) <= limits.max
+    ):
+        raise ModelError(
+            f"{where}: zero point {max(found.zeroPoint, key=abs)} is no {TYPES[tensor.type]}; {_DAMAGED}"
+        )
+    if len(values) > 1:
+        _check_axis(found, shape_of(tensor), where)
+
+
+def _check_axis(found: Any, shape: tuple[int, ...], where: str) -> None:
     axis = found.quantizedDimension
     if not 0 <= axis < len(shape):
         raise ModelError(
             f"{where}: quantized_dimension is {axis}, expected 0 to {len(shape) - 1} for shape"
             f" {list(shape)}; quantize the model again"
         )
-    if len(values) != shape[axis]:
+    if len(found.scale) != shape[axis]:
         raise ModelError(
-            f"{where}: {len(values)} scales for {shape[axis]} channels (axis {axis} of {list(shape)});"
+            f"{where}: {len(found.scale)} scales for {shape[axis]} channels (axis {axis} of {list(shape)});"
             " quantize the model again"
         )
 

@@ -35,8 +35,8 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
         ) from error
     if done.returncode < 0:
         raise ModelError(
-            f"LiteRT crashed on it ({signal.Signals(-done.returncode).name}): an operator has sizes or options"
-            " that do not fit; the file is damaged, convert the model again"
+            f"LiteRT crashed on it ({signal.Signals(-done.returncode).name}): an operator has sizes or"
+            " options that do not fit; the file is damaged, convert the model again"
         )
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
