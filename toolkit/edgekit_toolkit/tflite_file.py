@@ -99,7 +99,8 @@ def builtin_code(code: Any) -> int:
 
 def tensor_name(tensor: Tensor) -> str:
     """Name of a tensor, as text."""
-    return (tensor.name or b"").decode("utf-8")
+    name = tensor.name or b""
+    return name if isinstance(name, str) else bytes(name).decode("utf-8")
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

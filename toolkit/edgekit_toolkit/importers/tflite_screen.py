@@ -148,6 +148,8 @@ def _check_axis(found: Any, shape: tuple[int, ...], where: str) -> None:
             f"{where}: {len(found.scale)} scales for {shape[axis]} channels (axis {axis} of {list(shape)});"
             " quantize the model again"
         )
+    if found.zeroPoint is not None and any(found.zeroPoint):
+        raise ModelError(f"{where}: a zero point a channel other than 0, which no kernel takes; {_DAMAGED}")
 
 
 def _check_operator(model: Model, graph: SubGraph, place: int, operator: Operator) -> None:

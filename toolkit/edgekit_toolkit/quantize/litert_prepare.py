@@ -1,0 +1,112 @@
+"""A `.tflite` model in the form that ai-edge-quantizer understands, and its results in the form that we ship.
+
+The library reads only the newer of two fields that name an operator, so that in files of old converters
+every operator is an ADD to it; it knows tensors by name, and wants lists where files may leave them out. It
+has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_toolkit.tflite_file import (
+    Model,
+    Operator,
+    SubGraph,
+    builtin_code,
+    is_static,
+    operator_name,
+    operators,
+    pack,
+    parse,
+    schema,
+    shape_of,
+    tensor_name,
+)
+
+_RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
+
+
+def prepare(content: bytes) -> bytes:
+    """Return an equal model with one way to name an operator, and tensors that each have a name of their own.
+
+    Names of inputs and outputs stay as they are.
+    """
+    model = parse(content)
+    for code in model.operatorCodes:
+        code.builtinCode = builtin_code(code)
+    for name in ("signatureDefs", "metadata", "metadataBuffer"):
+        setattr(model, name, [] if getattr(model, name) is None else getattr(model, name))
+    for graph in model.subgraphs:
+        _name_apart(graph)
+    for graph, _, operator in operators(model):
+        if operator_name(model, operator) in _RESHAPES:
+            _reshape(model, graph, operator)
+    return pack(model)
+
+
+def finish(content: bytes | bytearray) -> bytes:
+    """Return an equal model with short names inside, and without what only people read."""
+    model = parse(bytes(content))
+    for graph in model.subgraphs:
+        ends = {int(index) for index in (*graph.inputs, *graph.outputs)}
+        taken = {tensor_name(graph.tensors[index]) for index in ends}
+        fresh = (name for name in map(str, range(len(graph.tensors) + len(taken))) if name not in taken)
+        for place, tensor in enumerate(graph.tensors):
+            if place not in ends:
+                tensor.name = next(fresh)
+            if tensor.quantization is not None:
+                tensor.quantization.min = tensor.quantization.max = None
+    return pack(model)
+
+
+def _name_apart(graph: SubGraph) -> None:
+    ends = [int(index) for index in (*graph.inputs, *graph.outputs)]
+    order = dict.fromkeys([*ends, *range(len(graph.tensors))])
+    taken: set[str] = set()
+    for place in order:
+        tensor = graph.tensors[place]
+        name = tensor_name(tensor) or "tensor"
+        while name in taken:
+            name = f"{name}_{place}"
+        taken.add(name)
+        tensor.name = name
+
+
+def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
+    """Turn an operator into a RESHAPE, unless more than one size is free."""
+    made = graph.tensors[operator.outputs[0]]
+    sizes = shape_of(made) if is_static(made) else tuple(int(size) for size in made.shapeSignature)
+    if sum(size < 0 for size in sizes) > 1:
+        return
+    options = schema.ReshapeOptionsT()
+    options.newShape = list(sizes)
+    operator.opcodeIndex = _code(model, schema.BuiltinOperator.RESHAPE)
+    operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
+    operator.builtinOptions = options
+    operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
+
+
+def _code(model: Model, builtin: int) -> int:
+    for place, code in enumerate(model.operatorCodes):
+        if code.builtinCode == builtin:
+            return place
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = builtin
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
+def _constant(model: Model, graph: SubGraph, name: str, values: Iterable[int]) -> int:
+    array: np.ndarray[Any, Any] = np.asarray(list(values), np.int32)
+    buffer, tensor = schema.BufferT(), schema.TensorT()
+    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    taken = {tensor_name(one) for one in graph.tensors}
+    while name in taken:
+        name += "_"
+    tensor.name, tensor.shape, tensor.type = name, [array.size], schema.TensorType.INT32
+    tensor.buffer = len(model.buffers) - 1
+    graph.tensors.append(tensor)
+    return len(graph.tensors) - 1
