@@ -28,7 +28,8 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import Request, search
+from edgekit_toolkit.packaging import search
+from edgekit_toolkit.runs import Request
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.targets import load_target
 
@@ -141,9 +142,9 @@ def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Pat
         search_s=0,
     )
     run = search(asked, load_signer(), lambda *_: None)
-    assert run.scores.baseline == 1
-    assert min(run.scores.scores) < 0.99
-    for candidate, score in zip(run.found.candidates, run.scores.scores, strict=True):
+    assert run.judged.scores.baseline == 1
+    assert min(run.judged.scores.scores) < 0.99
+    for candidate, score in zip(run.found.candidates, run.judged.scores.scores, strict=True):
         session = OrtSession(candidate.model.SerializeToString(), OrtOptions(threads=1))
         # One by one: dynamic int8 takes one scale for a whole batch.
         answers = [session.run({"x": part})["y"].argmax(axis=1) for part in np.split(x, 400)]

@@ -30,10 +30,11 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.canonical import encode_json
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import Request, Run, search
+from edgekit_toolkit.packaging import search
 from edgekit_toolkit.publish import evidence_of, publish
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.recipe import Recipe, read_recipe, tool_versions
+from edgekit_toolkit.runs import Request, Run
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.targets import load_target
 
@@ -58,18 +59,11 @@ class Made:
 def candidates(run: Run, folder: Path) -> list[Made]:
     """Write every candidate of a run, not only the chosen one."""
     made = []
-    for place, measured in enumerate(run.measured):
-        (folder / measured.id).mkdir()
-        published = publish(
-            run.packages[place], run.recipes[place], evidence_of({}), folder / measured.id, load_signer()
-        )
-        made.append(
-            Made(
-                folder / measured.id / published.package,
-                folder / measured.id / published.recipe,
-                measured.label,
-            )
-        )
+    for draft in run.drafts:
+        place = folder / draft.measured.id
+        place.mkdir()
+        published = publish(draft.package, draft.recipe, evidence_of({}), place, load_signer())
+        made.append(Made(place / published.package, place / published.recipe, draft.measured.label))
     return made
 
 

@@ -12,11 +12,11 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
 from edgekit_toolkit.graph import GraphIndex, opset
 from edgekit_toolkit.judge import cost_of_nodes
-from edgekit_toolkit.packaging import Run, measures_here
 from edgekit_toolkit.publish import Published, host_facts, now
 from edgekit_toolkit.quantize.forms import stored_layers
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
+from edgekit_toolkit.runs import Run, measures_here
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "source": _source(run),
         "warnings": list(run.warnings),
         "data": _data(run),
-        "steps": [_step(step) for step in run.optimised.steps],
-        "candidates": [_candidate(run, place) for place in range(len(run.measured))],
+        "steps": [_step(step) for step in run.prepared.optimised.steps],
+        "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
         "outcome": {
             "kind": "refused" if run.choice.chosen is None else "packaged",
@@ -72,23 +72,23 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
             "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
             "recipe_sha256": None
             if run.choice.chosen is None
-            else run.recipes[run.position(run.choice.chosen)].sha256,
+            else run.drafts[run.position(run.choice.chosen)].recipe.sha256,
         },
     }
 
 
 def _source(run: Run) -> dict[str, Any]:
-    model = run.source.model
+    model = run.prepared.source.model
     parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
     return {
-        "file": run.source.path.name,
-        "sha256": run.source.sha256,
-        "bytes": run.source.bytes,
+        "file": run.prepared.source.path.name,
+        "sha256": run.prepared.source.sha256,
+        "bytes": run.prepared.source.bytes,
         "opset": opset(model),
         "nodes": len(model.graph.node),
         "parameters": parameters,
-        "inputs": [_tensor(spec) for spec in run.source.inputs],
-        "outputs": [_tensor(spec) for spec in run.source.outputs],
+        "inputs": [_tensor(spec) for spec in run.prepared.source.inputs],
+        "outputs": [_tensor(spec) for spec in run.prepared.source.outputs],
     }
 
 
@@ -97,7 +97,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _data(run: Run) -> dict[str, Any]:
-    calibration, evaluation = run.samples.calibration, run.samples.evaluation
+    calibration, evaluation = run.prepared.samples.calibration, run.prepared.samples.evaluation
     return {
         "calibration": {
             "kind": calibration.kind,
@@ -106,10 +106,10 @@ def _data(run: Run) -> dict[str, Any]:
         },
         "evaluation": {
             "kind": evaluation.kind,
-            "samples": run.scores.samples,
+            "samples": run.judged.scores.samples,
             "sha256": evaluation.sha256,
-            "metric": run.scores.metric.name,
-            "baseline": run.scores.baseline,
+            "metric": run.judged.scores.metric.name,
+            "baseline": run.judged.scores.baseline,
         },
     }
 
@@ -137,8 +137,8 @@ def figures(run: Run, place: int) -> dict[str, Any]:
     """Figures of one candidate with their labels."""
     target = run.request.target
     here = measures_here(target)
-    host_ms = run.latencies[place].median_s * 1e3
-    costs = run.measured[place].figures
+    host_ms = run.judged.latencies[place].median_s * 1e3
+    costs = run.drafts[place].measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
         "latency": _figure(
@@ -147,15 +147,15 @@ def figures(run: Run, place: int) -> dict[str, Any]:
         "host_latency": _figure(host_ms, "measured", "host"),
         "memory": _figure(costs["memory"], "estimated", target.name),
         "energy": _figure(costs["energy"], "modelled", target.name),
-        "score": _figure(run.scores.scores[place], "measured", "host"),
+        "score": _figure(run.judged.scores.scores[place], "measured", "host"),
         "drop": _figure(costs["drop"], "measured", "host"),
     }
 
 
 def _candidate(run: Run, place: int) -> dict[str, Any]:
-    measured = run.measured[place]
+    measured = run.drafts[place].measured
     violations = run.request.budget.violations(measured.figures)
-    stored = stored_layers(run.floats, run.found.candidates[place].form)
+    stored = stored_layers(run.prepared.floats, run.found.candidates[place].form)
     return {
         "id": measured.id,
         "label": measured.label,
@@ -170,13 +170,13 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
 
 def _subject(run: Run) -> int:
     """The candidate that the budget lines and layers speak of: the chosen one, or the closest."""
-    return run.position(run.choice.chosen or run.choice.closest or run.measured[0].id)
+    return run.position(run.choice.chosen or run.choice.closest or run.drafts[0].measured.id)
 
 
 def _budget(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
     found = figures(run, place)
-    violations = run.request.budget.violations(run.measured[place].figures)
+    violations = run.request.budget.violations(run.drafts[place].measured.figures)
     return [
         {
             "limit": name,
@@ -192,13 +192,13 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def _layers(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
-    stored = stored_layers(run.floats, run.found.candidates[place].form)
-    index = GraphIndex(run.floats.graph)
-    macs = {cost.name: cost for cost in cost_of_nodes(run.floats, run.dims)}
+    stored = stored_layers(run.prepared.floats, run.found.candidates[place].form)
+    index = GraphIndex(run.prepared.floats.graph)
+    macs = {cost.name: cost for cost in cost_of_nodes(run.prepared.floats, run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
     layers = []
-    for node in run.floats.graph.node:
+    for node in run.prepared.floats.graph.node:
         layer = stored.get(node.output[0])
         if layer is None:
             continue
@@ -223,15 +223,15 @@ def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
 
 def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
-    low, high = run.latencies[place].quartiles_s
-    modelled = run.modelled[place]
+    low, high = run.judged.latencies[place].quartiles_s
+    modelled = run.judged.modelled[place]
     return {
         "target": run.request.target.name,
         "latency_here": {
-            "median_ms": run.latencies[place].median_s * 1e3,
+            "median_ms": run.judged.latencies[place].median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],
-            "ratio_to_source": run.latencies[place].ratio_to(run.source_latency),
-            "rounds": len(run.latencies[place].seconds),
+            "ratio_to_source": run.judged.latencies[place].ratio_to(run.judged.source_latency),
+            "rounds": len(run.judged.latencies[place].seconds),
             "threads": run.request.threads,
             "label": "measured",
         },
@@ -239,7 +239,7 @@ def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> 
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
         "memory_here": memory,
         "memory_estimate": _figure(
-            run.measured[place].figures["memory"], "estimated", run.request.target.name
+            run.drafts[place].measured.figures["memory"], "estimated", run.request.target.name
         ),
         "tensorrt_check": None
         if run.tensorrt is None
