@@ -51,6 +51,13 @@ def test_shared_samples_do_not_judge(tmp_path: Path) -> None:
     )
 
 
+def test_a_shared_sample_is_found_whatever_its_label(tmp_path: Path) -> None:
+    x = samples(6, 1)["x"]
+    calibration = data(tmp_path, "c", x[:4], y=np.zeros(4, np.int64))
+    chosen = choose_samples(INPUTS, calibration, data(tmp_path, "e", x[2:], y=np.ones(4, np.int64)), {})
+    assert rows(chosen.evaluation) == [row.tobytes() for row in x[4:]]
+
+
 def test_nothing_but_shared_samples_is_refused(tmp_path: Path) -> None:
     path = data(tmp_path, "c", samples(5, 1)["x"])
     with pytest.raises(DataError, match="5 of 5 evaluation samples are calibration samples too"):
