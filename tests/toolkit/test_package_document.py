@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from importlib import resources
 from itertools import pairwise
@@ -12,8 +13,9 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from tests.toolkit.package_run import (
+    edgekit,
     isolated_home,
     mlp,
     model_of,
@@ -123,6 +125,40 @@ def test_the_drop_is_the_difference_of_the_scores_in_points(report: Report) -> N
     for candidate in report["candidates"]:
         score, drop = (candidate["figures"][name]["value"] for name in ("score", "drop"))
         assert drop == pytest.approx(max(0.0, 100 * (baseline - score)), abs=1e-9)
+
+
+def test_forms_that_a_relative_beats_are_named_with_their_loss(report: Report) -> None:
+    labels = {one["label"] for one in report["candidates"]}
+    assert report["set_aside"]
+    for text in report["set_aside"]:
+        match = re.fullmatch(r"(int8 .*) \((\d+\.\d) dB more noise than (.*)\)", text)
+        assert match is not None, text
+        assert match[1] not in labels
+        assert match[3] in labels
+    assert "set aside" not in " ".join(report["warnings"])
+
+
+def test_the_samples_on_which_noise_was_measured_are_counted(report: Report) -> None:
+    assert report["data"]["calibration"]["noise_samples"] == 16
+
+
+@pytest.mark.parametrize("target", ["x86-64", "jetson"])
+def test_a_float16_model_is_packaged_as_what_it_is(target: str, tmp_path: Path) -> None:
+    source = mlp()
+    for constant in source.graph.initializer:
+        half = numpy_helper.to_array(constant).astype(np.float16)
+        constant.CopyFrom(numpy_helper.from_array(half, constant.name))
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    assert package(saved(source, tmp_path / "net.onnx"), tmp_path / "out", target=target).code == 0
+    report = report_of(tmp_path / "out")
+    (only,) = report["candidates"]
+    assert (only["label"], only["precision"]) == ("float16", {"fp16": 2})
+    assert {layer["precision"] for layer in report["layers"]} == {"fp16"}
+    assert any("the model computes in float16" in text for text in report["warnings"])
+    assert report["data"]["calibration"]["noise_samples"] == 0
+    (path,) = (tmp_path / "out").glob("*.edgepkg")
+    assert edgekit("verify", path).code == 0
 
 
 def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def test_common_origin_stands_in_the_heading_and_mixed_ones_in_the_cells() -> No
     assert _line(text, "see cells").split() == ["Candidate", "host", "see", "cells", "host", "host"]
 
 
+def test_forms_that_were_set_aside_are_a_note_below_the_candidates() -> None:
+    document = report_sample.packaged()
+    lines = " ".join(_printed(document).split())
+
+    assert f"3 dominated not shown tried and set aside: {document['set_aside'][0]}" in lines
+
+
 def test_refused_outcome_names_binding_limit_closest_candidate_and_need() -> None:
     document = report_sample.refused()
     text = " ".join(_printed(document).split())

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -13,10 +14,16 @@ from edgekit_toolkit.budget import UNITS
 from edgekit_toolkit.graph import GraphIndex, opset
 from edgekit_toolkit.judge import cost_of_nodes
 from edgekit_toolkit.publish import Published, host_facts, now
-from edgekit_toolkit.quantize.forms import stored_layers
+from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
 from edgekit_toolkit.runs import Run, measures_here
+
+_FLOATS = {
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+    onnx.TensorProto.DOUBLE: "fp64",
+}
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -43,6 +50,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         },
         "source": _source(run),
         "warnings": list(run.warnings),
+        "set_aside": list(run.found.set_aside),
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.optimised.steps],
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
@@ -103,6 +111,7 @@ def _data(run: Run) -> dict[str, Any]:
             "kind": calibration.kind,
             "samples": calibration.count,
             "sha256": calibration.sha256,
+            "noise_samples": run.found.noise_samples,
         },
         "evaluation": {
             "kind": evaluation.kind,
@@ -155,7 +164,7 @@ def figures(run: Run, place: int) -> dict[str, Any]:
 def _candidate(run: Run, place: int) -> dict[str, Any]:
     measured = run.drafts[place].measured
     violations = run.request.budget.violations(measured.figures)
-    stored = stored_layers(run.prepared.floats, run.found.candidates[place].form)
+    stored = _stored(run, place)
     return {
         "id": measured.id,
         "label": measured.label,
@@ -166,6 +175,22 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
         "violations": list(violations),
         "precision": dict(Counter(layer.precision for layer in stored.values())),
     }
+
+
+def _stored(run: Run, place: int) -> dict[str, StoredLayer]:
+    """How each layer is stored; one that the form leaves alone has the float type of the source."""
+    floats = run.prepared.floats
+    index = GraphIndex(floats.graph)
+    stored = stored_layers(floats, run.found.candidates[place].form)
+    return {
+        name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
+        for name, layer in stored.items()
+    }
+
+
+def _float_name(index: GraphIndex, output: str) -> str:
+    weight = index.initializers.get(index.producers[output].input[1])
+    return "fp32" if weight is None else _FLOATS.get(weight.data_type, "fp32")
 
 
 def _subject(run: Run) -> int:
@@ -192,7 +217,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def _layers(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
-    stored = stored_layers(run.prepared.floats, run.found.candidates[place].form)
+    stored = _stored(run, place)
     index = GraphIndex(run.prepared.floats.graph)
     macs = {cost.name: cost for cost in cost_of_nodes(run.prepared.floats, run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit_toolkit.candidates import Candidate, Found
+from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here

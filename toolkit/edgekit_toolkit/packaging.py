@@ -12,10 +12,11 @@ import onnx
 
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
-from edgekit_toolkit.candidates import Found, find_candidates
+from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
 from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
+from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.judge import estimate_memory, measure_latencies, model_on_target, score_candidates
 from edgekit_toolkit.passes.pipeline import optimise

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 
 from edgekit_toolkit.budget import Budget
-from edgekit_toolkit.candidates import Found
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import Modelled, Scores
 from edgekit_toolkit.measure import Latency

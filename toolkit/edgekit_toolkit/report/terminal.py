@@ -212,6 +212,8 @@ def _print_key(
         words.append(f"{hidden} dominated not shown")
     if words:
         _print(console, ("; ".join(words), "dim"))
+    if report["set_aside"]:
+        _print(console, (_plain(f"tried and set aside: {'; '.join(report['set_aside'])}"), "dim"))
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:
