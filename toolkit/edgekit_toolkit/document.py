@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +30,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
 
     Args:
         run: what was found.
-        command: as the user typed it.
+        command: that made it.
         published: files written, or None after a refusal.
     """
     target = run.request.target
@@ -246,7 +245,7 @@ def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
     return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
 
 
-def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> dict[str, Any]:
+def evidence_figures(run: Run, place: int) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
     low, high = run.judged.latencies[place].quartiles_s
     modelled = run.judged.modelled[place]
@@ -262,7 +261,13 @@ def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> 
         },
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
-        "memory_here": memory,
+        "memory_here": None
+        if run.peak is None
+        else {
+            "peak_bytes": run.peak.total_bytes,
+            "engine_bytes": run.peak.engine_bytes,
+            "label": "measured",
+        },
         "memory_estimate": _figure(
             run.drafts[place].measured.figures["memory"], "estimated", run.request.target.name
         ),

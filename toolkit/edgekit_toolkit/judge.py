@@ -149,8 +149,8 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
     return {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in dynamic_dims(model)}
 
 
-def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | None:
-    """Return the estimated peak memory with onnxruntime on the target, or None where it cannot be estimated.
+def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | str:
+    """Return the estimated peak memory with onnxruntime on the target, or why it cannot be estimated.
 
     The engine's part is that of this machine.
     """
@@ -158,5 +158,5 @@ def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, i
         return estimate_peak_memory(
             model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
         )
-    except EdgekitError:
-        return None
+    except EdgekitError as error:
+        return f"peak memory is not estimated: {str(error).splitlines()[0]}"

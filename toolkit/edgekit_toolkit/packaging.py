@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import onnx
 
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
 from edgekit_toolkit.candidates import find_candidates
@@ -19,6 +20,8 @@ from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.judge import estimate_memory, measure_latencies, model_on_target, score_candidates
+from edgekit_toolkit.measure import measure_peak_memory
+from edgekit_toolkit.pack import MODEL_PATH
 from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
@@ -83,8 +86,19 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
-        warnings=[*_warnings(request, prepared.samples, found), *accepted.notes],
+        warnings=[*_warnings(request, prepared.samples, found), *judged.problems, *accepted.notes],
     )
+
+
+def with_measured_memory(run: Run, candidate_id: str) -> Run:
+    """Return the run with the peak memory of a fresh process here that runs the candidate's package."""
+    package = run.drafts[run.position(candidate_id)].package
+    try:
+        peak = measure_peak_memory(package.artifacts[MODEL_PATH], run.prepared.feeds[0])
+    except BackendError as error:
+        reason = str(error).splitlines()[0]
+        return replace(run, warnings=[*run.warnings, f"peak memory was not measured here: {reason}"])
+    return replace(run, peak=peak)
 
 
 def _prepare(request: Request, phases: _Phases) -> Prepared:
@@ -127,9 +141,14 @@ def _judge(request: Request, prepared: Prepared, found: Found, phases: _Phases) 
             source, found.candidates, prepared.feeds[0], threads=request.threads
         )
         modelled = tuple(model_on_target(one.model, target, dims) for one in found.candidates)
-        memory = tuple(estimate_memory(one.model, target, dims) for one in found.candidates)
+        estimates = [estimate_memory(one.model, target, dims) for one in found.candidates]
     return Judged(
-        scores=scores, source_latency=source_latency, latencies=latencies, modelled=modelled, memory=memory
+        scores=scores,
+        source_latency=source_latency,
+        latencies=latencies,
+        modelled=modelled,
+        memory=tuple(None if isinstance(one, str) else one for one in estimates),
+        problems=tuple(dict.fromkeys(one for one in estimates if isinstance(one, str))),
     )
 
 

@@ -13,7 +13,7 @@ from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import Modelled, Scores
-from edgekit_toolkit.measure import Latency
+from edgekit_toolkit.measure import Latency, PeakMemory
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled
 from edgekit_toolkit.passes.pipeline import Optimised
@@ -82,13 +82,17 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Figures of the candidates; each tuple holds one entry a candidate, in one order."""
+    """Figures of the candidates; each tuple but `problems` holds one entry a candidate, in one order.
+
+    `problems` says why figures are missing.
+    """
 
     scores: Scores
     source_latency: Latency
     latencies: tuple[Latency, ...]
     modelled: tuple[Modelled, ...]
     memory: tuple[MemoryEstimate | None, ...]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ class Draft:
 class Run:
     """Everything that one run found out; package, evidence and report are made from it.
 
-    `drafts` holds one entry a candidate, in the order of `found.candidates`.
+    `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
+    chosen one, measured here, or None where it was not.
     """
 
     request: Request
@@ -117,6 +122,7 @@ class Run:
     tensorrt: TensorRtCheck | None
     seconds: Mapping[str, float]
     warnings: Sequence[str]
+    peak: PeakMemory | None = None
 
     def position(self, candidate_id: str) -> int:
         """Place of a candidate in the tuples."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgekit_toolkit.progress import ProgressBar
+    from edgekit_toolkit.report.document import Report
     from edgekit_toolkit.runs import Request, Run
     from edgekit_toolkit.sign import StatementSigner
 
@@ -41,7 +40,9 @@ _MAX_BATCH = 2**31 - 1
     help="auto, top1, top5, agreement, similarity, or FILE.py:FUNCTION (your own code, run as you).",
 )  # fmt: skip
 @click.option(
-    "--recipe", type=click.Path(path_type=Path), help="Repeat an earlier package: no search, same bytes."
+    "--recipe",
+    type=click.Path(path_type=Path),
+    help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
 )
 @click.option(
     "--out",
@@ -104,16 +105,18 @@ def command(
     """
     _import_engines()
     from edgekit_toolkit.commands.package_recipe import check_alone, repeat_recipe
-    from edgekit_toolkit.commands.package_request import read_request
+    from edgekit_toolkit.commands.package_request import command_line, read_request
     from edgekit_toolkit.terminal import open_console
 
     console = open_console(stderr=as_json)  # with --json only the progress bar is for people
     try:
         if recipe is None:
-            _search(read_request(model, options), out, key, console, as_json=as_json)
+            request = read_request(model, options)
+            document, written = _search(request, out, key, console, command_line(ctx))
+            _show(document, written, console, as_json=as_json)
         else:
             check_alone(ctx)
-            repeat_recipe(model, recipe, out, key, console, as_json=as_json)
+            repeat_recipe(model, recipe, out, console, target=options["target"], key=key, as_json=as_json)
     except MemoryError as error:
         from edgekit_runtime.errors import EdgekitError
 
@@ -139,67 +142,63 @@ def _import_engines() -> None:
         raise KeyboardInterrupt
 
 
-def _search(request: Request, out: Path, key: str, console: Console, *, as_json: bool) -> None:
-    import json
-
-    from edgekit_runtime.errors import BudgetError
-    from edgekit_toolkit.packaging import search
+def _search(
+    request: Request, out: Path, key: str, console: Console, command_line: str
+) -> tuple[Report, list[Path]]:
+    """Search and write; returns the report and its files."""
+    from edgekit_toolkit.packaging import search, with_measured_memory
     from edgekit_toolkit.progress import ProgressBar
     from edgekit_toolkit.publish import output_folder
-    from edgekit_toolkit.report import print_summary
     from edgekit_toolkit.sign import load_signer
 
     with output_folder(out):
         signer = load_signer(key)
         with ProgressBar(console) as progress:
             run = search(request, signer, progress.show)
-            document, written = _write(run, out, signer, progress)
-    choice = run.choice
-    if not as_json:
-        print_summary(document, console, written)
-    elif choice.chosen is not None:
-        click.echo(json.dumps(document))
-    if choice.chosen is None:
-        raise BudgetError(
-            f"{choice.reason}. To package: {choice.needed}. Report: {written[0]}",
-            binding=choice.binding, closest=choice.closest, needed=choice.needed, report=str(written[1]),
-        )  # fmt: skip
+            if run.choice.chosen is not None:
+                progress.show("measuring memory in a fresh process")
+                run = with_measured_memory(run, run.choice.chosen)
+            progress.show("writing")
+            return _write(run, out, signer, command_line)
 
 
-def _write(
-    run: Run, out: Path, signer: StatementSigner, progress: ProgressBar
-) -> tuple[dict[str, Any], list[Path]]:
-    """Write the report, and the package where one was chosen; returns the report's document and files."""
+def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
+    """Write the report, and the package where one was chosen."""
     from edgekit_toolkit.document import describe, evidence_figures
     from edgekit_toolkit.publish import evidence_of, publish, staging
     from edgekit_toolkit.report import finite_report, write_report
 
-    published = evidence = None
-    place = None if run.choice.chosen is None else run.position(run.choice.chosen)
-    if place is not None:
-        progress.show("measuring memory in a fresh process")
-        evidence = evidence_of(evidence_figures(run, place, _memory(run, place)))
-    progress.show("writing")
+    request, published = run.request, None
     with staging(out) as stage:
-        if place is not None and evidence is not None:
+        if run.choice.chosen is not None:
+            place = run.position(run.choice.chosen)
+            evidence = evidence_of(evidence_figures(run, place))
             draft = run.drafts[place]
             published = publish(draft.package, draft.recipe, evidence, stage, signer)
-        document = finite_report(describe(run, _command_line(), published))
-        request = run.request
+        document = finite_report(describe(run, command_line, published))
         written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
-    return dict(document), [out / path.name for path in written]
+    return document, [out / path.name for path in written]
 
 
-def _memory(run: Run, place: int) -> dict[str, Any] | None:
-    from edgekit_toolkit.publish import measured_memory
+def _show(document: Report, written: list[Path], console: Console, *, as_json: bool) -> None:
+    """Print the outcome; a refusal is an error.
 
-    peak = measured_memory(run.drafts[place].package, run.prepared.feeds[0])
-    if peak is None:
-        return None
-    return {"peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured"}
+    Raises:
+        BudgetError: no candidate keeps all limits.
+    """
+    import json
 
+    from edgekit_runtime.errors import BudgetError
+    from edgekit_toolkit.report import print_summary
 
-def _command_line() -> str:
-    import shlex
-
-    return shlex.join(["edgekit", *sys.argv[1:]])
+    outcome = document["outcome"]
+    if not as_json:
+        print_summary(document, console, written)
+    elif outcome["chosen"] is not None:
+        click.echo(json.dumps(document))
+    if outcome["chosen"] is None:
+        raise BudgetError(
+            f"{outcome['reason']}. To package: {outcome['needed']}. Report: {written[0]}",
+            binding=tuple(outcome["binding"]), closest=outcome["closest"], needed=outcome["needed"],
+            report=str(written[1]),
+        )  # fmt: skip
