@@ -26,6 +26,7 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.evidence import evidence_path, read_evidence
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
@@ -183,6 +184,49 @@ def test_without_data_everything_warns(tmp_path: Path) -> None:
     with read_only(tmp_path / "out") as opened:
         score: Any = opened.manifest.figures["score"]
     assert (score["samples_kind"], score["samples_sha256"]) == ("generated", None)
+
+
+def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
+    secret = tmp_path / "home of somebody"
+    secret.mkdir()
+    model = saved(mlp(), secret / "net.onnx")
+    metric = secret / "mine.py"
+    metric.write_text("def all_right(outputs, reference, labels):\n    return [1.0] * len(outputs['y'])\n")
+    (secret / "labels.txt").write_text("a\nb\nc\nd\n")
+    options = (
+        *("--calibration", stored(secret / "c.npz", samples(8, 1))),
+        *("--eval", stored(secret / "e.npz", samples(8, 2))),
+        *("--metric", f"{metric}:all_right", "--labels", secret / "labels.txt", "--dim", "N=2"),
+    )
+    assert package(model, secret / "out", *options).code == 0
+    written = listing(secret / "out")
+    assert [name for name, content in written.items() if b"home of" in content] == []
+    report = json.loads(written["net-1.0.0-x86-64.report.json"])
+    assert report["command"] == (
+        "edgekit package net.onnx --target x86-64 --calibration c.npz --eval e.npz --metric mine.py:all_right"
+        " --out out --dim N=2 --labels labels.txt --threads 1 --search-seconds 0.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("packaging.measure_peak_memory", "peak memory was not measured here: no room"),
+        ("judge.measure_engine_bytes", "peak memory is not estimated: no room"),
+    ],
+)
+def test_memory_that_cannot_be_measured_is_reported(
+    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BackendError("no room\nand more")
+
+    monkeypatch.setattr(f"edgekit_toolkit.{place}", fail)
+    outcome = package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out")
+    assert outcome.code == 0
+    assert f"WARNING {text}" in " ".join(outcome.stdout.split())
+    report = json.loads((tmp_path / "out" / "net-1.0.0-x86-64.report.json").read_text(encoding="utf-8"))
+    assert text in report["warnings"]
 
 
 def test_name_and_version_name_the_files(tmp_path: Path) -> None:

@@ -326,7 +326,6 @@ def test_a_recipe_that_cannot_be_read_is_refused(place: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "option",
     [
-        ("--target", "rpi4"),
         ("--budget", "size=1MB"),
         ("--version", "2"),
         ("--metric", "top1"),
@@ -341,6 +340,42 @@ def test_options_that_the_recipe_holds_are_a_usage_error(
     outcome = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out", *option)
     assert outcome.code == 2
     assert option[0] in outcome.stderr
+
+
+@pytest.mark.parametrize("target", ["jetson-orin-nano", "jetson"])
+def test_the_target_of_the_recipe_or_its_alias_may_be_given_too(target: str, tmp_path: Path) -> None:
+    source = saved(mlp(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", target="jetson").code == 0
+    (recipe,) = (tmp_path / "out").glob("*.recipe.json")
+    (first,) = (tmp_path / "out").glob("*.edgepkg")
+    again = ("--recipe", recipe, "-o", tmp_path / "again", "--target", target)
+    assert edgekit("package", source, *again).code == 0
+    assert (tmp_path / "again" / first.name).read_bytes() == first.read_bytes()
+
+
+def test_another_target_than_that_of_the_recipe_is_a_usage_error(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    again = ("--recipe", mixed.recipe, "-o", tmp_path / "out")
+    outcome = edgekit("package", source, *again, "--target", "jetson")
+    assert outcome.code == 2
+    assert f"for target {read_recipe(mixed.recipe).target}, --target jetson is jetson-orin-nano" in " ".join(
+        outcome.stderr.split()
+    )
+    assert edgekit("package", source, *again, "--target", "jetsn").code == 6
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_repeat_says_what_was_packaged_and_why_there_is_no_report(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    outcome = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out")
+    recipe, text = read_recipe(mixed.recipe), " ".join(outcome.stdout.split())
+    assert (
+        f"repeated {recipe.name} {recipe.version} for {recipe.target} ({recipe.backend}, static-int8)" in text
+    )
+    score: Any = recipe.figures["score"]
+    assert f"{score['metric']} {score['value']}, source {score['source_value']}" in text
+    assert "no report: nothing was searched or judged anew" in text
+    assert not list((tmp_path / "out").glob("*report*"))
 
 
 def test_a_failed_repeat_keeps_what_is_there(mixed: Made, tmp_path: Path) -> None:

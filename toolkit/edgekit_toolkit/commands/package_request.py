@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,32 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         threads=options["threads"] or _threads(),
         search_s=options["search_s"],
     )
+
+
+def command_line(ctx: click.Context) -> str:
+    """Return the command as it was given, in the order of its help, with file names in the place of paths.
+
+    A report is passed on: it should not tell how folders and users are called here.
+    """
+    parts = ["edgekit", "package", _without_folders(ctx.params["model"])]
+    for option in ctx.command.params:
+        name = option.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not given or not isinstance(option, click.Option):
+            continue
+        value = ctx.params[name]
+        if option.is_flag:
+            parts.append(option.opts[0])
+            continue
+        for one in value if option.multiple else [value]:
+            # A target and a metric may be files of one's own.
+            is_path = isinstance(one, Path) or name in {"target", "metric"}
+            parts += [option.opts[0], _without_folders(one) if is_path else str(one)]
+    return shlex.join(parts)
+
+
+def _without_folders(path: Path | str) -> str:
+    return Path(path).name or str(path)
 
 
 def _threads() -> int:
