@@ -13,6 +13,7 @@ import onnx
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
+from edgekit_toolkit.attachments import find_labels_problem
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
@@ -86,7 +87,7 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
-        warnings=[*_warnings(request, prepared.samples, found), *judged.problems, *accepted.notes],
+        warnings=[*_warnings(request, prepared, found), *judged.problems, *accepted.notes],
     )
 
 
@@ -190,8 +191,11 @@ def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
     return feeds[:1] if large else feeds
 
 
-def _warnings(request: Request, samples: Samples, found: Found) -> list[str]:
-    notes = list(samples.warnings)
+def _warnings(request: Request, prepared: Prepared, found: Found) -> list[str]:
+    notes = list(prepared.samples.warnings)
+    if request.labels is not None:
+        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        notes.extend([] if problem is None else [problem])
     notes.extend(f"left out: {text}" for text in found.dropped)
     backend = request.target.backend.default
     if backend not in _KINDS:
