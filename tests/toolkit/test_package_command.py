@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.toolkit.package_run import (
     TINY,
     Outcome,
     edgekit,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -36,10 +34,7 @@ from edgekit_runtime.signing import TrustStore, find_keys_folder
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @dataclass(frozen=True)

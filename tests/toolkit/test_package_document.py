@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from onnx import helper, numpy_helper
 from tests.toolkit.package_run import (
     edgekit,
-    isolated_home,
     mlp,
     model_of,
     package,
@@ -38,10 +36,7 @@ from edgekit_toolkit.targets import load_target
 Report = dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def report_of(folder: Path) -> Report:

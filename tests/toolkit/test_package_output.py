@@ -15,7 +15,6 @@ from tests.toolkit.package_run import (
     Outcome,
     check_refused,
     environment,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -25,11 +24,7 @@ from tests.toolkit.package_run import (
 
 from edgekit_toolkit import publish
 
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

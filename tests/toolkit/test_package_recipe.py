@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,6 @@ from tests.toolkit.package_run import (
     check_refused,
     edgekit,
     environment,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -41,10 +40,7 @@ from edgekit_toolkit.targets import load_target
 LABELS, PREPROCESSING = "näh\nfern\n", {"mean": [0.5], "nested": {"b": 1, "a": "é"}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @dataclass(frozen=True)

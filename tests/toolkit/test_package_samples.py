@@ -1,13 +1,12 @@
 """Which samples calibrate and which judge: never the same ones, and never silently few."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.toolkit.package_run import isolated_home, mlp, package, read_only, samples, saved, stored
+from tests.toolkit.package_run import mlp, package, read_only, samples, saved, stored
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -17,10 +16,7 @@ from edgekit_toolkit.samples import Part, choose_samples, feeds_only
 INPUTS = (TensorSpec("x", "float32", ("N", 8)),)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rows(part: Part) -> list[bytes]:
