@@ -33,7 +33,6 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         command: that made it.
         published: files written, or None after a refusal.
     """
-    target = run.request.target
     return {
         "schema": SCHEMA_ID,
         "edgekit": __version__,
@@ -41,12 +40,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "command": command,
         "name": run.request.name,
         "version": run.request.version,
-        "target": {
-            "name": target.name,
-            "title": target.title,
-            "backend": target.backend.default,
-            "form": target.quantization.form,
-        },
+        "target": _target(run),
         "source": _source(run),
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
@@ -54,33 +48,52 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "steps": [_step(step) for step in run.prepared.optimised.steps],
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
-        "outcome": {
-            "kind": "refused" if run.choice.chosen is None else "packaged",
-            "chosen": run.choice.chosen,
-            "reason": run.choice.reason,
-            "binding": list(run.choice.binding),
-            "closest": run.choice.closest,
-            "needed": run.choice.needed,
-        },
+        "outcome": _outcome(run),
         "layers": _layers(run),
-        "package": None
-        if published is None
-        else {
-            "file": published.package,
-            "bytes": published.size_bytes,
-            "sha256": published.sha256,
-            "key_id": published.key_id,
-        },
+        "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
         "evidence": None if published is None else published.evidence,
-        "provenance": {
-            "tools": tool_versions(),
-            "host": host_facts(),
-            "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
-            "recipe_sha256": None
-            if run.choice.chosen is None
-            else run.drafts[run.position(run.choice.chosen)].recipe.sha256,
-        },
+        "provenance": _provenance(run),
+    }
+
+
+def _target(run: Run) -> dict[str, Any]:
+    target = run.request.target
+    return {
+        "name": target.name,
+        "title": target.title,
+        "backend": target.backend.default,
+        "form": target.quantization.form,
+    }
+
+
+def _outcome(run: Run) -> dict[str, Any]:
+    return {
+        "kind": "refused" if run.choice.chosen is None else "packaged",
+        "chosen": run.choice.chosen,
+        "reason": run.choice.reason,
+        "binding": list(run.choice.binding),
+        "closest": run.choice.closest,
+        "needed": run.choice.needed,
+    }
+
+
+def _package(published: Published) -> dict[str, Any]:
+    return {
+        "file": published.package,
+        "bytes": published.size_bytes,
+        "sha256": published.sha256,
+        "key_id": published.key_id,
+    }
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    chosen = run.choice.chosen
+    return {
+        "tools": tool_versions(),
+        "host": host_facts(),
+        "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
+        "recipe_sha256": None if chosen is None else run.drafts[run.position(chosen)].recipe.sha256,
     }
 
 
