@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
 from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.ranges import collect
@@ -27,6 +29,14 @@ from edgekit_toolkit.quantize.sensitivity import (
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(23)
+
+
+def onnx_fidelity(
+    model: onnx.ModelProto, samples: Sequence[Feeds], threads: int
+) -> Fidelity[onnx.ModelProto]:
+    quantizer = OnnxQuantizer(model, ASYMMETRIC, threads=threads)
+    axes = quantizer.softmax_axes()
+    return Fidelity(model, samples, open_model=quantizer.open, softmax_axes=axes)
 
 
 def never() -> bool:
@@ -67,10 +77,13 @@ def whole_plan(model: onnx.ModelProto, samples: Sequence[Feeds], scheme: Scheme 
 
 
 def measured(
-    model: onnx.ModelProto, plan: Plan, fidelity: Fidelity, expired: Callable[[], bool] = never
+    model: onnx.ModelProto,
+    plan: Plan,
+    fidelity: Fidelity[onnx.ModelProto],
+    expired: Callable[[], bool] = never,
 ) -> list[BlockNoise]:
     order = [item.output[0] for item in model.graph.node if item.output[0] in plan.kernels]
-    return list(measure_blocks(model, plan, blocks(model, order), fidelity, expired))
+    return list(measure_blocks(partial(write_qdq, model), plan, blocks(model, order), fidelity, expired))
 
 
 def released(
@@ -79,16 +92,16 @@ def released(
     """Steps of the search on an outlier network, and the noise before the first."""
     model, samples = outlier_network(rng, bad), images(rng)
     plan = whole_plan(model, samples, scheme)
-    fidelity = Fidelity(model, samples, threads=1)
+    fidelity = onnx_fidelity(model, samples, threads=1)
     noises = measured(model, plan, fidelity)
-    steps = release(model, plan, noises, fidelity, max_blocks=max_blocks, expired=never)
+    steps = release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=max_blocks, expired=never)
     return list(steps), fidelity.noise(write_qdq(model, plan))
 
 
 def test_block_with_an_outlier_has_the_largest_noise(rng: np.random.Generator) -> None:
     model, samples = outlier_network(rng), images(rng)
     plan = whole_plan(model, samples)
-    noises = measured(model, plan, Fidelity(model, samples, threads=1))
+    noises = measured(model, plan, onnx_fidelity(model, samples, threads=1))
     assert [item.block for item in noises] == [(f"{kind}{number}",) for number in range(4) for kind in "cd"]
     # The reader of the outlier rounds it: its other channels are lost in a step of the largest.
     assert max(noises, key=lambda item: item.noise).block == ("d1",)
@@ -124,7 +137,7 @@ def test_noise_of_a_step_is_that_of_its_model(rng: np.random.Generator) -> None:
     steps, _ = released(np.random.default_rng(seed))
     again = np.random.default_rng(seed)
     model, samples = outlier_network(again), images(again)
-    fidelity = Fidelity(model, samples, threads=1)
+    fidelity = onnx_fidelity(model, samples, threads=1)
     assert fidelity.noise(write_qdq(model, steps[-1].plan)) == pytest.approx(steps[-1].noise)
 
 
@@ -142,31 +155,36 @@ def clock(readings: int) -> Callable[[], bool]:
 def test_time_that_is_over_stops_measuring_and_releasing(rng: np.random.Generator) -> None:
     model, samples = outlier_network(rng), images(rng)
     plan = whole_plan(model, samples)
-    fidelity = Fidelity(model, samples, threads=1)
+    fidelity = onnx_fidelity(model, samples, threads=1)
     assert [item.block for item in measured(model, plan, fidelity, clock(2))] == [("c0",), ("d0",)]
     noises = measured(model, plan, fidelity)
-    assert list(release(model, plan, noises, fidelity, max_blocks=8, expired=clock(0))) == []
-    assert len(list(release(model, plan, noises, fidelity, max_blocks=8, expired=clock(1)))) == 1
+    assert (
+        list(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(0))) == []
+    )
+    assert (
+        len(list(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(1))))
+        == 1
+    )
 
 
 def test_block_whose_noise_is_infinite_is_released_first(rng: np.random.Generator) -> None:
     model, samples = outlier_network(rng), images(rng)
     plan = whole_plan(model, samples)
-    fidelity = Fidelity(model, samples, threads=1)
+    fidelity = onnx_fidelity(model, samples, threads=1)
     noises = [
         replace(item, noise=math.inf) if item.block == ("d1",) else item
         for item in measured(model, plan, fidelity)
     ]
-    first = next(release(model, plan, noises, fidelity, max_blocks=8, expired=never))
+    first = next(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=never))
     assert first.blocks == (("d1",),)
 
 
 def test_no_block_is_released_where_none_adds_noise(rng: np.random.Generator) -> None:
     model, samples = outlier_network(rng), images(rng)
     plan = whole_plan(model, samples)
-    fidelity = Fidelity(model, samples, threads=1)
+    fidelity = onnx_fidelity(model, samples, threads=1)
     silent = [replace(item, noise=0.0) for item in measured(model, plan, fidelity)]
-    assert list(release(model, plan, silent, fidelity, max_blocks=8, expired=never)) == []
+    assert list(release(partial(write_qdq, model), plan, silent, fidelity, max_blocks=8, expired=never)) == []
 
 
 def test_block_is_a_product_with_the_element_wise_kernels_after_it(rng: np.random.Generator) -> None:
@@ -192,7 +210,7 @@ def vectors(*rows: Sequence[float]) -> list[Feeds]:
 
 
 def test_noise_is_the_power_of_the_error_over_that_of_the_output() -> None:
-    fidelity = Fidelity(scaled(1), vectors([1, 2, 3, 4], [-1, 0, 0, 5]), threads=1)
+    fidelity = onnx_fidelity(scaled(1), vectors([1, 2, 3, 4], [-1, 0, 0, 5]), threads=1)
     assert fidelity.noise(scaled(1)) == 0
     assert fidelity.noise(scaled(1.1)) == pytest.approx(0.01, rel=1e-5)
     assert fidelity.noise(scaled(0)) == pytest.approx(1)
@@ -200,9 +218,9 @@ def test_noise_is_the_power_of_the_error_over_that_of_the_output() -> None:
 
 def test_sample_whose_output_is_zero_does_not_outweigh_the_others() -> None:
     # The first output is all zeros in the reference, and nearly so in the variant.
-    fidelity = Fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [10, 10, 10, 10]), threads=1)
+    fidelity = onnx_fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [10, 10, 10, 10]), threads=1)
     assert fidelity.noise(scaled(-0.01, "Relu")) == pytest.approx(1, rel=1e-3)
-    blank = Fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [1, 1, 1, 1]), threads=1)
+    blank = onnx_fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [1, 1, 1, 1]), threads=1)
     assert blank.noise(scaled(1, "Identity")) == pytest.approx(1)
 
 
@@ -217,12 +235,12 @@ def test_noise_is_the_mean_over_float_outputs() -> None:
         made.graph.output.append(onnx.helper.make_tensor_value_info("place", onnx.TensorProto.INT64, (1, 1)))
         return made
 
-    fidelity = Fidelity(model(1), vectors([1, 2, 3, 4]), threads=1)
+    fidelity = onnx_fidelity(model(1), vectors([1, 2, 3, 4]), threads=1)
     assert fidelity.noise(model(1.2)) == pytest.approx(0.04 / 2, rel=1e-5)
 
 
 def test_output_that_is_not_finite_is_infinite_noise() -> None:
-    fidelity = Fidelity(scaled(1, "Sqrt"), vectors([1, 2, 3, 4]), threads=1)
+    fidelity = onnx_fidelity(scaled(1, "Sqrt"), vectors([1, 2, 3, 4]), threads=1)
     assert fidelity.noise(scaled(-1, "Sqrt")) == math.inf
     assert fidelity.noise(scaled(math.inf, "Sqrt")) == math.inf
 
@@ -238,7 +256,7 @@ def test_output_of_another_shape_is_all_error() -> None:
         weights = {"k": np.float32(factor), "one": np.float32(1), "all": np.array([-1], np.int64)}
         return model_of(nodes, weights, {"x": (1, 4)})
 
-    fidelity = Fidelity(positive(1), vectors([0.5, 2, 3, 4]), threads=1)
+    fidelity = onnx_fidelity(positive(1), vectors([0.5, 2, 3, 4]), threads=1)
     assert fidelity.noise(positive(1)) == 0
     assert fidelity.noise(positive(10)) == pytest.approx(1)
 
@@ -246,7 +264,7 @@ def test_output_of_another_shape_is_all_error() -> None:
 @pytest.mark.parametrize("axis", [1, -1])
 def test_noise_of_a_softmax_is_that_of_its_logits(axis: int) -> None:
     # Probabilities near 1 hide an error of a tenth of the logits; as logits up to a constant it shows.
-    fidelity = Fidelity(scaled(1, "Softmax", axis), vectors([9, 1, 0, 2]), threads=1)
+    fidelity = onnx_fidelity(scaled(1, "Softmax", axis), vectors([9, 1, 0, 2]), threads=1)
     assert fidelity.noise(scaled(1.1, "Softmax", axis)) == pytest.approx(0.01, rel=1e-2)
 
 

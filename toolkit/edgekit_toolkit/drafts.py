@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import onnx
+
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
 from edgekit_toolkit.recipe import Recipe
@@ -19,7 +21,11 @@ Ranges = Mapping[str, tuple[float, float]]
 
 
 def draft_packages(
-    request: Request, prepared: Prepared, found: Found, judged: Judged, signer: StatementSigner
+    request: Request,
+    prepared: Prepared,
+    found: Found[onnx.ModelProto],
+    judged: Judged,
+    signer: StatementSigner,
 ) -> tuple[Draft, ...]:
     """Return one draft a candidate, in order.
 
@@ -42,7 +48,11 @@ def draft_packages(
 
 
 def _recipe(
-    request: Request, prepared: Prepared, ranges: Ranges, candidate: Candidate, figures: Mapping[str, Any]
+    request: Request,
+    prepared: Prepared,
+    ranges: Ranges,
+    candidate: Candidate[onnx.ModelProto],
+    figures: Mapping[str, Any],
 ) -> Recipe:
     return Recipe(
         name=request.name,
@@ -64,7 +74,9 @@ def _recipe(
     )
 
 
-def _figures(candidate: Candidate, prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
+def _figures(
+    candidate: Candidate[onnx.ModelProto], prepared: Prepared, judged: Judged, place: int
+) -> dict[str, Any]:
     """Figures of the manifest: those that do not vary from run to run."""
     scores, evaluation, memory = judged.scores, prepared.samples.evaluation, judged.memory[place]
     return {

@@ -1,16 +1,18 @@
 """What the search for candidates has found: forms that stand for choice, and what became of the others."""
 
 from dataclasses import dataclass, field
-
-import onnx
+from typing import Generic, TypeVar
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.quantize.forms import Form, build
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Generic[M]):
     """One form of the model.
 
     Attributes:
@@ -22,12 +24,12 @@ class Candidate:
 
     label: str
     form: Form
-    model: onnx.ModelProto
+    model: M
     snr_db: float
 
 
 @dataclass(slots=True)
-class Found:
+class Found(Generic[M]):
     """What the search has found so far.
 
     Attributes:
@@ -38,16 +40,18 @@ class Found:
         set_aside: forms that were built and that a near relative beats, with by how much.
     """
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate[M]] = field(default_factory=list)
     noises: list[BlockNoise] = field(default_factory=list)
     noise_samples: int = 0
     dropped: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
 
-    def add(self, label: str, model: onnx.ModelProto, form: Form, fidelity: Fidelity) -> Candidate | None:
+    def add(
+        self, label: str, quantizer: Quantizer[M], form: Form, fidelity: Fidelity[M]
+    ) -> Candidate[M] | None:
         """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
         try:
-            built = build(model, form)
+            built = quantizer.build(form)
             if built is None:
                 return None
             candidate = Candidate(label, form, built, decibel(fidelity.noise(built)))
@@ -57,7 +61,7 @@ class Found:
         self.candidates.append(candidate)
         return candidate
 
-    def put_aside(self, candidate: Candidate, better: Candidate) -> None:
+    def put_aside(self, candidate: Candidate[M], better: Candidate[M]) -> None:
         """Take a candidate off the list, because `better` has less noise at the same place."""
         self.candidates.remove(candidate)
         loss_db = better.snr_db - candidate.snr_db

@@ -52,7 +52,7 @@ class Scores:
 
 def score_candidates(
     source: onnx.ModelProto,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Candidate[onnx.ModelProto]],
     part: Part,
     metric_name: str,
     *,
@@ -107,7 +107,7 @@ def _batch(feeds: Feeds) -> int:
 
 
 def measure_latencies(
-    source: onnx.ModelProto, candidates: Sequence[Candidate], feeds: Feeds, *, threads: int
+    source: onnx.ModelProto, candidates: Sequence[Candidate[onnx.ModelProto]], feeds: Feeds, *, threads: int
 ) -> tuple[Latency, tuple[Latency, ...]]:
     """Return the latency here of the source model and of each candidate, from interleaved runs."""
     models = {"source": source, **{str(number): one.model for number, one in enumerate(candidates)}}

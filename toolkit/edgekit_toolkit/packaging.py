@@ -25,7 +25,9 @@ from edgekit_toolkit.measure import measure_peak_memory
 from edgekit_toolkit.pack import MODEL_PATH
 from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
+from edgekit_toolkit.range_trap import find_range_trap
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
 from edgekit_toolkit.search import pareto_front
@@ -116,21 +118,19 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     )
 
 
-def _find(request: Request, prepared: Prepared, progress: Progress) -> Found:
+def _find(request: Request, prepared: Prepared, progress: Progress) -> Found[onnx.ModelProto]:
     target = request.target
     return find_candidates(
-        prepared.floats,
+        OnnxQuantizer(prepared.floats, _scheme(target), threads=request.threads),
         lambda: feeds_only(prepared.samples.calibration),
-        scheme=_scheme(target),
         per_channel=target.quantization.per_channel,
         kinds=_KINDS.get(target.backend.default, _KINDS["ort"]),
-        threads=request.threads,
         time_limit_s=request.search_s,
         progress=progress,
     )
 
 
-def _judge(request: Request, prepared: Prepared, found: Found, phases: _Phases) -> Judged:
+def _judge(request: Request, prepared: Prepared, found: Found[onnx.ModelProto], phases: _Phases) -> Judged:
     source, target, dims = prepared.source.model, request.target, prepared.dims
     with phases.phase("judge"):
         scores = score_candidates(
@@ -191,8 +191,10 @@ def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
     return feeds[:1] if large else feeds
 
 
-def _warnings(request: Request, prepared: Prepared, found: Found) -> list[str]:
-    notes = list(prepared.samples.warnings)
+def _warnings(request: Request, prepared: Prepared, found: Found[onnx.ModelProto]) -> list[str]:
+    samples = prepared.samples
+    notes = list(samples.warnings)
+    notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
     if request.labels is not None:
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])

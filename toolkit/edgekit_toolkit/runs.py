@@ -114,7 +114,7 @@ class Run:
 
     request: Request
     prepared: Prepared
-    found: Found
+    found: Found[onnx.ModelProto]
     judged: Judged
     drafts: tuple[Draft, ...]
     front: frozenset[str]

@@ -21,6 +21,12 @@ except ImportError as cause:
         f".tflite models need ai-edge-litert on the host ({cause}); pip install 'edgekit[litert-host]'"
     ) from cause
 
+__all__ = [
+    "BITS", "DTYPES", "FILE_IDENTIFIER", "OPERATORS", "TYPES", "Model", "Operator", "SubGraph", "Tensor",
+    "builtin_code", "constant", "expected_bytes", "is_static", "operator_name", "operators", "pack", "parse",
+    "parsed", "schema", "shape_of", "stored_bytes", "tensor_name",
+]  # fmt: skip
+
 FILE_IDENTIFIER: Final = b"TFL3"
 # The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not do it.
 _BUFFER_ALIGNMENT: Final = 16

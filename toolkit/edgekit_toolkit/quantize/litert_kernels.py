@@ -21,10 +21,10 @@ COMPUTE: Final = frozenset(
 # results have no range that 8 bits could hold: DIV, SQRT, RSQRT, SUM.
 _OTHERS: Final = frozenset(
     {
-        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "GATHER", "HARD_SWISH", "LOGISTIC", "MAXIMUM", "MAX_POOL_2D",
-        "MEAN", "MIRROR_PAD", "MUL", "PACK", "PAD", "PADV2", "RELU", "RESHAPE", "RESIZE_BILINEAR",
-        "RESIZE_NEAREST_NEIGHBOR", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "STRIDED_SLICE", "SUB", "TANH",
-        "TRANSPOSE", "UNPACK",
+        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "GATHER", "HARD_SWISH", "LOGISTIC", "MAXIMUM",
+        "MAX_POOL_2D", "MEAN", "MIRROR_PAD", "MUL", "PACK", "PAD", "PADV2", "RELU", "RESHAPE",
+        "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH",
+        "SPLIT", "STRIDED_SLICE", "SUB", "TANH", "TRANSPOSE", "UNPACK",
     }
 )  # fmt: skip
 
@@ -47,6 +47,8 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 
 
 def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
+    if operator_name(model, operator) == "SOFTMAX" and operator.outputs[0] in graph.outputs:
+        return False  # in steps of 1/256 most of the probabilities would be 0, and it costs no time in float
     inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
     outputs = [graph.tensors[index] for index in operator.outputs]
     computed = [tensor for tensor in inputs if not stored_bytes(model, tensor)]

@@ -47,7 +47,7 @@ _PLACES: Final[Mapping[str, _Places]] = {
 
 
 def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
-    """Return the largest magnitude to quantize weights for, by tensor name, for those that need more than theirs.
+    """Return the largest magnitude to quantize weights for, where their own is too small; by tensor name.
 
     Args:
         model: prepared float model.

@@ -55,7 +55,9 @@ SYMMETRIC = Scheme(
 )
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC)}
+# What LiteRT's kernels take; which operators have some is for `litert_kernels` to say.
+LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
+SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT)}
 
 
 @dataclass(frozen=True, slots=True)

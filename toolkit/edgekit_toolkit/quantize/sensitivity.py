@@ -7,7 +7,7 @@ greedy, and every step is measured again on the whole model, because nearly is n
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -15,48 +15,60 @@ from numpy.typing import NDArray
 
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.graph import GraphIndex, attribute
-from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
-from edgekit_toolkit.quantize.qdq import write_qdq
 
+M = TypeVar("M")
 Block = tuple[str, ...]
 
 # Smaller probabilities are the tail that no decision depends on.
 _LEAST_PROBABILITY = 1e-6
 
 
-class Fidelity:
+def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
+    """Return for each output the axis of the softmax that makes it, or None."""
+    index = GraphIndex(model.graph)
+    producers = [index.producers.get(value.name) for value in model.graph.output]
+    return [
+        attribute(node, "axis", -1) if node is not None and node.op_type == "Softmax" else None
+        for node in producers
+    ]
+
+
+class Fidelity(Generic[M]):
     """Output noise of variants of a model against the model itself, on a few samples.
 
     Args:
         model: float model.
         samples: inputs; they and the outputs are held in memory.
-        threads: threads of the engine.
+        open_model: makes a call that runs a model.
+        softmax_axes: for each output the axis of the softmax that makes it, or None.
     """
 
-    def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], *, threads: int) -> None:
+    def __init__(
+        self,
+        model: M,
+        samples: Sequence[Feeds],
+        *,
+        open_model: Callable[[M], Callable[[Feeds], list[NDArray[Any]]]],
+        softmax_axes: Sequence[int | None],
+    ) -> None:
         self.samples = samples
-        self.threads = threads
-        index = GraphIndex(model.graph)
-        producers = [index.producers.get(value.name) for value in model.graph.output]
-        self._softmax_axes = [
-            attribute(node, "axis", -1) if node is not None and node.op_type == "Softmax" else None
-            for node in producers
-        ]
-        session = session_for(model, threads=threads)
-        self.reference = [run_session(session, feeds) for feeds in samples]
+        self._open = open_model
+        self._softmax_axes = list(softmax_axes)
+        run = open_model(model)
+        self.reference = [run(feeds) for feeds in samples]
 
-    def noise(self, variant: onnx.ModelProto) -> float:
+    def noise(self, variant: M) -> float:
         """Power of the output error over power of the output, over all samples; inf where it is not finite.
 
         It is the mean over the float outputs. An output of another shape than the reference's, as lists of
         detections have, counts as all error.
         """
-        session = session_for(variant, threads=self.threads)
+        run = self._open(variant)
         error, power = np.zeros(len(self._softmax_axes)), np.zeros(len(self._softmax_axes))
         is_float = [np.issubdtype(output.dtype, np.floating) for output in self.reference[0]]
         for feeds, expected in zip(self.samples, self.reference, strict=True):
-            results = run_session(session, feeds)
+            results = run(feeds)
             for place in np.flatnonzero(is_float):
                 axis = self._softmax_axes[place]
                 want = _comparable(expected[place], axis)
@@ -108,17 +120,17 @@ class BlockNoise:
 
 
 def measure_blocks(
-    model: onnx.ModelProto,
+    write: Callable[[Plan], M],
     plan: Plan,
     parts: Sequence[Block],
-    fidelity: Fidelity,
+    fidelity: Fidelity[M],
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
     """Yield the noise of each block until the time is over; blocks that were not reached are left out."""
     for block in parts:
         if expired():
             return
-        yield BlockNoise(block, fidelity.noise(write_qdq(model, replace(plan, kernels=frozenset(block)))))
+        yield BlockNoise(block, fidelity.noise(write(replace(plan, kernels=frozenset(block)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +149,10 @@ _MIN_GAIN = 0.01
 
 
 def release(
-    model: onnx.ModelProto,
+    write: Callable[[Plan], M],
     plan: Plan,
     noises: Sequence[BlockNoise],
-    fidelity: Fidelity,
+    fidelity: Fidelity[M],
     *,
     max_blocks: int,
     expired: Callable[[], bool],
@@ -148,7 +160,7 @@ def release(
     """Yield plans with one more block in float each, the best next block first.
 
     Args:
-        model: float model.
+        write: writes the model with a plan.
         plan: all kernels quantized.
         noises: measured blocks.
         fidelity: measures the whole model.
@@ -158,12 +170,12 @@ def release(
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)
     gone: tuple[Block, ...] = ()
-    current = fidelity.noise(write_qdq(model, plan))
+    current = fidelity.noise(write(plan))
     while left and len(gone) < max_blocks and not expired():
         trials = []
         for item in left[:_RECHECKED]:
             trial = replace(plan, kernels=plan.kernels - set(item.block))
-            trials.append((fidelity.noise(write_qdq(model, trial)), item, trial))
+            trials.append((fidelity.noise(write(trial)), item, trial))
         noise, item, trial = min(trials, key=lambda found: found[0])
         if noise > current * (1 - _MIN_GAIN):
             return

@@ -1,0 +1,94 @@
+"""What the search needs of a kind of model: one implementation for ONNX, one for LiteRT.
+
+`M` is the model that an engine loads: an `onnx.ModelProto`, or the bytes of a `.tflite`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.ranges import Range
+from edgekit_toolkit.quantize.scheme import Scheme
+
+M = TypeVar("M")
+Factors = Mapping[str, NDArray[np.float32]]
+# Outputs of a model for one set of inputs, in the model's order.
+Runner = Callable[[Feeds], list[NDArray[Any]]]
+
+
+class Quantizer(Protocol[M]):
+    """One float model, the forms that can be made of it, and the engine that runs them here.
+
+    Attributes:
+        model: the float model.
+        scheme: the quantized form that the target's engine runs.
+        labels: kinds of forms without a plan, in the order in which they are made, and what people call them.
+    """
+
+    @property
+    def model(self) -> M: ...  # noqa: D102  # see the class
+
+    @property
+    def scheme(self) -> Scheme: ...  # noqa: D102  # see the class
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...  # noqa: D102  # see the class
+
+    def as_given(self) -> tuple[str, M]:
+        """Return what the model is called, and the model to package in its own precision."""
+
+    def bar(self) -> str | None:
+        """Return why no other form is made of this model; None where some may be."""
+
+    def static_bar(self) -> str | None:
+        """Return why no static int8 form is made of it; None where some may be."""
+
+    def batch(self) -> int:
+        """Return how many samples one set of inputs holds."""
+
+    def open(self, model: M) -> Runner:
+        """Return a call that runs `model`.
+
+        Raises:
+            BackendError: the engine refuses the model.
+        """
+
+    def softmax_axes(self) -> Sequence[int | None]:
+        """Return for each output the axis of the softmax that makes it, or None."""
+
+    def build(self, form: Form) -> M | None:
+        """Return the form's model, or None where the model has no layer that the form changes.
+
+        Raises:
+            EdgekitError: it cannot be made.
+        """
+
+    def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
+        """Return what can become an integer kernel, in order; all of it, or only matrix products."""
+
+    def ranges(
+        self,
+        kernels: Sequence[str],
+        samples: Callable[[], Iterator[Feeds]],
+        progress: Callable[[], None],
+    ) -> dict[str, Range]:
+        """Return the extremes of the activations that a plan with these kernels needs.
+
+        Raises:
+            DataError: there are no samples, or a value is not finite.
+            BackendError: the model does not run on a sample.
+        """
+
+    def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
+        """Return channel factors, and the ranges with them; no factors where the model takes none."""
+
+    def writer(self, factors: Factors) -> Callable[[Plan], M]:
+        """Return a call that writes a plan for the model with these factors, only to be measured."""
+
+    def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
+        """Return the plan's kernels, grouped by the matrix product that they follow."""
