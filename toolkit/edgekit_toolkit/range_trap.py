@@ -1,4 +1,4 @@
-"""The calibration range trap: a model that was calibrated on 0..1 and is fed -1..1 saturates and says nothing.
+"""The calibration range trap: a model calibrated on 0..1 and fed with -1..1 saturates and says nothing.
 
 It serves every quantized form alike: it looks at inputs, not at models.
 """
@@ -41,8 +41,8 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
             seen[name] = _wider(seen.get(name), (float(value.min()), float(value.max())))
     return [
         f"RANGE TRAP: {count / size:.0%} of the values of input '{name}' lie outside the range that was"
-        f" calibrated ({_show(calibrated[name])}; judged on {_show(seen[name])}): quantized forms cut them off."
-        " Check that calibration and evaluation samples went through the same preprocessing"
+        f" calibrated ({_show(calibrated[name])}; judged on {_show(seen[name])}): quantized forms cut them"
+        " off. Check that calibration and evaluation samples went through the same preprocessing"
         for name, (count, size) in outside.items()
         if count > _TOLERATED_SHARE * size
     ]
