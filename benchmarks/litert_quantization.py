@@ -4,8 +4,8 @@
 
 The search sees the calibration samples alone. Like `edgekit package`, the table's choice then sees scores: it
 is the fastest form that drops at most as much as the vendor's file and 0.3 points, and of equally fast ones
-the smallest. All sessions of a model take turns in one run, once with one thread and once with two; a vendor's
-file is fed with floats as ours are, so its latency holds the conversion of the input.
+the smallest. All sessions of a model take turns in one run, once with one thread and once with two; a
+vendor's file is fed with floats as ours are, so its latency holds the conversion of the input.
 """
 
 import json
