@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import Request, search
+from edgekit_toolkit.packaging import search
+from edgekit_toolkit.runs import Request
 from edgekit_toolkit.sign import generate_key, load_signer
 from edgekit_toolkit.targets import load_target
 from edgekit_toolkit.tensorrt_check import ShapeRange, check_tensorrt
@@ -40,8 +41,10 @@ def main() -> int:
             verdicts = []
             for candidate in run.found.candidates:
                 shapes = {
-                    spec.name: ShapeRange.fixed(tuple(run.dims.get(str(size), size) for size in spec.shape))
-                    for spec in run.source.inputs
+                    spec.name: ShapeRange.fixed(
+                        tuple(run.prepared.dims.get(str(size), size) for size in spec.shape)
+                    )
+                    for spec in run.prepared.source.inputs
                     if any(isinstance(size, str) for size in spec.shape[1:])
                 }
                 check = check_tensorrt(candidate.model, dims=shapes)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, ValueInfoProto, helper
+from tests.toolkit.package_run import model_of, tensor
 
 from edgekit_runtime.archive import Sign, write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
@@ -21,17 +22,11 @@ WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
 GOLDEN_X = np.array([[-1.0, -0.5, 0.0, 0.5]], np.float32)
 
 
-def tensor(name: str, shape: Sequence[int | str], dtype: int = onnx.TensorProto.FLOAT) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
 def make_model(
     nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
 ) -> bytes:
     """A model of these nodes, which may use the constant `w` (`WEIGHT`)."""
-    graph = helper.make_graph(nodes, "model", inputs, outputs, [onnx.numpy_helper.from_array(WEIGHT, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return bytes(model.SerializeToString())
+    return bytes(model_of(nodes, inputs, outputs, {"w": WEIGHT}, opset=13).SerializeToString())
 
 
 def write_linear(

@@ -164,7 +164,12 @@ def packaged() -> dict[str, Any]:
             "The drop was judged on 500 samples: one sample is 0.20 points.",
         ],
         "data": {
-            "calibration": {"kind": "user", "samples": 200, "sha256": _digest("calibration")},
+            "calibration": {
+                "kind": "user",
+                "samples": 200,
+                "sha256": _digest("calibration"),
+                "noise_samples": 16,
+            },
             "evaluation": {
                 "kind": "user",
                 "samples": 500,
@@ -175,6 +180,7 @@ def packaged() -> dict[str, Any]:
         },
         "steps": _steps(),
         "candidates": _candidates(),
+        "set_aside": ["int8 per channel equalized (0.4 dB more noise than int8 per channel)"],
         "budget": [
             _line("size", 10e6, "bytes", 5_243_010, "measured"),
             _line("latency", 40, "ms", 24.9, "estimated"),
@@ -245,7 +251,16 @@ def bare() -> dict[str, Any]:
     for name, figure in only["figures"].items():
         figure["value"] = None if name != "size" else figure["value"]
     only.update(chosen=True, pareto=True, meets=True, violations=[], precision={})
-    report.update(candidates=[only], warnings=[], steps=[], budget=[], layers=[], recipe=None, evidence=None)
+    report.update(
+        candidates=[only],
+        warnings=[],
+        set_aside=[],
+        steps=[],
+        budget=[],
+        layers=[],
+        recipe=None,
+        evidence=None,
+    )
     report["outcome"].update(chosen="C0", binding=[])
     report["package"] = None
     report["data"]["calibration"]["sha256"] = report["data"]["evaluation"]["sha256"] = None

@@ -180,6 +180,19 @@ def test_completion_script_asks_edgekit_for_the_words(shell: str, capsys: pytest
     assert f"_EDGEKIT_COMPLETE={shell}_complete" in capsys.readouterr().out
 
 
+def test_completion_script_as_json_is_the_same_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert main(["completion", "bash", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["shell"], found["script"].strip()) == ("bash", script.strip())
+
+
+@pytest.mark.parametrize("name", [name for name in cli.commands if name != "keys"])
+def test_every_command_offers_json(name: str) -> None:
+    assert "--json" in CliRunner().invoke(cli, [name, "--help"]).stdout
+
+
 def test_completion_of_the_first_word_offers_the_commands() -> None:
     result = run_edgekit(_EDGEKIT_COMPLETE="bash_complete", COMP_WORDS="edgekit comp", COMP_CWORD="1")
     assert result.stdout == "plain,completion\n"

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnx import helper
-from tests.toolkit.package_sample import make_model, tensor, write_linear, write_model
+from tests.toolkit.command_run import invoker
+from tests.toolkit.package_run import tensor
+from tests.toolkit.package_sample import make_model, write_linear, write_model
 
 from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
@@ -22,11 +24,7 @@ from edgekit_toolkit.sign import StatementSigner, load_signer
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\nUNVERIFIED \u202e"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("new_home")
 
 
 @pytest.fixture
@@ -39,8 +37,7 @@ def strange_signer(tmp_path: Path) -> StatementSigner:
     return load_signer(folder=tmp_path / "stranger")
 
 
-def invoke(*arguments: object, charset: str = "utf-8") -> Result:
-    return CliRunner(charset=charset).invoke(command, [*map(str, arguments)], catch_exceptions=False)
+invoke = invoker(command)
 
 
 def flat(result: Result) -> str:

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from tests.toolkit.command_run import invoker
 
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.signing import read_public_key
@@ -14,14 +15,11 @@ from edgekit_toolkit.sign import list_keys, load_signer
 
 
 @pytest.fixture(autouse=True)
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path / "home" / "keys"
+def keys(new_home: Path) -> Path:
+    return new_home / "keys"
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, arguments)], catch_exceptions=False)
+invoke = invoker(command)
 
 
 def flat(result: Result) -> str:

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnx import TensorProto, helper
-from tests.toolkit.package_sample import GOLDEN_X, WEIGHT, make_model, tensor, write_linear, write_model
+from tests.toolkit.command_run import invoker
+from tests.toolkit.package_run import tensor
+from tests.toolkit.package_sample import GOLDEN_X, WEIGHT, make_model, write_linear, write_model
 
 from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import (
@@ -25,10 +27,7 @@ from edgekit_toolkit.sign import load_signer
 X = np.random.default_rng(3).normal(size=(25, 4)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("new_home")
 
 
 @pytest.fixture
@@ -41,8 +40,7 @@ def save(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, arguments)], catch_exceptions=False)
+invoke = invoker(command)
 
 
 def run_json(*arguments: object) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from tests.toolkit.command_run import invoker
 from tests.toolkit.package_sample import write_linear
 
 from edgekit_runtime.entries import BackendChoice
@@ -18,12 +18,7 @@ from edgekit_toolkit.cli import main
 from edgekit_toolkit.commands.verify import command
 from edgekit_toolkit.sign import export_key, load_signer
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("new_home")
 
 
 @pytest.fixture
@@ -32,15 +27,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def public_key(path: Path, tmp_path: Path, home: Path) -> Path:
+def public_key(path: Path, tmp_path: Path, new_home: Path) -> Path:
     """The key of the package as a file, and no longer in the folder of trusted keys."""
     export_key("default", tmp_path / "vendor.pem")
-    shutil.rmtree(home)
+    shutil.rmtree(new_home)
     return tmp_path / "vendor.pem"
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, arguments)], catch_exceptions=False)
+invoke = invoker(command)
 
 
 def test_a_right_package_passes_each_check(path: Path) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from tests.toolkit.package_run import model_of, tensor
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measure import (
@@ -115,10 +116,9 @@ def test_impossible_latency_limits_are_refused(limits):
 
 
 def matmul_model(size):
-    weight = numpy_helper.from_array(np.ones((size, size), np.float32), "w")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    weight = np.ones((size, size), np.float32)
+    return model_of([product], [tensor("x", [1, size])], [tensor("y", [1, size])], {"w": weight})
 
 
 @linux_only

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.package_run import model_of, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.arena import Arena
@@ -28,17 +29,11 @@ def build(nodes, weights, x_shape, y_shape, x_type=TensorProto.FLOAT):
         name: value if isinstance(value, np.ndarray) else rng.normal(size=value).astype(np.float32)
         for name, value in weights.items()
     }
-    graph = helper.make_graph(
-        [
-            helper.make_node(op, list(inputs), list(outputs), **attributes)
-            for op, inputs, outputs, attributes in nodes
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", x_type, x_shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y_shape)],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = [
+        helper.make_node(op, list(inputs), list(outputs), **attributes)
+        for op, inputs, outputs, attributes in nodes
+    ]
+    return model_of(made, [tensor("x", x_shape, x_type)], [tensor("y", y_shape)], arrays)
 
 
 def matmul():

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.toolkit.package_run import (
     TINY,
     Outcome,
     edgekit,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -26,6 +24,7 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.evidence import evidence_path, read_evidence
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
@@ -35,10 +34,7 @@ from edgekit_runtime.signing import TrustStore, find_keys_folder
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @dataclass(frozen=True)
@@ -185,6 +181,49 @@ def test_without_data_everything_warns(tmp_path: Path) -> None:
     assert (score["samples_kind"], score["samples_sha256"]) == ("generated", None)
 
 
+def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
+    secret = tmp_path / "home of somebody"
+    secret.mkdir()
+    model = saved(mlp(), secret / "net.onnx")
+    metric = secret / "mine.py"
+    metric.write_text("def all_right(outputs, reference, labels):\n    return [1.0] * len(outputs['y'])\n")
+    (secret / "labels.txt").write_text("a\nb\nc\nd\n")
+    options = (
+        *("--calibration", stored(secret / "c.npz", samples(8, 1))),
+        *("--eval", stored(secret / "e.npz", samples(8, 2))),
+        *("--metric", f"{metric}:all_right", "--labels", secret / "labels.txt", "--dim", "N=2"),
+    )
+    assert package(model, secret / "out", *options).code == 0
+    written = listing(secret / "out")
+    assert [name for name, content in written.items() if b"home of" in content] == []
+    report = json.loads(written["net-1.0.0-x86-64.report.json"])
+    assert report["command"] == (
+        "edgekit package net.onnx --target x86-64 --calibration c.npz --eval e.npz --metric mine.py:all_right"
+        " --out out --dim N=2 --labels labels.txt --threads 1 --search-seconds 0.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("packaging.measure_peak_memory", "peak memory was not measured here: no room"),
+        ("judge.measure_engine_bytes", "peak memory is not estimated: no room"),
+    ],
+)
+def test_memory_that_cannot_be_measured_is_reported(
+    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BackendError("no room\nand more")
+
+    monkeypatch.setattr(f"edgekit_toolkit.{place}", fail)
+    outcome = package(saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out")
+    assert outcome.code == 0
+    assert f"WARNING {text}" in " ".join(outcome.stdout.split())
+    report = json.loads((tmp_path / "out" / "net-1.0.0-x86-64.report.json").read_text(encoding="utf-8"))
+    assert text in report["warnings"]
+
+
 def test_name_and_version_name_the_files(tmp_path: Path) -> None:
     model = saved(mlp(), tmp_path / "net.onnx")
     assert package(model, tmp_path / "out", "--name", "motor", "--version", "2.1+b3").code == 0
@@ -203,6 +242,19 @@ def test_labels_and_preprocessing_travel_with_the_model(tmp_path: Path) -> None:
         assert manifest.preprocessing is not None
         assert bytes(opened.read(manifest.labels)).decode() == labels.read_text(encoding="utf-8")
         assert json.loads(bytes(opened.read(manifest.preprocessing))) == {"scale": 0.5, "mean": [1, 2]}
+
+
+@pytest.mark.parametrize(("count", "warns"), [(4, False), (3, True), (8, True)])
+def test_labels_that_fit_no_output_are_a_warning(count: int, warns: bool, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(b"class %d" % number for number in range(count)))
+    model = saved(mlp(), tmp_path / "net.onnx")
+    warnings = package(model, tmp_path / "out", "--labels", labels, "--json").json["warnings"]
+    found = [text for text in warnings if "labels" in text]
+    expected = f"there are {count} labels, but no output has an axis of {count} classes: 'y' ['N', 4]"
+    assert found == ([expected] if warns else [])
+    with read_only(tmp_path / "out") as opened:
+        assert bytes(opened.read("labels.txt")).startswith(b"class 0\nclass 1\n")
 
 
 def test_a_custom_metric_judges(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+import re
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +12,9 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from tests.toolkit.package_run import (
-    isolated_home,
+    edgekit,
     mlp,
     model_of,
     package,
@@ -28,17 +28,15 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import Request, search
+from edgekit_toolkit.packaging import search
+from edgekit_toolkit.runs import Request
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.targets import load_target
 
 Report = dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def report_of(folder: Path) -> Report:
@@ -124,6 +122,40 @@ def test_the_drop_is_the_difference_of_the_scores_in_points(report: Report) -> N
         assert drop == pytest.approx(max(0.0, 100 * (baseline - score)), abs=1e-9)
 
 
+def test_forms_that_a_relative_beats_are_named_with_their_loss(report: Report) -> None:
+    labels = {one["label"] for one in report["candidates"]}
+    assert report["set_aside"]
+    for text in report["set_aside"]:
+        match = re.fullmatch(r"(int8 .*) \((\d+\.\d) dB more noise than (.*)\)", text)
+        assert match is not None, text
+        assert match[1] not in labels
+        assert match[3] in labels
+    assert "set aside" not in " ".join(report["warnings"])
+
+
+def test_the_samples_on_which_noise_was_measured_are_counted(report: Report) -> None:
+    assert report["data"]["calibration"]["noise_samples"] == 16
+
+
+@pytest.mark.parametrize("target", ["x86-64", "jetson"])
+def test_a_float16_model_is_packaged_as_what_it_is(target: str, tmp_path: Path) -> None:
+    source = mlp()
+    for constant in source.graph.initializer:
+        half = numpy_helper.to_array(constant).astype(np.float16)
+        constant.CopyFrom(numpy_helper.from_array(half, constant.name))
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    assert package(saved(source, tmp_path / "net.onnx"), tmp_path / "out", target=target).code == 0
+    report = report_of(tmp_path / "out")
+    (only,) = report["candidates"]
+    assert (only["label"], only["precision"]) == ("float16", {"fp16": 2})
+    assert {layer["precision"] for layer in report["layers"]} == {"fp16"}
+    assert any("the model computes in float16" in text for text in report["warnings"])
+    assert report["data"]["calibration"]["noise_samples"] == 0
+    (path,) = (tmp_path / "out").glob("*.edgepkg")
+    assert edgekit("verify", path).code == 0
+
+
 def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Path) -> None:
     """Labelled by the source model, so that every change of an answer costs."""
     source = saved(mlp(), tmp_path / "net.onnx")
@@ -141,9 +173,9 @@ def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Pat
         search_s=0,
     )
     run = search(asked, load_signer(), lambda *_: None)
-    assert run.scores.baseline == 1
-    assert min(run.scores.scores) < 0.99
-    for candidate, score in zip(run.found.candidates, run.scores.scores, strict=True):
+    assert run.judged.scores.baseline == 1
+    assert min(run.judged.scores.scores) < 0.99
+    for candidate, score in zip(run.found.candidates, run.judged.scores.scores, strict=True):
         session = OrtSession(candidate.model.SerializeToString(), OrtOptions(threads=1))
         # One by one: dynamic int8 takes one scale for a whole batch.
         answers = [session.run({"x": part})["y"].argmax(axis=1) for part in np.split(x, 400)]

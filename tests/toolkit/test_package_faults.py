@@ -1,7 +1,6 @@
 """`edgekit package` refuses what it cannot use: an exit code, one line, and nothing left behind."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from onnx import helper, numpy_helper
 from tests.toolkit.package_run import (
     check_refused,
     edgekit,
-    isolated_home,
     listing,
     mlp,
     model_of,
@@ -22,11 +20,7 @@ from tests.toolkit.package_run import (
     tensor,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Golden inputs and outputs of a package: small, private, decodable and fair to other engines."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from onnx import helper
 from tests.toolkit.package_run import (
-    isolated_home,
     mlp,
     model_of,
     package,
@@ -30,10 +28,7 @@ from edgekit_toolkit.golden import golden_feeds, golden_outputs
 MAX_ELEMENTS = 4096
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def one_input(

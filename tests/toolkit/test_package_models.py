@@ -1,7 +1,6 @@
 """`edgekit package` on every tiny model and target, and on models that are not the usual kind."""
 
 import os
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.toolkit.package_run import (
-    isolated_home,
     mlp,
     model_of,
     package,
@@ -27,11 +25,7 @@ from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
 from edgekit_toolkit.targets import list_targets
 
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")

@@ -3,20 +3,15 @@
 import io
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.toolkit.package_run import isolated_home, mlp, package, saved, stored
+from tests.toolkit.package_run import mlp, package, saved, stored
 
 from edgekit_toolkit.cli import main
 
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 EVIL = "</p><img src=x onerror=alert(1)>[bold red]x[/]\x1b[31m\x07\u202e"

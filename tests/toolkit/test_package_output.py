@@ -15,7 +15,6 @@ from tests.toolkit.package_run import (
     Outcome,
     check_refused,
     environment,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -25,11 +24,7 @@ from tests.toolkit.package_run import (
 
 from edgekit_toolkit import publish
 
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
@@ -44,12 +39,34 @@ def test_an_output_folder_that_is_a_file_is_refused(place: str, model: Path, tmp
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_a_result_is_refused(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "out" / "net-1.0.0-x86-64.edgepkg" / "mine").mkdir(parents=True)
-    outcome = package(model, tmp_path / "out")
-    assert outcome.code == 10
-    assert "cannot write" in outcome.stderr
-    assert not list((tmp_path / "out").glob(".*"))
+ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_folder_in_the_place_of_a_result_is_refused_and_nothing_is_written(
+    ending: str, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / f"net-1.0.0-x86-64.{ending}" / "mine").mkdir(parents=True)
+    check_refused(
+        lambda *more: package(model, tmp_path / "out", *more),
+        10,
+        rf"a folder lies at net-1.0.0-x86-64.{ending}, the place of a result",
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"net-1.0.0-x86-64.{ending}"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("end", ["nowhere", "folder"])
+def test_a_link_in_the_place_of_a_result_is_replaced(
+    end: str, ending: str, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / f"net-1.0.0-x86-64.{ending}").symlink_to(tmp_path / end)
+    assert package(model, tmp_path / "out").code == 0
+    assert sorted(listing(tmp_path / "out")) == [f"net-1.0.0-x86-64.{one}" for one in ENDINGS]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "net.onnx", "out"]
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 @pytest.fixture

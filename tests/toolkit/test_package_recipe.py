@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,6 @@ from tests.toolkit.package_run import (
     check_refused,
     edgekit,
     environment,
-    isolated_home,
     listing,
     mlp,
     package,
@@ -30,20 +29,18 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.canonical import encode_json
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import Request, Run, search
+from edgekit_toolkit.packaging import search
 from edgekit_toolkit.publish import evidence_of, publish
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.recipe import Recipe, read_recipe, tool_versions
+from edgekit_toolkit.runs import Request, Run
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.targets import load_target
 
 LABELS, PREPROCESSING = "näh\nfern\n", {"mean": [0.5], "nested": {"b": 1, "a": "é"}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,11 @@ class Made:
 def candidates(run: Run, folder: Path) -> list[Made]:
     """Write every candidate of a run, not only the chosen one."""
     made = []
-    for place, measured in enumerate(run.measured):
-        (folder / measured.id).mkdir()
-        published = publish(
-            run.packages[place], run.recipes[place], evidence_of({}), folder / measured.id, load_signer()
-        )
-        made.append(
-            Made(
-                folder / measured.id / published.package,
-                folder / measured.id / published.recipe,
-                measured.label,
-            )
-        )
+    for draft in run.drafts:
+        place = folder / draft.measured.id
+        place.mkdir()
+        published = publish(draft.package, draft.recipe, evidence_of({}), place, load_signer())
+        made.append(Made(place / published.package, place / published.recipe, draft.measured.label))
     return made
 
 
@@ -332,7 +322,6 @@ def test_a_recipe_that_cannot_be_read_is_refused(place: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "option",
     [
-        ("--target", "rpi4"),
         ("--budget", "size=1MB"),
         ("--version", "2"),
         ("--metric", "top1"),
@@ -347,6 +336,42 @@ def test_options_that_the_recipe_holds_are_a_usage_error(
     outcome = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out", *option)
     assert outcome.code == 2
     assert option[0] in outcome.stderr
+
+
+@pytest.mark.parametrize("target", ["jetson-orin-nano", "jetson"])
+def test_the_target_of_the_recipe_or_its_alias_may_be_given_too(target: str, tmp_path: Path) -> None:
+    source = saved(mlp(), tmp_path / "net.onnx")
+    assert package(source, tmp_path / "out", target="jetson").code == 0
+    (recipe,) = (tmp_path / "out").glob("*.recipe.json")
+    (first,) = (tmp_path / "out").glob("*.edgepkg")
+    again = ("--recipe", recipe, "-o", tmp_path / "again", "--target", target)
+    assert edgekit("package", source, *again).code == 0
+    assert (tmp_path / "again" / first.name).read_bytes() == first.read_bytes()
+
+
+def test_another_target_than_that_of_the_recipe_is_a_usage_error(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    again = ("--recipe", mixed.recipe, "-o", tmp_path / "out")
+    outcome = edgekit("package", source, *again, "--target", "jetson")
+    assert outcome.code == 2
+    assert f"for target {read_recipe(mixed.recipe).target}, --target jetson is jetson-orin-nano" in " ".join(
+        outcome.stderr.split()
+    )
+    assert edgekit("package", source, *again, "--target", "jetsn").code == 6
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_repeat_says_what_was_packaged_and_why_there_is_no_report(mixed: Made, tmp_path: Path) -> None:
+    source, _ = tiny("digits_cnn")
+    outcome = edgekit("package", source, "--recipe", mixed.recipe, "-o", tmp_path / "out")
+    recipe, text = read_recipe(mixed.recipe), " ".join(outcome.stdout.split())
+    assert (
+        f"repeated {recipe.name} {recipe.version} for {recipe.target} ({recipe.backend}, static-int8)" in text
+    )
+    score: Any = recipe.figures["score"]
+    assert f"{score['metric']} {score['value']}, source {score['source_value']}" in text
+    assert "no report: nothing was searched or judged anew" in text
+    assert not list((tmp_path / "out").glob("*report*"))
 
 
 def test_a_failed_repeat_keeps_what_is_there(mixed: Made, tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """Which samples calibrate and which judge: never the same ones, and never silently few."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.toolkit.package_run import isolated_home, mlp, package, read_only, samples, saved, stored
+from tests.toolkit.package_run import mlp, package, read_only, samples, saved, stored
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -17,10 +16,7 @@ from edgekit_toolkit.samples import Part, choose_samples, feeds_only
 INPUTS = (TensorSpec("x", "float32", ("N", 8)),)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with isolated_home(tmp_path_factory.mktemp("home")):
-        yield
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rows(part: Part) -> list[bytes]:
@@ -49,6 +45,13 @@ def test_shared_samples_do_not_judge(tmp_path: Path) -> None:
     assert chosen.warnings == (
         "4 evaluation samples are calibration samples too, and were left out of judging",
     )
+
+
+def test_a_shared_sample_is_found_whatever_its_label(tmp_path: Path) -> None:
+    x = samples(6, 1)["x"]
+    calibration = data(tmp_path, "c", x[:4], y=np.zeros(4, np.int64))
+    chosen = choose_samples(INPUTS, calibration, data(tmp_path, "e", x[2:], y=np.ones(4, np.int64)), {})
+    assert rows(chosen.evaluation) == [row.tobytes() for row in x[4:]]
 
 
 def test_nothing_but_shared_samples_is_refused(tmp_path: Path) -> None:

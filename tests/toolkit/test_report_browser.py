@@ -2,11 +2,13 @@
 
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.toolkit import report_sample
@@ -57,7 +59,14 @@ def _visit(site: Site, html: bytes, folder: Path) -> tuple[str, list[str], list[
     done = subprocess.run(
         [
             BROWSER,
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *(
+                "--headless",
+                "--window-size=1200,2000",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+            ),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             *("--disable-default-apps", "--disable-extensions", "--disable-dev-shm-usage"),
             f"--user-data-dir={folder / 'profile'}",
@@ -115,3 +124,55 @@ def test_page_without_policy_is_seen_to_log_and_to_request(site: Site, tmp_path:
 
     assert any("seen" in line for line in console)
     assert "http://evil.test/x.png" in requests
+
+
+# Run in the page: what is wider than the place it has, and which texts of a plot lie on each other.
+MEASURE = """<script>addEventListener('load', () => {
+  const wide = [...document.querySelectorAll('*')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
+    ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.ariaLabel);
+  if (document.documentElement.scrollWidth > innerWidth) wide.push('page');
+  const covered = [];
+  for (const plot of document.querySelectorAll('svg.plot')) {
+    const texts = [...plot.querySelectorAll('.point-label, .limit-text, .baseline-text')];
+    const boxes = texts.map(t => t.getBoundingClientRect());
+    boxes.forEach((a, i) => boxes.slice(0, i).forEach((b, j) => {
+      const dx = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const dy = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      // Boxes of letters have room above and below them.
+      if (dx > 0 && dy > 3) covered.push(texts[i].textContent + ' on ' + texts[j].textContent);
+    }));
+  }
+  document.title = JSON.stringify({width: innerWidth, wide, covered});
+});</script></main>"""
+
+
+def _measured(site: Site, page: Page, folder: Path) -> Any:
+    html = re.sub(r"<meta[^>]*Content-Security-Policy[^>]*>", "", page.html).replace("</main>", MEASURE, 1)
+    built, _, _ = _visit(site, html.encode(), folder)
+    match = re.search(r"<title>(\{.*?\})</title>", built)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def crowded() -> dict[str, Any]:
+    """A report for a target with a long name, with close points and figures of both origins."""
+    document = report_sample.packaged()
+    for index, candidate in enumerate(document["candidates"]):
+        candidate["label"] = f"int8 per-channel equalized, matrix products only, {index} layers in float"
+        for figure in candidate["figures"].values():
+            figure["value"] = 18.75 if figure["value"] is None else figure["value"]
+            figure["on"] = "jetson-orin-nano" if figure["on"] == "rpi5" else figure["on"]
+        if index > 1:
+            candidate["figures"]["size"]["value"] = 4_930_118 + 20_000 * index
+            candidate["figures"]["score"]["value"] = 0.88 + 0.0001 * (index % 3)
+    return document
+
+
+@pytest.mark.parametrize("sample", ["packaged", "refused", "crowded"])
+def test_at_1200_px_nothing_scrolls_sideways_and_no_label_covers_another(
+    sample: str, site: Site, tmp_path: Path
+) -> None:
+    document = crowded() if sample == "crowded" else getattr(report_sample, sample)()
+    measured = _measured(site, Page(document, tmp_path), tmp_path)
+
+    assert measured == {"width": 1200, "wide": [], "covered": []}

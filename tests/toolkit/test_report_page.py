@@ -268,8 +268,9 @@ def test_noise_shares_are_shown_in_percent(tmp_path: Path) -> None:
         layer["noise_share"] = share
     section = Page(document, tmp_path).section("layers")
 
-    assert "each layer adds when it alone is quantized (measured). Top 2 of 2 measured (3 layers)." in text(
-        section
+    assert (
+        "it alone is quantized, measured on 16 calibration samples. Top 2 of 2 measured (3 layers)."
+        in text(section)
     )
     rows = section.find(".//table[@class='bars']").findall(".//tbody/tr")
     assert [text(row).split()[-2:] for row in rows] == [["93.75", "%"], ["6.25", "%"]]
@@ -399,3 +400,12 @@ def test_ids_are_unique(tmp_path: Path) -> None:
     ]
 
     assert len(ids) == len(set(ids))
+
+
+def test_forms_that_were_set_aside_are_a_note_and_no_warning(tmp_path: Path) -> None:
+    document = report_sample.packaged()
+    page = Page(document, tmp_path)
+
+    note = f"Tried and set aside: {document['set_aside'][0]}."
+    assert note in text(page.section("candidates"))
+    assert "set aside" not in text(page.section("warnings"))

@@ -20,7 +20,7 @@ def _line(text: str, part: str) -> str:
 
 
 @pytest.mark.parametrize("sample", ["packaged", "refused", "bare"])
-@pytest.mark.parametrize("width", [80, 60, 120])
+@pytest.mark.parametrize("width", [80, 60, 40, 30, 120])
 def test_no_line_is_wider_than_the_console(sample: str, width: int) -> None:
     text = _printed(getattr(report_sample, sample)(), width)
 
@@ -51,6 +51,41 @@ def test_budget_lines_fit_80_columns_each_with_bar_and_origin() -> None:
     assert _line(text, "Size  ").endswith("(measured, host) ")
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_in_any_width_each_limit_and_each_figure_is_whole(width: int) -> None:
+    lines = _printed(report_sample.packaged(), width).splitlines()
+    text = " ".join(" ".join(lines).split())
+
+    for limit in (
+        "5.24 of 10.0 MB",
+        "24.9 of 40.0 ms",
+        "0.80 of 1.00 points",
+        "38 % headroom (estimated, rpi5)",
+    ):
+        assert any(limit in line for line in lines), limit
+    for figure in ("9.36 MB", "!61.8 ms", "88.80 %", "!7.20", "24.9 ms"):
+        assert any(figure in line for line in lines), figure
+    for candidate in ("x C1 float16 weights", "> C5 int8 per channel mixed, 3 layers", "C6 int8 per channel"):
+        assert candidate in text
+
+
+def test_at_40_columns_each_figure_stands_beside_its_name() -> None:
+    text = " ".join(_printed(report_sample.packaged(), 40).split())
+
+    assert "Candidates (Size: measured, host; Latency: estimated, rpi5;" in text
+    assert "C3 int8 per tensor Size 4.81 MB, Latency 22.6 ms, Score 81.60 %, Drop !7.20 x C4" in text
+    assert "ok Latency 24.9 of 40.0 ms 38 % headroom (estimated, rpi5)" in text
+
+
+def test_a_budget_too_wide_for_a_table_is_stacked() -> None:
+    document = report_sample.packaged()
+    for candidate in document["candidates"]:
+        candidate["figures"]["latency"]["on"] = "jetson-orin-nano"
+    lines = _printed(document, 80).splitlines()
+
+    assert "   38 % headroom (estimated, jetson-orin-nano)" in lines
+
+
 def test_only_pareto_candidates_are_listed_and_the_chosen_one_is_marked() -> None:
     text = _printed(report_sample.packaged())
 
@@ -77,6 +112,13 @@ def test_common_origin_stands_in_the_heading_and_mixed_ones_in_the_cells() -> No
     assert "24.9 ms est." in _line(text, "C5 int8")
     assert "est. estimated" in text
     assert _line(text, "see cells").split() == ["Candidate", "host", "see", "cells", "host", "host"]
+
+
+def test_forms_that_were_set_aside_are_a_note_below_the_candidates() -> None:
+    document = report_sample.packaged()
+    lines = " ".join(_printed(document).split())
+
+    assert f"3 dominated not shown tried and set aside: {document['set_aside'][0]}" in lines
 
 
 def test_refused_outcome_names_binding_limit_closest_candidate_and_need() -> None:

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.toolkit.command_run import invoker
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.commands.targets import command
@@ -16,8 +16,7 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(command, arguments, catch_exceptions=False)
+invoke = invoker(command)
 
 
 def test_without_name_lists_every_target() -> None:

@@ -5,15 +5,15 @@ It judges only by output noise on calibration samples; scores on held-out sample
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 import onnx
 
-from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.graph import opset
-from edgekit_toolkit.nesting import computes_in_integers, nodes
+from edgekit_toolkit.nesting import computes_in_integers, float_types, nodes
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
@@ -22,13 +22,14 @@ from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import (
-    BlockNoise,
     Fidelity,
     blocks,
     decibel,
     measure_blocks,
     release,
 )
+from edgekit_toolkit.shards import Batching
+from edgekit_toolkit.specs import tensor_specs
 
 _MIN_QDQ_OPSET = 13
 _MAX_RELEASED = 6
@@ -41,38 +42,6 @@ _FIDELITY_SAMPLES = 16
 _FIDELITY_BYTES = 64 << 20
 # Fidelity is measured a hundred times: a pass over its samples should not take longer than this.
 _FIDELITY_PASS_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One form of the model.
-
-    Attributes:
-        label: what it is, for people.
-        form: how to build it again.
-        model: the form's model.
-        snr_db: output signal to noise on calibration samples, against the float model.
-    """
-
-    label: str
-    form: Form
-    model: onnx.ModelProto
-    snr_db: float
-
-
-@dataclass(slots=True)
-class Found:
-    """What the search has found so far.
-
-    Attributes:
-        candidates: the float model first.
-        noises: noise of single blocks, as far as they were measured.
-        dropped: forms that could not be built or run, with the reason.
-    """
-
-    candidates: list[Candidate] = field(default_factory=list)
-    noises: list[BlockNoise] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
 
 
 def find_candidates(
@@ -100,16 +69,13 @@ def find_candidates(
         progress: called with what is done now, how much of it is done and how much there is.
         clock: seconds since any moment.
     """
-    fidelity = Fidelity(model, _fidelity_samples(model, calibration, threads), threads=threads)
-    float32 = Form(forms.FLOAT32)
-    quantized = computes_in_integers(model) or any(
-        node.op_type == "DequantizeLinear" for node in nodes(model)
-    )
-    label = "as it is" if quantized else "float32"
-    found = Found([Candidate(label, float32, build(model, float32) or model, decibel(0.0))])
-    if quantized:  # codes of codes would only lose
-        found.dropped.append("all other forms: the model is already quantized")
+    found = Found([_as_given(model)])
+    if (reason := _bar_to_other_forms(model)) is not None:
+        found.dropped.append(f"all other forms: {reason}")
         return found
+    samples = _fidelity_samples(model, calibration, threads)
+    fidelity = Fidelity(model, samples, threads=threads)
+    found.noise_samples = len(samples) * (Batching.of(tensor_specs(model)[0]).size or 1)
     labels = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
@@ -119,7 +85,7 @@ def find_candidates(
     for kind, label in labels.items():
         if kind in kinds:
             progress(f"building: {label}", None, None)
-            _add(found, label, model, Form(kind), fidelity)
+            found.add(label, model, Form(kind), fidelity)
     if forms.STATIC_INT8 not in kinds:
         return found
     if opset(model) < _MIN_QDQ_OPSET:
@@ -144,6 +110,30 @@ def find_candidates(
     return found
 
 
+def _as_given(model: onnx.ModelProto) -> Candidate:
+    """The model itself, called after the floats that it computes in."""
+    form, types = Form(forms.FLOAT32), float_types(model)
+    label = " and ".join(types) if types and not _is_quantized(model) else "as it is"
+    return Candidate(label, form, build(model, form) or model, decibel(0.0))
+
+
+def _bar_to_other_forms(model: onnx.ModelProto) -> str | None:
+    """Why no other form is made of this model; None where some may be."""
+    if _is_quantized(model):  # codes of codes would only lose
+        return "the model is already quantized"
+    types = float_types(model)
+    if types and "float32" not in types:
+        return (
+            f"the model computes in {' and '.join(types)}, and they are made of float32 models; give that"
+            " one to have them"
+        )
+    return None
+
+
+def _is_quantized(model: onnx.ModelProto) -> bool:
+    return computes_in_integers(model) or any(node.op_type == "DequantizeLinear" for node in nodes(model))
+
+
 def _fidelity_samples(
     model: onnx.ModelProto, calibration: Callable[[], Iterator[Feeds]], threads: int
 ) -> list[Feeds]:
@@ -159,22 +149,6 @@ def _fidelity_samples(
         if len(samples) >= 2 and (held > _FIDELITY_BYTES or spent_s > _FIDELITY_PASS_S):
             break
     return samples
-
-
-def _add(
-    found: Found, label: str, model: onnx.ModelProto, form: Form, fidelity: Fidelity
-) -> Candidate | None:
-    """Build a form and add it, unless it changes nothing; one that fails or cannot run is reported."""
-    try:
-        built = build(model, form)
-        if built is None:
-            return None
-        candidate = Candidate(label, form, built, decibel(fidelity.noise(built)))
-    except EdgekitError as error:
-        found.dropped.append(f"{label}: {str(error).splitlines()[0]}")
-        return None
-    found.candidates.append(candidate)
-    return candidate
 
 
 def _static(
@@ -220,7 +194,7 @@ def _static(
             progress(f"building: int8 {label}, {where}", None, None)
             plan = Plan(scheme, frozenset(names), balanced if equal else whole, per_channel)
             form = Form(forms.STATIC_INT8, plan, factors if equal else {})
-            candidate = _add(found, f"int8 {label}, {where}", model, form, fidelity)
+            candidate = found.add(f"int8 {label}, {where}", model, form, fidelity)
             if candidate is not None:
                 rivals.append(candidate)
         made.extend(_best(rivals, found))
@@ -248,7 +222,7 @@ def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
         if one in kept:
             continue
         if one in per_channel or (kept and one.snr_db < kept[0].snr_db - _PER_TENSOR_LOSS_DB):
-            found.candidates.remove(one)
+            found.put_aside(one, kept[0])
         else:
             kept.append(one)
     return kept
@@ -283,4 +257,4 @@ def _mixed(
             return  # all in float: that candidate is there already
         progress("mixed precision", count, _MAX_RELEASED)
         label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
-        _add(found, label, model, replace(best.form, plan=step.plan), fidelity)
+        found.add(label, model, replace(best.form, plan=step.plan), fidelity)

@@ -177,12 +177,6 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
     return source.selected(chosen), source.selected(~chosen)
 
 
-def overlap(first: DataSource, second: DataSource) -> int:
-    """Return how many samples of `second` have the same inputs as some sample of `first`."""
-    known = set(first.digests())
-    return sum(digest in known for digest in second.digests())
-
-
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     digest = hashlib.sha256()
     for name, array in arrays.items():

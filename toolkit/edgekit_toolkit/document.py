@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -12,11 +12,17 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
 from edgekit_toolkit.graph import GraphIndex, opset
 from edgekit_toolkit.judge import cost_of_nodes
-from edgekit_toolkit.packaging import Run, measures_here
 from edgekit_toolkit.publish import Published, host_facts, now
-from edgekit_toolkit.quantize.forms import stored_layers
+from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
+from edgekit_toolkit.runs import Run, measures_here
+
+_FLOATS = {
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+    onnx.TensorProto.DOUBLE: "fp64",
+}
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -24,10 +30,9 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
 
     Args:
         run: what was found.
-        command: as the user typed it.
+        command: that made it.
         published: files written, or None after a refusal.
     """
-    target = run.request.target
     return {
         "schema": SCHEMA_ID,
         "edgekit": __version__,
@@ -35,60 +40,75 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "command": command,
         "name": run.request.name,
         "version": run.request.version,
-        "target": {
-            "name": target.name,
-            "title": target.title,
-            "backend": target.backend.default,
-            "form": target.quantization.form,
-        },
+        "target": _target(run),
         "source": _source(run),
         "warnings": list(run.warnings),
+        "set_aside": list(run.found.set_aside),
         "data": _data(run),
-        "steps": [_step(step) for step in run.optimised.steps],
-        "candidates": [_candidate(run, place) for place in range(len(run.measured))],
+        "steps": [_step(step) for step in run.prepared.optimised.steps],
+        "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
-        "outcome": {
-            "kind": "refused" if run.choice.chosen is None else "packaged",
-            "chosen": run.choice.chosen,
-            "reason": run.choice.reason,
-            "binding": list(run.choice.binding),
-            "closest": run.choice.closest,
-            "needed": run.choice.needed,
-        },
+        "outcome": _outcome(run),
         "layers": _layers(run),
-        "package": None
-        if published is None
-        else {
-            "file": published.package,
-            "bytes": published.size_bytes,
-            "sha256": published.sha256,
-            "key_id": published.key_id,
-        },
+        "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
         "evidence": None if published is None else published.evidence,
-        "provenance": {
-            "tools": tool_versions(),
-            "host": host_facts(),
-            "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
-            "recipe_sha256": None
-            if run.choice.chosen is None
-            else run.recipes[run.position(run.choice.chosen)].sha256,
-        },
+        "provenance": _provenance(run),
+    }
+
+
+def _target(run: Run) -> dict[str, Any]:
+    target = run.request.target
+    return {
+        "name": target.name,
+        "title": target.title,
+        "backend": target.backend.default,
+        "form": target.quantization.form,
+    }
+
+
+def _outcome(run: Run) -> dict[str, Any]:
+    return {
+        "kind": "refused" if run.choice.chosen is None else "packaged",
+        "chosen": run.choice.chosen,
+        "reason": run.choice.reason,
+        "binding": list(run.choice.binding),
+        "closest": run.choice.closest,
+        "needed": run.choice.needed,
+    }
+
+
+def _package(published: Published) -> dict[str, Any]:
+    return {
+        "file": published.package,
+        "bytes": published.size_bytes,
+        "sha256": published.sha256,
+        "key_id": published.key_id,
+    }
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    chosen = run.choice.chosen
+    return {
+        "tools": tool_versions(),
+        "host": host_facts(),
+        "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
+        "recipe_sha256": None if chosen is None else run.drafts[run.position(chosen)].recipe.sha256,
     }
 
 
 def _source(run: Run) -> dict[str, Any]:
-    model = run.source.model
+    model = run.prepared.source.model
     parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
     return {
-        "file": run.source.path.name,
-        "sha256": run.source.sha256,
-        "bytes": run.source.bytes,
+        "file": run.prepared.source.path.name,
+        "sha256": run.prepared.source.sha256,
+        "bytes": run.prepared.source.bytes,
         "opset": opset(model),
         "nodes": len(model.graph.node),
         "parameters": parameters,
-        "inputs": [_tensor(spec) for spec in run.source.inputs],
-        "outputs": [_tensor(spec) for spec in run.source.outputs],
+        "inputs": [_tensor(spec) for spec in run.prepared.source.inputs],
+        "outputs": [_tensor(spec) for spec in run.prepared.source.outputs],
     }
 
 
@@ -97,19 +117,20 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _data(run: Run) -> dict[str, Any]:
-    calibration, evaluation = run.samples.calibration, run.samples.evaluation
+    calibration, evaluation = run.prepared.samples.calibration, run.prepared.samples.evaluation
     return {
         "calibration": {
             "kind": calibration.kind,
             "samples": calibration.count,
             "sha256": calibration.sha256,
+            "noise_samples": run.found.noise_samples,
         },
         "evaluation": {
             "kind": evaluation.kind,
-            "samples": run.scores.samples,
+            "samples": run.judged.scores.samples,
             "sha256": evaluation.sha256,
-            "metric": run.scores.metric.name,
-            "baseline": run.scores.baseline,
+            "metric": run.judged.scores.metric.name,
+            "baseline": run.judged.scores.baseline,
         },
     }
 
@@ -137,8 +158,8 @@ def figures(run: Run, place: int) -> dict[str, Any]:
     """Figures of one candidate with their labels."""
     target = run.request.target
     here = measures_here(target)
-    host_ms = run.latencies[place].median_s * 1e3
-    costs = run.measured[place].figures
+    host_ms = run.judged.latencies[place].median_s * 1e3
+    costs = run.drafts[place].measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
         "latency": _figure(
@@ -147,15 +168,15 @@ def figures(run: Run, place: int) -> dict[str, Any]:
         "host_latency": _figure(host_ms, "measured", "host"),
         "memory": _figure(costs["memory"], "estimated", target.name),
         "energy": _figure(costs["energy"], "modelled", target.name),
-        "score": _figure(run.scores.scores[place], "measured", "host"),
+        "score": _figure(run.judged.scores.scores[place], "measured", "host"),
         "drop": _figure(costs["drop"], "measured", "host"),
     }
 
 
 def _candidate(run: Run, place: int) -> dict[str, Any]:
-    measured = run.measured[place]
+    measured = run.drafts[place].measured
     violations = run.request.budget.violations(measured.figures)
-    stored = stored_layers(run.floats, run.found.candidates[place].form)
+    stored = _stored(run, place)
     return {
         "id": measured.id,
         "label": measured.label,
@@ -168,15 +189,31 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
     }
 
 
+def _stored(run: Run, place: int) -> dict[str, StoredLayer]:
+    """How each layer is stored; one that the form leaves alone has the float type of the source."""
+    floats = run.prepared.floats
+    index = GraphIndex(floats.graph)
+    stored = stored_layers(floats, run.found.candidates[place].form)
+    return {
+        name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
+        for name, layer in stored.items()
+    }
+
+
+def _float_name(index: GraphIndex, output: str) -> str:
+    weight = index.initializers.get(index.producers[output].input[1])
+    return "fp32" if weight is None else _FLOATS.get(weight.data_type, "fp32")
+
+
 def _subject(run: Run) -> int:
     """The candidate that the budget lines and layers speak of: the chosen one, or the closest."""
-    return run.position(run.choice.chosen or run.choice.closest or run.measured[0].id)
+    return run.position(run.choice.chosen or run.choice.closest or run.drafts[0].measured.id)
 
 
 def _budget(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
     found = figures(run, place)
-    violations = run.request.budget.violations(run.measured[place].figures)
+    violations = run.request.budget.violations(run.drafts[place].measured.figures)
     return [
         {
             "limit": name,
@@ -192,13 +229,13 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def _layers(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
-    stored = stored_layers(run.floats, run.found.candidates[place].form)
-    index = GraphIndex(run.floats.graph)
-    macs = {cost.name: cost for cost in cost_of_nodes(run.floats, run.dims)}
+    stored = _stored(run, place)
+    index = GraphIndex(run.prepared.floats.graph)
+    macs = {cost.name: cost for cost in cost_of_nodes(run.prepared.floats, run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
     layers = []
-    for node in run.floats.graph.node:
+    for node in run.prepared.floats.graph.node:
         layer = stored.get(node.output[0])
         if layer is None:
             continue
@@ -221,25 +258,31 @@ def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
     return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
 
 
-def evidence_figures(run: Run, place: int, memory: Mapping[str, Any] | None) -> dict[str, Any]:
+def evidence_figures(run: Run, place: int) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
-    low, high = run.latencies[place].quartiles_s
-    modelled = run.modelled[place]
+    low, high = run.judged.latencies[place].quartiles_s
+    modelled = run.judged.modelled[place]
     return {
         "target": run.request.target.name,
         "latency_here": {
-            "median_ms": run.latencies[place].median_s * 1e3,
+            "median_ms": run.judged.latencies[place].median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],
-            "ratio_to_source": run.latencies[place].ratio_to(run.source_latency),
-            "rounds": len(run.latencies[place].seconds),
+            "ratio_to_source": run.judged.latencies[place].ratio_to(run.judged.source_latency),
+            "rounds": len(run.judged.latencies[place].seconds),
             "threads": run.request.threads,
             "label": "measured",
         },
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
-        "memory_here": memory,
+        "memory_here": None
+        if run.peak is None
+        else {
+            "peak_bytes": run.peak.total_bytes,
+            "engine_bytes": run.peak.engine_bytes,
+            "label": "measured",
+        },
         "memory_estimate": _figure(
-            run.measured[place].figures["memory"], "estimated", run.request.target.name
+            run.drafts[place].measured.figures["memory"], "estimated", run.request.target.name
         ),
         "tensorrt_check": None
         if run.tensorrt is None

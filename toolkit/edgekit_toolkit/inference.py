@@ -4,7 +4,6 @@ Any number of samples is run in the batch that the model takes. It does not prep
 output is whether it looks like class scores.
 """
 
-import io
 import zipfile  # noqa: TID251 - an .npz is data for the user, not a package
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from edgekit_runtime.files import write_atomically
 from edgekit_runtime.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.shards import Batching
@@ -131,11 +131,9 @@ def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        text = bytes(package.read(path)).decode("utf-8")
+        return class_names(bytes(package.read(path)).decode("utf-8"))
     except UnicodeDecodeError as cause:
         raise PackageError(f"{package.path}: labels '{path}' are not text in UTF-8: {cause}") from cause
-    # Not splitlines(), which also splits at rarer characters that may stand in a name.
-    return tuple(line.removesuffix("\n") for line in io.StringIO(text, newline=None))
 
 
 def find_top_classes(

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import DataError, EdgekitError, ModelError
-from edgekit_toolkit.candidates import Candidate
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.found import Candidate
 from edgekit_toolkit.measure import Latency, LatencyLimits, measure_engine_bytes, measure_latency
 from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
@@ -149,8 +149,8 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
     return {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in dynamic_dims(model)}
 
 
-def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | None:
-    """Return the estimated peak memory with onnxruntime on the target, or None where it cannot be estimated.
+def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | str:
+    """Return the estimated peak memory with onnxruntime on the target, or why it cannot be estimated.
 
     The engine's part is that of this machine.
     """
@@ -158,5 +158,5 @@ def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, i
         return estimate_peak_memory(
             model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
         )
-    except EdgekitError:
-        return None
+    except EdgekitError as error:
+        return f"peak memory is not estimated: {str(error).splitlines()[0]}"

@@ -18,6 +18,14 @@ _INTEGER_OPERATORS = frozenset(
     }
 )
 
+_FLOAT_TYPES = {
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.DOUBLE: "float64",
+}
+_CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"})
+
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yield `graph` and every graph inside its `If`, `Loop` and `Scan` nodes, outer ones first."""
@@ -34,6 +42,20 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def computes_in_integers(model: onnx.ModelProto) -> bool:
     """Return whether activations become integer codes somewhere in the model."""
     return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))
+
+
+def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the float types in which nodes compute, by name and sorted; conversions do not count.
+
+    Args:
+        model: with inferred shapes; what has no known type is passed over.
+    """
+    found = set()
+    for graph in graphs(model.graph):
+        types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+        made = [name for node in graph.node if node.op_type not in _CONVERSIONS for name in node.output]
+        found |= {_FLOAT_TYPES[types[name]] for name in made if types.get(name) in _FLOAT_TYPES}
+    return tuple(sorted(found))
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -1,54 +1,40 @@
-"""The main job: from a model file to a signed package, its recipe, evidence and report.
+"""The main job: from a model file to a choice among measured candidates. Nothing is written here.
 
-Each phase is a function of the ones before; nothing is written before the choice is made, and every file is
-written whole or not at all.
+Each phase is a function of the ones before; this is the only place that knows their order.
 """
 
-import hashlib
-import math
-import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import onnx
 
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.budget import Budget
-from edgekit_toolkit.candidates import Candidate, Found, find_candidates
+from edgekit_toolkit.acceptance import choose_accepted
+from edgekit_toolkit.attachments import find_labels_problem
+from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
-from edgekit_toolkit.feeds import DEFAULT_RANGE, Feeds, batch_dims, bind_dims
+from edgekit_toolkit.drafts import draft_packages
+from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
+from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
-from edgekit_toolkit.judge import (
-    Modelled,
-    Scores,
-    estimate_memory,
-    measure_latencies,
-    model_on_target,
-    score_candidates,
-)
-from edgekit_toolkit.measure import Latency
-from edgekit_toolkit.memory import MemoryEstimate
-from edgekit_toolkit.pack import Assembled, assemble, golden_reference, package_bytes
-from edgekit_toolkit.passes.pipeline import Optimised, optimise
+from edgekit_toolkit.judge import estimate_memory, measure_latencies, model_on_target, score_candidates
+from edgekit_toolkit.measure import measure_peak_memory
+from edgekit_toolkit.pack import MODEL_PATH
+from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
-from edgekit_toolkit.recipe import Recipe
-from edgekit_toolkit.samples import Samples, choose_samples, feeds_only
-from edgekit_toolkit.search import Choice, Measured, choose, pareto_front
+from edgekit_toolkit.runs import Judged, Prepared, Request, Run
+from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
+from edgekit_toolkit.search import pareto_front
 from edgekit_toolkit.sign import StatementSigner
-from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.targets import Target
-from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tensorrt
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
 _LARGE_FEEDS_BYTES = 1 << 20
-_GOLDEN_SEED = 0
 # Forms by the engine that the package is for. TensorRT takes none of the others (docs/tensorrt.md).
 _KINDS = {
     "ort": frozenset(forms.KINDS),
@@ -56,79 +42,6 @@ _KINDS = {
 }
 
 Progress = Callable[[str, int | None, int | None], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the user asked for.
-
-    Attributes:
-        model: path of the source model.
-        target: to package for.
-        budget: limits.
-        name, version: of the package.
-        calibration, evaluation: paths of samples, or None.
-        metric: as for `metrics.find_metric`.
-        batch: fixed batch, or None to leave it as it is.
-        dims: sizes of free dimensions for measuring.
-        labels: one class name a line, or None.
-        preprocessing: description of the preprocessing, or None.
-        threads: of the engine while judging and measuring.
-        search_s: seconds for the mixed-precision search.
-    """
-
-    model: Path
-    target: Target
-    budget: Budget
-    name: str
-    version: str
-    calibration: Path | None = None
-    evaluation: Path | None = None
-    metric: str = "auto"
-    batch: int | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    labels: str | None = None
-    preprocessing: Mapping[str, Any] | None = None
-    threads: int = 2
-    search_s: float = 50.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Everything that one run found out; package, evidence and report are made from it.
-
-    Tuples hold one entry a candidate, in one order.
-    """
-
-    request: Request
-    source: SourceModel
-    dims: Mapping[str, int]
-    samples: Samples
-    optimised: Optimised
-    floats: onnx.ModelProto
-    found: Found
-    scores: Scores
-    source_latency: Latency
-    latencies: tuple[Latency, ...]
-    modelled: tuple[Modelled, ...]
-    memory: tuple[MemoryEstimate | None, ...]
-    recipes: tuple[Recipe, ...]
-    packages: tuple[Assembled, ...]
-    measured: tuple[Measured, ...]
-    front: frozenset[str]
-    choice: Choice
-    tensorrt: TensorRtCheck | None
-    seconds: Mapping[str, float]
-    warnings: Sequence[str]
-
-    def position(self, candidate_id: str) -> int:
-        """Place of a candidate in the tuples."""
-        return next(place for place, one in enumerate(self.measured) if one.id == candidate_id)
-
-
-def measures_here(target: Target) -> bool:
-    """Whether latency on this machine stands for the target: the generic target of this architecture."""
-    return target.name == "x86-64" and platform.machine() == "x86_64"
 
 
 class _Phases:
@@ -155,131 +68,89 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         BackendError: the engine fails on the source model.
     """
     phases = _Phases(progress)
+    prepared = _prepare(request, phases)
+    with phases.phase("search"):
+        found = _find(request, prepared, progress)
+    judged = _judge(request, prepared, found, phases)
+    with phases.phase("choose"):
+        drafts = draft_packages(request, prepared, found, judged, signer)
+        measured = [draft.measured for draft in drafts]
+        models = {item.id: one.model for item, one in zip(measured, found.candidates, strict=True)}
+        accepted = choose_accepted(request.target, request.budget, measured, models, prepared.feeds[0])
+    return Run(
+        request=request,
+        prepared=prepared,
+        found=found,
+        judged=judged,
+        drafts=drafts,
+        front=pareto_front(measured),
+        choice=accepted.choice,
+        tensorrt=accepted.check,
+        seconds=phases.seconds,
+        warnings=[*_warnings(request, prepared, found), *judged.problems, *accepted.notes],
+    )
+
+
+def with_measured_memory(run: Run, candidate_id: str) -> Run:
+    """Return the run with the peak memory of a fresh process here that runs the candidate's package."""
+    package = run.drafts[run.position(candidate_id)].package
+    try:
+        peak = measure_peak_memory(package.artifacts[MODEL_PATH], run.prepared.feeds[0])
+    except BackendError as error:
+        reason = str(error).splitlines()[0]
+        return replace(run, warnings=[*run.warnings, f"peak memory was not measured here: {reason}"])
+    return replace(run, peak=peak)
+
+
+def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
         source = load_onnx(request.model)
         dims = _settled_dims(source, request)
         samples = choose_samples(_fixed(source, request.batch), request.calibration, request.evaluation, dims)
     with phases.phase("optimise"):
-        feeds = _first(samples, _PARITY_FEEDS)
-        if sum(array.nbytes for array in feeds[0].values()) > _LARGE_FEEDS_BYTES:
-            feeds = feeds[:1]
+        feeds = _parity_feeds(samples)
         optimised = optimise(source.model, batch=request.batch, feeds=feeds)
         floats = onnx.shape_inference.infer_shapes(optimised.model)
-    backend = request.target.backend.default
-    with phases.phase("search"):
-        found = find_candidates(
-            floats,
-            lambda: feeds_only(samples.calibration),
-            scheme=_scheme(request.target),
-            per_channel=request.target.quantization.per_channel,
-            kinds=_KINDS.get(backend, _KINDS["ort"]),
-            threads=request.threads,
-            time_limit_s=request.search_s,
-            progress=progress,
-        )
+    return Prepared(
+        source=source, dims=dims, samples=samples, feeds=feeds, optimised=optimised, floats=floats
+    )
+
+
+def _find(request: Request, prepared: Prepared, progress: Progress) -> Found:
+    target = request.target
+    return find_candidates(
+        prepared.floats,
+        lambda: feeds_only(prepared.samples.calibration),
+        scheme=_scheme(target),
+        per_channel=target.quantization.per_channel,
+        kinds=_KINDS.get(target.backend.default, _KINDS["ort"]),
+        threads=request.threads,
+        time_limit_s=request.search_s,
+        progress=progress,
+    )
+
+
+def _judge(request: Request, prepared: Prepared, found: Found, phases: _Phases) -> Judged:
+    source, target, dims = prepared.source.model, request.target, prepared.dims
     with phases.phase("judge"):
         scores = score_candidates(
-            source.model, found.candidates, samples.evaluation, request.metric, threads=request.threads,
-            progress=lambda done, total: progress("judging on held-out samples", done, total),
+            source, found.candidates, prepared.samples.evaluation, request.metric, threads=request.threads,
+            progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
     with phases.phase("measure"):
         source_latency, latencies = measure_latencies(
-            source.model, found.candidates, feeds[0], threads=request.threads
+            source, found.candidates, prepared.feeds[0], threads=request.threads
         )
-        modelled = tuple(model_on_target(one.model, request.target, dims) for one in found.candidates)
-        memory = tuple(estimate_memory(one.model, request.target, dims) for one in found.candidates)
-    with phases.phase("choose"):
-        ranges = _input_ranges(source, samples)
-        recipes = tuple(
-            _recipe(
-                request,
-                source,
-                dims,
-                ranges,
-                optimised,
-                one,
-                _figures(one, scores, place, samples, memory[place]),
-            )
-            for place, one in enumerate(found.candidates)
-        )
-        reference = golden_reference(floats, dims, ranges, _GOLDEN_SEED)
-        packages = tuple(
-            assemble(recipe, reference, one.model)
-            for recipe, one in zip(recipes, found.candidates, strict=True)
-        )
-        sizes = tuple(package_bytes(package, signer) for package in packages)
-        measured = tuple(
-            Measured(f"C{place}", one.label, _costs(
-                request.target, sizes[place], latencies[place], modelled[place], memory[place],
-                scores.drop_points(place),
-            ))
-            for place, one in enumerate(found.candidates)
-        )  # fmt: skip
-        models = {item.id: one.model for item, one in zip(measured, found.candidates, strict=True)}
-        choice, tensorrt, refusals = _choose_accepted(request, measured, models, feeds[0])
-    return Run(
-        request=request,
-        source=source,
-        dims=dims,
-        samples=samples,
-        optimised=optimised,
-        floats=floats,
-        found=found,
+        modelled = tuple(model_on_target(one.model, target, dims) for one in found.candidates)
+        estimates = [estimate_memory(one.model, target, dims) for one in found.candidates]
+    return Judged(
         scores=scores,
         source_latency=source_latency,
         latencies=latencies,
         modelled=modelled,
-        memory=memory,
-        recipes=recipes,
-        packages=packages,
-        measured=measured,
-        front=pareto_front(measured),
-        choice=choice,
-        tensorrt=tensorrt,
-        seconds=phases.seconds,
-        warnings=[*_warnings(request, samples, found), *refusals],
+        memory=tuple(None if isinstance(one, str) else one for one in estimates),
+        problems=tuple(dict.fromkeys(one for one in estimates if isinstance(one, str))),
     )
-
-
-def _choose_accepted(
-    request: Request, measured: Sequence[Measured], models: Mapping[str, onnx.ModelProto], feeds: Feeds
-) -> tuple[Choice, TensorRtCheck | None, list[str]]:
-    """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses."""
-    left = list(measured)
-    refused: list[str] = []
-    while True:
-        choice = choose(left, request.budget)
-        if request.target.backend.default != "tensorrt":
-            return choice, None, []
-        if choice.chosen is None:
-            return _with_refusals(choice, refused), None, refused
-        check = check_tensorrt(models[choice.chosen], dims=_shape_ranges(models[choice.chosen], feeds))
-        if check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
-            note = f"not checked with TensorRT's parser and builder: {check.errors[0]}"
-            return choice, None, [*refused, note]
-        if check.accepted:
-            return choice, check, refused
-        refused.append(f"TensorRT refuses {choice.chosen}: {check.errors[0]}")
-        left = [one for one in left if one.id != choice.chosen]
-        if not left:
-            reason = "TensorRT refuses every candidate that keeps the limits"
-            choice = Choice(None, (), choice.chosen, reason, "a model that its parser accepts")
-            return _with_refusals(choice, refused), None, refused
-
-
-def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
-    """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
-    return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
-
-
-def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
-    """Shapes of the inputs with free sizes beside the batch, which TensorRT must be told."""
-    inputs, _ = tensor_specs(model)
-    return {
-        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
-        for spec in inputs
-        if any(isinstance(size, str) for size in spec.shape[1:])
-    }
 
 
 def _scheme(target: Target) -> Scheme:
@@ -314,97 +185,17 @@ def _fixed(source: SourceModel, batch: int | None) -> tuple[TensorSpec, ...]:
     )
 
 
-def _first(samples: Samples, count: int) -> list[Feeds]:
-    return list(islice(feeds_only(samples.calibration), count))
+def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
+    feeds = first_feeds(samples.calibration, _PARITY_FEEDS)
+    large = sum(array.nbytes for array in feeds[0].values()) > _LARGE_FEEDS_BYTES
+    return feeds[:1] if large else feeds
 
 
-def _input_ranges(source: SourceModel, samples: Samples) -> dict[str, tuple[float, float]]:
-    """Smallest and largest value of each float32 input over the first calibration samples."""
-    found: dict[str, tuple[float, float]] = {}
-    for feeds in islice(feeds_only(samples.calibration), 16):
-        for spec in source.inputs:
-            value = feeds[spec.name]
-            if value.dtype.kind == "f" and value.size:
-                low, high = found.get(spec.name, (float("inf"), float("-inf")))
-                found[spec.name] = (min(low, float(value.min())), max(high, float(value.max())))
-    return {name: pair if pair[0] < pair[1] else DEFAULT_RANGE for name, pair in found.items()}
-
-
-def _recipe(
-    request: Request,
-    source: SourceModel,
-    dims: Mapping[str, int],
-    ranges: Mapping[str, tuple[float, float]],
-    optimised: Optimised,
-    candidate: Candidate,
-    figures: Mapping[str, Any],
-) -> Recipe:
-    return Recipe(
-        name=request.name,
-        version=request.version,
-        target=request.target.name,
-        backend=request.target.backend.default,
-        source_sha256=source.sha256,
-        batch=request.batch,
-        dims=dims,
-        steps=tuple((step.name, step.form) for step in optimised.steps if step.applied),
-        form=candidate.form,
-        model_sha256=hashlib.sha256(candidate.model.SerializeToString(deterministic=True)).hexdigest(),
-        golden_seed=_GOLDEN_SEED,
-        golden_ranges=ranges,
-        budget=request.budget.limits,
-        figures=figures,
-        labels=request.labels,
-        preprocessing=request.preprocessing,
-    )
-
-
-def _figures(
-    candidate: Candidate, scores: Scores, place: int, samples: Samples, memory: MemoryEstimate | None
-) -> dict[str, Any]:
-    """Figures of the manifest: those that do not vary from run to run."""
-    return {
-        "model_bytes": candidate.model.ByteSize(),
-        "score": {
-            "metric": scores.metric.name,
-            "value": round(scores.scores[place], 6),
-            "source_value": round(scores.baseline, 6),
-            "samples": scores.samples,
-            "samples_kind": samples.evaluation.kind,
-            "samples_sha256": samples.evaluation.sha256,
-            "label": "measured",
-            "on": "host",
-            "engine": "onnxruntime",
-        },
-        # Without the engine's part: that is measured on the host and varies from run to run.
-        "memory_estimate": None
-        if memory is None
-        else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
-    }
-
-
-def _costs(
-    target: Target,
-    size: int,
-    latency: Latency,
-    modelled: Modelled,
-    memory: MemoryEstimate | None,
-    drop: float,
-) -> dict[str, float]:
-    """Costs in the units of the budget; one that is not known is infinite, so that no limit on it is kept."""
-    here = measures_here(target)
-    latency_ms = latency.median_s * 1e3 if here else modelled.latency_ms
-    return {
-        "size": float(size),
-        "latency": math.inf if latency_ms is None else latency_ms,
-        "memory": math.inf if memory is None else float(memory.total_bytes),
-        "energy": math.inf if modelled.energy_mj is None else modelled.energy_mj,
-        "drop": drop,
-    }
-
-
-def _warnings(request: Request, samples: Samples, found: Found) -> list[str]:
-    notes = list(samples.warnings)
+def _warnings(request: Request, prepared: Prepared, found: Found) -> list[str]:
+    notes = list(prepared.samples.warnings)
+    if request.labels is not None:
+        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        notes.extend([] if problem is None else [problem])
     notes.extend(f"left out: {text}" for text in found.dropped)
     backend = request.target.backend.default
     if backend not in _KINDS:
@@ -420,8 +211,3 @@ def _warnings(request: Request, samples: Samples, found: Found) -> list[str]:
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
     return notes
-
-
-def first_feeds(run: Run) -> Feeds:
-    """The first calibration sample, for measuring."""
-    return _first(run.samples, 1)[0]

@@ -16,11 +16,10 @@ import onnx
 
 from edgekit_runtime import __version__
 from edgekit_runtime.archive import write_package
-from edgekit_runtime.errors import BackendError, DataError, ManifestError, OutputError, RecipeError
+from edgekit_runtime.errors import DataError, ManifestError, OutputError, RecipeError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
 from edgekit_toolkit.importers.onnx import load_onnx
-from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
@@ -86,6 +85,7 @@ def staging(folder: Path) -> Iterator[Path]:
         stage = Path(tempfile.mkdtemp(prefix=".edgekit-", dir=folder))
         try:
             yield stage
+            _check_places(stage, folder)
             try:
                 _move_files(stage, folder)
             except KeyboardInterrupt:
@@ -99,6 +99,17 @@ def staging(folder: Path) -> Iterator[Path]:
         raise OutputError(
             f"cannot write into {folder}: {error.strerror or error}; free space, or choose another by -o"
         ) from error
+
+
+def _check_places(stage: Path, folder: Path) -> None:
+    """Refuse before the first file is in its place what would stop a later one."""
+    for path in sorted(stage.iterdir()):
+        place = folder / path.name
+        if place.is_dir() and not place.is_symlink():
+            raise OutputError(
+                f"cannot write into {folder}: a folder lies at {path.name}, the place of a result; move it"
+                " away, or choose another output folder by -o"
+            )
 
 
 def _move_files(stage: Path, folder: Path) -> None:
@@ -197,14 +208,6 @@ def _read(path: str) -> str:
 def now() -> str:
     """The time, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def measured_memory(assembled: Assembled, feeds: Mapping[str, Any]) -> PeakMemory | None:
-    """Peak memory of a fresh process here that runs the packaged model; None where it is unknown."""
-    try:
-        return measure_peak_memory(assembled.artifacts["model.onnx"], dict(feeds))
-    except BackendError:
-        return None
 
 
 def evidence_of(figures: Mapping[str, Any]) -> dict[str, Any]:

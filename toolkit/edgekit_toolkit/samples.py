@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.data import Batch, DataSource, open_data, split
-from edgekit_toolkit.feeds import Feeds, generate_feeds
+from edgekit_toolkit.feeds import DEFAULT_RANGE, Feeds, generate_feeds
 from edgekit_toolkit.shards import Batching
 
 _GENERATED_CALIBRATION = 16
@@ -19,6 +20,8 @@ _GENERATED_SEED = 1
 # Of data that serve both, the share that calibrates, and the most samples that help a range.
 _CALIBRATION_SHARE = 0.5
 _MAX_CALIBRATION = 512
+# Golden inputs are drawn from what these hold.
+_RANGE_FEEDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +158,20 @@ def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
     """Yield the inputs of a part's samples, without labels."""
     for feeds, _ in part.stream(batch):
         yield feeds
+
+
+def first_feeds(part: Part, count: int) -> list[Feeds]:
+    """Return the inputs of a part's first samples, `count` at most."""
+    return list(islice(feeds_only(part), count))
+
+
+def value_ranges(inputs: Sequence[TensorSpec], part: Part) -> dict[str, tuple[float, float]]:
+    """Return the smallest and largest value of each float input over a part's first samples."""
+    found: dict[str, tuple[float, float]] = {}
+    for feeds in islice(feeds_only(part), _RANGE_FEEDS):
+        for spec in inputs:
+            value = feeds[spec.name]
+            if value.dtype.kind == "f" and value.size:
+                low, high = found.get(spec.name, (float("inf"), float("-inf")))
+                found[spec.name] = (min(low, float(value.min())), max(high, float(value.max())))
+    return {name: pair if pair[0] < pair[1] else DEFAULT_RANGE for name, pair in found.items()}

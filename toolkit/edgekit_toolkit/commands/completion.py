@@ -1,13 +1,16 @@
 """`edgekit completion`: the script with which a shell completes edgekit's commands and options."""
 
+import json
+
 import click
 from click.shell_completion import get_completion_class
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the shell and its script.")
 @click.pass_context
-def command(ctx: click.Context, shell: str) -> None:
+def command(ctx: click.Context, shell: str, *, as_json: bool) -> None:
     """Print the completion script of SHELL.
 
     \b
@@ -18,4 +21,5 @@ def command(ctx: click.Context, shell: str) -> None:
     completion = get_completion_class(shell)
     if completion is None:
         raise click.UsageError(f"this click release cannot complete for {shell}; update click")
-    click.echo(completion(ctx.find_root().command, {}, "edgekit", "_EDGEKIT_COMPLETE").source())
+    script = completion(ctx.find_root().command, {}, "edgekit", "_EDGEKIT_COMPLETE").source()
+    click.echo(json.dumps({"shell": shell, "script": script}) if as_json else script)

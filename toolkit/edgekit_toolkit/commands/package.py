@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from rich.console import Console
 
-    from edgekit_toolkit.packaging import Request, Run
+    from edgekit_toolkit.report.document import Report
+    from edgekit_toolkit.runs import Request, Run
     from edgekit_toolkit.sign import StatementSigner
 
-# As the manifest takes them.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
-_MAX_SIZE = 2**31 - 1
+_MAX_BATCH = 2**31 - 1
 
 
 @click.command("package")
@@ -45,7 +40,9 @@ _MAX_SIZE = 2**31 - 1
     help="auto, top1, top5, agreement, similarity, or FILE.py:FUNCTION (your own code, run as you).",
 )  # fmt: skip
 @click.option(
-    "--recipe", type=click.Path(path_type=Path), help="Repeat an earlier package: no search, same bytes."
+    "--recipe",
+    type=click.Path(path_type=Path),
+    help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
 )
 @click.option(
     "--out",
@@ -57,7 +54,7 @@ _MAX_SIZE = 2**31 - 1
 )
 @click.option("--name", help="Name of the package. [default: the model's file name]")
 @click.option("--version", "version", default="1.0.0", show_default=True, help="Version of the package.")
-@click.option("--batch", type=click.IntRange(1, _MAX_SIZE), help="Fix the batch. [default: as it is]")
+@click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as it is]")
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
 )
@@ -107,15 +104,19 @@ def command(
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
     """
     _import_engines()
+    from edgekit_toolkit.commands.package_recipe import check_alone, repeat_recipe
+    from edgekit_toolkit.commands.package_request import command_line, read_request
     from edgekit_toolkit.terminal import open_console
 
     console = open_console(stderr=as_json)  # with --json only the progress bar is for people
     try:
         if recipe is None:
-            _search(_request(model, options), out, key, console, as_json=as_json)
+            request = read_request(model, options)
+            document, written = _search(request, out, key, console, command_line(ctx))
+            _show(document, written, console, as_json=as_json)
         else:
-            _check_alone(ctx)
-            _repeat(model, recipe, out, key, console, as_json=as_json)
+            check_alone(ctx)
+            repeat_recipe(model, recipe, out, console, target=options["target"], key=key, as_json=as_json)
     except MemoryError as error:
         from edgekit_runtime.errors import EdgekitError
 
@@ -141,236 +142,63 @@ def _import_engines() -> None:
         raise KeyboardInterrupt
 
 
-def _request(model: Path, options: Mapping[str, Any]) -> Request:
-    from edgekit_toolkit.budget import parse_budget
-    from edgekit_toolkit.packaging import Request
-    from edgekit_toolkit.targets import load_target, user_target_dir
-
-    if options["target"] is None:
-        raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
-    budget = parse_budget(options["budget"])
-    target = load_target(options["target"], [user_target_dir()])
-    name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem)[:64].strip("._-") or "model"
-    for what, text in (("--name", name), ("--version", options["version"])):
-        if not _NAME.fullmatch(text):
-            raise click.BadParameter(
-                f"{text!r}: expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
-                param_hint=what,
-            )
-    return Request(
-        model=model,
-        target=target,
-        budget=budget,
-        name=name,
-        version=options["version"],
-        calibration=options["calibration"],
-        evaluation=options["evaluation"],
-        metric=options["metric"],
-        batch=options["batch"],
-        dims=_dims(options["dims"]),
-        labels=_labels(options["labels"]),
-        preprocessing=_preprocessing(options["preprocessing"]),
-        threads=options["threads"] or _threads(),
-        search_s=options["search_s"],
-    )
-
-
-def _threads() -> int:
-    import os
-
-    return max(1, min(4, len(os.sched_getaffinity(0))))
-
-
-def _dims(given: tuple[str, ...]) -> dict[str, int]:
-    dims = {}
-    for item in given:
-        name, equals, size = item.rpartition("=")
-        if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= _MAX_SIZE:
-            raise click.BadParameter(
-                f"{item!r}: expected NAME=SIZE with a size from 1 to {_MAX_SIZE}", param_hint="--dim"
-            )
-        dims[name] = int(size)
-    return dims
-
-
-def _labels(path: Path | None) -> str | None:
-    from edgekit_runtime.errors import DataError
-
-    if path is None:
-        return None
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"labels {path}: {error}; expected a UTF-8 text file with one class a line"
-        ) from error
-    if not text.strip():
-        raise DataError(f"labels {path}: the file is empty, expected one class a line")
-    return text
-
-
-def _preprocessing(path: Path | None) -> dict[str, Any] | None:
-    import json
-
-    from edgekit_runtime.canonical import encode_json
-    from edgekit_runtime.errors import DataError
-
-    if path is None:
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        encode_json(value)  # refuses NaN and lone surrogates, which Python's reader takes
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"preprocessing {path}: {error}; expected a JSON object") from error
-    if not isinstance(value, dict):
-        raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
-    return value
-
-
-class _progress:  # noqa: N801 - used as a function: with _progress(console) as progress
-    """A progress bar that says what is done now, on a terminal only."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("starting", total=None)
-
-    def __enter__(self) -> Callable[[str, int | None, int | None], None]:
-        self._bar.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _show(self, what: str, done: int | None, total: int | None) -> None:
-        if done is None:  # a new step of unknown length; a bar keeps its total for ever
-            self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=None)
-        else:
-            self._bar.update(self._task, description=what, completed=done, total=total)
-
-
-def _search(request: Request, out: Path, key: str, console: Console, *, as_json: bool) -> None:
-    import json
-
-    from edgekit_runtime.errors import BudgetError
-    from edgekit_toolkit.packaging import search
+def _search(
+    request: Request, out: Path, key: str, console: Console, command_line: str
+) -> tuple[Report, list[Path]]:
+    """Search and write; returns the report and its files."""
+    from edgekit_toolkit.packaging import search, with_measured_memory
+    from edgekit_toolkit.progress import ProgressBar
     from edgekit_toolkit.publish import output_folder
-    from edgekit_toolkit.report import print_summary
     from edgekit_toolkit.sign import load_signer
 
     with output_folder(out):
         signer = load_signer(key)
-        with _progress(console) as progress:
-            run = search(request, signer, progress)
-            document, written = _write(run, out, signer, progress)
-    choice = run.choice
-    if not as_json:
-        print_summary(document, console, written)
-    elif choice.chosen is not None:
-        click.echo(json.dumps(document))
-    if choice.chosen is None:
-        raise BudgetError(
-            f"{choice.reason}. To package: {choice.needed}. Report: {written[0]}",
-            binding=choice.binding, closest=choice.closest, needed=choice.needed, report=str(written[1]),
-        )  # fmt: skip
+        with ProgressBar(console) as progress:
+            run = search(request, signer, progress.show)
+            if run.choice.chosen is not None:
+                progress.show("measuring memory in a fresh process")
+                run = with_measured_memory(run, run.choice.chosen)
+            progress.show("writing")
+            return _write(run, out, signer, command_line)
 
 
-def _write(
-    run: Run, out: Path, signer: StatementSigner, progress: Callable[[str, int | None, int | None], None]
-) -> tuple[dict[str, Any], list[Path]]:
-    """Write the report, and the package where one was chosen; returns the report's document and files."""
+def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
+    """Write the report, and the package where one was chosen."""
     from edgekit_toolkit.document import describe, evidence_figures
     from edgekit_toolkit.publish import evidence_of, publish, staging
     from edgekit_toolkit.report import finite_report, write_report
 
-    published = evidence = None
-    place = None if run.choice.chosen is None else run.position(run.choice.chosen)
-    if place is not None:
-        progress("measuring memory in a fresh process", None, None)
-        evidence = evidence_of(evidence_figures(run, place, _memory(run, place)))
-    progress("writing", None, None)
+    request, published = run.request, None
     with staging(out) as stage:
-        if place is not None and evidence is not None:
-            published = publish(run.packages[place], run.recipes[place], evidence, stage, signer)
-        document = finite_report(describe(run, _command_line(), published))
-        request = run.request
+        if run.choice.chosen is not None:
+            place = run.position(run.choice.chosen)
+            evidence = evidence_of(evidence_figures(run, place))
+            draft = run.drafts[place]
+            published = publish(draft.package, draft.recipe, evidence, stage, signer)
+        document = finite_report(describe(run, command_line, published))
         written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
-    return dict(document), [out / path.name for path in written]
+    return document, [out / path.name for path in written]
 
 
-def _memory(run: Run, place: int) -> dict[str, Any] | None:
-    from edgekit_toolkit.packaging import first_feeds
-    from edgekit_toolkit.publish import measured_memory
+def _show(document: Report, written: list[Path], console: Console, *, as_json: bool) -> None:
+    """Print the outcome; a refusal is an error.
 
-    peak = measured_memory(run.packages[place], first_feeds(run))
-    if peak is None:
-        return None
-    return {"peak_bytes": peak.total_bytes, "engine_bytes": peak.engine_bytes, "label": "measured"}
-
-
-def _command_line() -> str:
-    import shlex
-
-    return shlex.join(["edgekit", *sys.argv[1:]])
-
-
-def _check_alone(ctx: click.Context) -> None:
-    """Refuse options whose value the recipe holds: they would be ignored."""
-    given = [
-        parameter.opts[0]
-        for parameter in ctx.command.params
-        if isinstance(parameter, click.Option)
-        and parameter.name not in {"recipe", "out", "key", "as_json"}
-        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise click.UsageError(
-            f"--recipe holds what {', '.join(given)} would decide; give it alone (with -o, --key and --json)."
-        )
-
-
-def _repeat(model: Path, path: Path, out: Path, key: str, console: Console, *, as_json: bool) -> None:
-    """Repeat a recipe: same model, same tools and same key give the same bytes."""
+    Raises:
+        BudgetError: no candidate keeps all limits.
+    """
     import json
 
-    from edgekit_toolkit.publish import evidence_of, output_folder, publish, repeat, staging
-    from edgekit_toolkit.recipe import read_recipe
-    from edgekit_toolkit.sign import load_signer
+    from edgekit_runtime.errors import BudgetError
+    from edgekit_toolkit.report import print_summary
 
-    recipe = read_recipe(path)
-    with output_folder(out):
-        signer = load_signer(key)
-        with _progress(console) as progress:
-            progress("repeating the recipe", None, None)
-            assembled = repeat(model, recipe)
-            evidence = evidence_of({"repeated": recipe.sha256, "target": recipe.target})
-            with staging(out) as stage:
-                published = publish(assembled, recipe, evidence, stage, signer)
-    package = out / published.package
-    result = {
-        "package": str(package), "bytes": published.size_bytes, "sha256": published.sha256,
-        "key_id": published.key_id, "recipe_sha256": recipe.sha256,
-    }  # fmt: skip
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        from edgekit_toolkit.terminal import print_line
-
-        figures = f"({published.size_bytes} bytes, sha256 {published.sha256})"
-        print_line(console, f"repeated {path.name}:", package, figures)
+    outcome = document["outcome"]
+    if not as_json:
+        print_summary(document, console, written)
+    elif outcome["chosen"] is not None:
+        click.echo(json.dumps(document))
+    if outcome["chosen"] is None:
+        raise BudgetError(
+            f"{outcome['reason']}. To package: {outcome['needed']}. Report: {written[0]}",
+            binding=tuple(outcome["binding"]), closest=outcome["closest"], needed=outcome["needed"],
+            report=str(written[1]),
+        )  # fmt: skip

@@ -37,6 +37,7 @@ def candidates(report: Report) -> Markup:
         el("div", *plots, class_="plots"),
         _key() if drawn else None,
         _table(report),
+        _set_aside(report["set_aside"]),
         key="candidates",
         intro="Left is cheaper, up is better. A point leads to its row in the table." if drawn else None,
     )
@@ -143,6 +144,10 @@ def _table(report: Report) -> Markup:
     note = el("p", f"No candidate has a figure for: {', '.join(absent)}.", class_="note") if absent else None
     numeric = frozenset(range(3, 3 + len(names)))
     return join(table(head, rows, numeric=numeric, caption="All candidates", style="candidates"), note)
+
+
+def _set_aside(found: list[str]) -> Markup | None:
+    return el("p", f"Tried and set aside: {'; '.join(found)}.", class_="note") if found else None
 
 
 def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest: bool) -> Markup:

@@ -78,17 +78,18 @@ def show_error(error: float) -> str:
 def layers(report: Report) -> Markup:
     """Return sensitivity and size by layer, and the table of all layers folded away."""
     found = report["layers"]
+    noise_samples = report["data"]["calibration"]["noise_samples"]
     if not found:
         return section("Layers", el("p", "No layers were recorded.", class_="empty"), key="layers")
     return section(
         "Layers",
-        el("div", _sensitivity(found), _sizes(found), class_="plots"),
+        el("div", _sensitivity(found, noise_samples), _sizes(found), class_="plots"),
         _all_layers(found),
         key="layers",
     )
 
 
-def _sensitivity(found: Sequence[Layer]) -> Markup:
+def _sensitivity(found: Sequence[Layer], noise_samples: int) -> Markup:
     known = [(layer["noise_share"], layer) for layer in found if layer["noise_share"] is not None]
     caption = el("figcaption", el("b", "Sensitivity"), badge(MEASURED, what="noise") if known else None)
     if not known:
@@ -107,8 +108,9 @@ def _sensitivity(found: Sequence[Layer]) -> Markup:
         )
         for value, layer in shown
     ]
+    samples = f"{noise_samples:,} calibration sample{'' if noise_samples == 1 else 's'}"
     text = (
-        "Share of the output noise that each layer adds when it alone is quantized (measured). "
+        f"Share of the output noise that each layer adds when it alone is quantized, measured on {samples}. "
         f"Top {len(shown)} of {len(known)} measured ({len(found)} layers)."
     )
     head = ("Layer", "Now", "", "Noise")
@@ -206,6 +208,7 @@ def origin(report: Report) -> Markup:
     samples = facts(
         [
             ("Calibration", f"{calibration['samples']:,} samples, {calibration['kind']}"),
+            ("Noise measured on", f"{calibration['noise_samples']:,} of them"),
             ("SHA-256", None if calibration["sha256"] is None else code(calibration["sha256"])),
             ("Evaluation", f"{evaluation['samples']:,} samples, {evaluation['kind']}"),
             ("SHA-256", None if evaluation["sha256"] is None else code(evaluation["sha256"])),

@@ -51,15 +51,16 @@ class Source(TypedDict):
 
 
 class Calibration(TypedDict):
-    """The samples from which ranges were taken."""
+    """The samples from which ranges were taken; on `noise_samples` of them noise was measured."""
 
     kind: str
     samples: int
     sha256: str | None
+    noise_samples: int
 
 
 class Evaluation(TypedDict):
-    """The samples on which scores were taken; `baseline` is the float32 source's score, 0..1."""
+    """The samples on which scores were taken; `baseline` is the source's score, 0..1."""
 
     kind: str
     samples: int
@@ -177,6 +178,7 @@ class Report(TypedDict):
     data: Data
     steps: list[Step]
     candidates: list[Candidate]
+    set_aside: list[str]
     budget: list[BudgetLine]
     outcome: Outcome
     layers: list[Layer]

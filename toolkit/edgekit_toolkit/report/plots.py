@@ -3,34 +3,17 @@
 Colours, line styles and fonts are in `report.css` by class, so that dark mode and print need no second plot.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekit_toolkit.report.axes import Axis, Quantity, focus_axis, scale_axis
 from edgekit_toolkit.report.bars import rect
+from edgekit_toolkit.report.figures import show_number
 from edgekit_toolkit.report.markup import Markup, el, join
+from edgekit_toolkit.report.placement import Room
 
 _WIDTH, _HEIGHT = 560.0, 380.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 546.0, 28.0, 330.0
-_CHAR_WIDTH, _LINE_HEIGHT = 7.2, 14.0
-_Box = tuple[float, float, float, float]
-# Where a label may stand, from its point's centre, best first: beside it, then on wider and wider rings.
-_NEAR = (
-    (11.0, 4.0),
-    (-11.0, 4.0),
-    (9.0, -9.0),
-    (-9.0, -9.0),
-    (9.0, 17.0),
-    (-9.0, 17.0),
-    (0.0, -13.0),
-    (0.0, 22.0),
-)
-_RINGS = tuple(
-    (radius * math.cos(math.pi * step / 8), 4 - 0.8 * radius * math.sin(math.pi * step / 8))
-    for radius in (28, 44, 62, 82, 104, 128)
-    for step in range(16)
-)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 546.0, 28.0, 330.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +46,9 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
     """
     x, y = scale_axis(cost), focus_axis(score)
     places = [_place(x, y, a, b) for a, b in zip(cost.values, score.values, strict=True)]
+    room = Room(_LEFT, _RIGHT, _TOP, _BOTTOM)
+    for mark, (px, py) in zip(marks, places, strict=True):
+        room.take_point(px, py, 11.0 if mark.chosen else 8.0)
     description = (
         f"{len(marks)} candidates. {cost.title} in {cost.unit} on the horizontal axis, "
         f"{score.title} in {score.unit} on the vertical axis. The table below holds all figures."
@@ -75,9 +61,9 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
         _grid(x, y, cost, score),
         _shades(x, y, cost, score, key),
         _front(places),
-        _baseline(y, score),
-        _limits(x, y, cost, score),
-        _marks(marks, places, y, score),
+        _baseline(y, score, room),
+        _limits(x, y, cost, score, room),
+        _marks(marks, places, y, score, room),
         viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
         class_="plot",
         role="group",
@@ -153,11 +139,11 @@ def _shade(x: float, y: float, width: float, height: float, key: str) -> list[Ma
     return [rect(x, y, width, height, "infeasible"), hatched]
 
 
-def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:
+def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity, room: Room) -> Markup:
     parts: list[Markup] = []
     if cost.limit is not None:
         at, _ = _place(x, y, cost.limit, y.low)
-        text = f"max {cost.limit:,.4g} {cost.unit}"
+        text = f"max {show_number(cost.limit)} {cost.unit}"
         if x.shows(cost.limit):
             parts += [_line(at, _TOP, at, _BOTTOM, "limit")]
         else:
@@ -170,18 +156,20 @@ def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:
         _, at = _place(x, y, x.low, score.limit)
         if y.shows(score.limit):
             parts += [_line(_LEFT, at, _RIGHT, at, "limit")]
-        # Over the line near the bottom edge, under it elsewhere: points crowd above a limit.
-        lower = at + 14 if at < _BOTTOM - 18 else at - 5
-        parts += [_text(_LEFT + 5, lower, f"min {score.limit:.2f} {score.unit}", "limit-text")]
+        text = f"min {score.limit:.2f} {score.unit}"
+        # Points crowd above a limit.
+        spot = room.place_line_text(text, at, below=True)
+        parts += [_text(spot.x, spot.y, text, "limit-text")]
     return el("g", *parts)
 
 
-def _baseline(y: Axis, score: Quantity) -> Markup | None:
+def _baseline(y: Axis, score: Quantity, room: Room) -> Markup | None:
     if score.baseline is None or not y.shows(score.baseline):
         return None
     at = _BOTTOM - (_BOTTOM - _TOP) * y.place(score.baseline)
     text = f"source {score.baseline:.2f} {score.unit}"
-    return el("g", _line(_LEFT, at, _RIGHT, at, "baseline"), _text(_LEFT + 5, at - 5, text, "baseline-text"))
+    spot = room.place_line_text(text, at, below=False)
+    return el("g", _line(_LEFT, at, _RIGHT, at, "baseline"), _text(spot.x, spot.y, text, "baseline-text"))
 
 
 def _front(places: Sequence[tuple[float, float]]) -> Markup | None:
@@ -196,9 +184,9 @@ def _front(places: Sequence[tuple[float, float]]) -> Markup | None:
     return el("path", d=path, class_="front")
 
 
-def _marks(marks: Sequence[Mark], places: Sequence[tuple[float, float]], y: Axis, score: Quantity) -> Markup:
-    taken = [(px - 8, py - 8, px + 8, py + 8) for px, py in places]
-    taken += [_line_text_box(y.place(value)) for value in (score.limit, score.baseline) if value is not None]
+def _marks(
+    marks: Sequence[Mark], places: Sequence[tuple[float, float]], y: Axis, score: Quantity, room: Room
+) -> Markup:
     drawn: list[Markup] = []
     order = sorted(range(len(marks)), key=lambda index: not marks[index].chosen)
     for index in order:
@@ -206,7 +194,7 @@ def _marks(marks: Sequence[Mark], places: Sequence[tuple[float, float]], y: Axis
         text = mark.label
         if value < y.low:
             text = f"{text} ↓ {value:.1f} {score.unit}"
-        drawn.append(_mark(mark, px, py, _label(text, px, py, taken)))
+        drawn.append(_mark(mark, px, py, _label(text, px, py, room)))
     # The chosen one is drawn last, on top.
     return join(*reversed(drawn))
 
@@ -221,34 +209,12 @@ def _mark(mark: Mark, px: float, py: float, label: Markup | None) -> Markup:
     return el("a", el("title", mark.title), ring, shape, label, href=f"#{mark.anchor}", class_=style)
 
 
-def _label(text: str, px: float, py: float, taken: list[_Box]) -> Markup | None:
+def _label(text: str, px: float, py: float, room: Room) -> Markup | None:
     """Place a label where it covers nothing; where no place is left the tooltip and the table must do."""
-    for dx, dy in (*_NEAR, *_RINGS):
-        box = _box(px + dx, py + dy, _CHAR_WIDTH * len(text), dx)
-        if not _inside(box) or any(_overlap(box, other) for other in taken):
-            continue
-        taken.append(box)
-        near = (dx, dy) in _NEAR
-        # A label that stands away from its point is tied to it.
-        leader = None if near else _line(px, py, px + 0.9 * dx, py + 0.9 * (dy - 4), "leader")
-        return join(leader, _text(box[0], py + dy, text, "point-label"))
-    return None
-
-
-def _line_text_box(share: float) -> _Box:
-    """Return where the text of a horizontal line stands, on either side of it."""
-    at = _BOTTOM - (_BOTTOM - _TOP) * share
-    return _LEFT, at - 16, _LEFT + 16 * _CHAR_WIDTH, at + 16
-
-
-def _box(x: float, y: float, width: float, dx: float) -> _Box:
-    left = x if dx > 1 else x - width if dx < -1 else x - width / 2
-    return left, y - _LINE_HEIGHT + 3, left + width, y + 3
-
-
-def _inside(box: _Box) -> bool:
-    return box[0] >= _LEFT and box[2] <= _RIGHT + 6 and box[1] >= _TOP - 12 and box[3] <= _BOTTOM
-
-
-def _overlap(a: _Box, b: _Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+    spot = room.place_label(text, px, py)
+    if spot is None:
+        return None
+    # A label that stands away from its point is tied to it, at the end that is nearer.
+    end = spot.x if spot.x > px else min(px, spot.x + 7 * len(text))
+    leader = None if spot.near else _line(px, py, end, spot.y - 4, "leader")
+    return join(leader, _text(spot.x, spot.y, text, "point-label"))

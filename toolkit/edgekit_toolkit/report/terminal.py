@@ -1,4 +1,4 @@
-"""The report's summary for the terminal: reads the same at 80 columns, without colour and in ASCII."""
+"""The report's summary for the terminal: reads the same in any width, without colour and in ASCII."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +29,8 @@ from edgekit_toolkit.report.figures import (
 )
 
 _BAR_CELLS = 12
+# Tables need this many columns; on a narrower console each row becomes lines of their own.
+_TABLE_WIDTH = 76
 _LABEL_CHARS = 60
 # Columns that fit into 80 characters beside id and label, most wanted first.
 _COLUMNS = ("size", "latency", "score", "drop")
@@ -109,26 +111,38 @@ def _print_budget(report: Report, console: Console) -> None:
     if not report["budget"]:
         return
     console.print()
+    rows = [_budget_row(report, line, ascii_only=_ascii_only(console)) for line in report["budget"]]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    if sum(widths) + len(widths) - 1 > console.width:
+        for state, title, value, _, *rest in rows:
+            _print(console, (state.plain, str(state.style)), f" {title} {value}", indent=3)
+            _print(console, f"   {' '.join(map(str, rest))}", indent=3)
+        return
     grid = Table.grid(padding=(0, 1))
-    for column in range(6):
-        grid.add_column(no_wrap=column < 4, justify="right" if column == 2 else "left", overflow="fold")
-    subject = subject_of(report)
-    for line in report["budget"]:
-        figure = None if subject is None else subject["figures"][line["limit"]]
-        on = report["target"]["name"] if figure is None else figure["on"]
-        style = "green" if line["ok"] else "bold red"
-        limit = show(line["max"], line["unit"])
-        # The unit once, where it is the same: the line has to fit into 80 columns.
-        value = show_limit(line, line["value"]).removesuffix(limit[limit.rindex(" ") :])
-        grid.add_row(
-            Text("ok" if line["ok"] else "OVER", style=style),
-            Text(_SHORT[line["limit"]]),
-            Text(f"{value} of {limit}"),
-            Text(_bar(line, ascii_only=_ascii_only(console)), style=style),
-            Text(headroom(line)),
-            Text(f"({line['label']}, {_plain(on)})"),
-        )
+    for column in range(len(widths)):
+        grid.add_column(justify="right" if column == 2 else "left")
+    for row in rows:
+        grid.add_row(*row)
     console.print(grid)
+
+
+def _budget_row(report: Report, line: BudgetLine, *, ascii_only: bool) -> list[Text]:
+    """State, name, value and limit, bar, what is left, origin of the value."""
+    subject = subject_of(report)
+    figure = None if subject is None else subject["figures"][line["limit"]]
+    on = report["target"]["name"] if figure is None else figure["on"]
+    style = "green" if line["ok"] else "bold red"
+    limit = show(line["max"], line["unit"])
+    # The unit once, where it is the same: the line has to fit into 80 columns.
+    value = show_limit(line, line["value"]).removesuffix(limit[limit.rindex(" ") :])
+    return [
+        Text("ok" if line["ok"] else "OVER", style),
+        Text(_SHORT[line["limit"]]),
+        Text(f"{value} of {limit}"),
+        Text(_bar(line, ascii_only=ascii_only), style),
+        Text(headroom(line)),
+        Text(f"({line['label']}, {_plain(on)})"),
+    ]
 
 
 def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
@@ -154,6 +168,20 @@ def _print_candidates(report: Report, console: Console) -> None:
         return
     names = _columns(shown)
     shared = {name: common_origin(c["figures"][name] for c in shown) for name in names}
+    console.print()
+    if console.width < _TABLE_WIDTH:
+        _print_stacked(shown, names, shared, console)
+    else:
+        _print_table(shown, names, shared, console)
+    _print_key(report, shown, shared, console)
+
+
+def _print_table(
+    shown: Sequence[Candidate],
+    names: Sequence[str],
+    shared: Mapping[str, Figure | None],
+    console: Console,
+) -> None:
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     grid.add_column("")
     grid.add_column("Candidate", ratio=1, overflow="fold")
@@ -161,9 +189,27 @@ def _print_candidates(report: Report, console: Console) -> None:
         grid.add_column(_heading(name, shared[name]), justify="right", no_wrap=True)
     for candidate in shown:
         grid.add_row(*_row(candidate, names, shared, console))
-    console.print()
     console.print(grid)
-    _print_key(report, shown, shared, console)
+
+
+def _print_stacked(
+    shown: Sequence[Candidate],
+    names: Sequence[str],
+    shared: Mapping[str, Figure | None],
+    console: Console,
+) -> None:
+    """Print each candidate on lines of its own: its name, then its figures with theirs."""
+    origins = [
+        f"{_SHORT[name]}: {one['label']}, {_plain(one['on'])}"
+        for name, one in shared.items()
+        if one is not None
+    ]
+    _print(console, ("Candidates", "bold"), *([(f" ({'; '.join(origins)})", "dim")] if origins else []))
+    for candidate in shown:
+        sign, label, *cells = _row(candidate, names, shared, console)
+        _print(console, (f"{sign.plain} {label.plain}", str(label.style)), indent=2)
+        figures = [f"{_SHORT[name]} {cell.plain}" for name, cell in zip(names, cells, strict=True)]
+        _print(console, f"    {', '.join(figures)}", indent=4)
 
 
 def _columns(shown: Sequence[Candidate]) -> list[str]:
@@ -212,6 +258,8 @@ def _print_key(
         words.append(f"{hidden} dominated not shown")
     if words:
         _print(console, ("; ".join(words), "dim"))
+    if report["set_aside"]:
+        _print(console, (_plain(f"tried and set aside: {'; '.join(report['set_aside'])}"), "dim"))
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:

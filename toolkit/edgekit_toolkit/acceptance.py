@@ -1,0 +1,84 @@
+"""The choice that the target's engine accepts: TensorRT's parser and builder have the last word.
+
+Which candidate keeps the limits is decided in `search`; how TensorRT is asked is in `tensorrt_check`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from edgekit_toolkit.budget import Budget
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.search import Choice, Measured, choose
+from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.targets import Target
+from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tensorrt
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A choice, and what TensorRT said about it.
+
+    Attributes:
+        choice: among the candidates that are not refused.
+        check: of the chosen one, or None where none was checked.
+        notes: what was refused or not checked, for the report.
+    """
+
+    choice: Choice
+    check: TensorRtCheck | None
+    notes: Sequence[str]
+
+
+def choose_accepted(
+    target: Target,
+    budget: Budget,
+    measured: Sequence[Measured],
+    models: Mapping[str, onnx.ModelProto],
+    feeds: Feeds,
+) -> Accepted:
+    """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses.
+
+    Args:
+        target: to package for.
+        budget: limits.
+        measured: candidates, at least one.
+        models: candidate id -> model.
+        feeds: one sample, for the sizes of free dimensions.
+    """
+    if target.backend.default != "tensorrt":
+        return Accepted(choose(measured, budget), None, [])
+    left = list(measured)
+    refused: list[str] = []
+    while True:
+        choice = choose(left, budget)
+        if choice.chosen is None:
+            return Accepted(_with_refusals(choice, refused), None, refused)
+        check = check_tensorrt(models[choice.chosen], dims=_shape_ranges(models[choice.chosen], feeds))
+        if check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
+            note = f"not checked with TensorRT's parser and builder: {check.errors[0]}"
+            return Accepted(choice, None, [*refused, note])
+        if check.accepted:
+            return Accepted(choice, check, refused)
+        refused.append(f"TensorRT refuses {choice.chosen}: {check.errors[0]}")
+        left = [one for one in left if one.id != choice.chosen]
+        if not left:
+            reason = "TensorRT refuses every candidate that keeps the limits"
+            choice = Choice(None, (), choice.chosen, reason, "a model that its parser accepts")
+            return Accepted(_with_refusals(choice, refused), None, refused)
+
+
+def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
+    """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
+    return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
+
+
+def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
+    """Shapes of the inputs with free sizes beside the batch, which TensorRT must be told."""
+    inputs, _ = tensor_specs(model)
+    return {
+        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
+        for spec in inputs
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }

@@ -1,0 +1,108 @@
+"""The request that the options of `edgekit package` state."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekit_toolkit.attachments import read_labels, read_preprocessing
+from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.runs import Request
+from edgekit_toolkit.targets import load_target, user_target_dir
+
+# As the manifest takes them.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
+MAX_SIZE = 2**31 - 1
+
+
+def read_request(model: Path, options: Mapping[str, Any]) -> Request:
+    """Return the request that the options of `edgekit package` state.
+
+    Args:
+        model: path of the source model.
+        options: name -> value, as the command declares them.
+
+    Raises:
+        click.UsageError: an option is missing or malformed.
+        TargetError: there is no such target.
+        DataError: labels or preprocessing cannot be used.
+    """
+    if options["target"] is None:
+        raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
+    budget = parse_budget(options["budget"])
+    target = load_target(options["target"], [user_target_dir()])
+    return Request(
+        model=model,
+        target=target,
+        budget=budget,
+        name=_name(model, options),
+        version=options["version"],
+        calibration=options["calibration"],
+        evaluation=options["evaluation"],
+        metric=options["metric"],
+        batch=options["batch"],
+        dims=_dims(options["dims"]),
+        labels=None if options["labels"] is None else read_labels(options["labels"]),
+        preprocessing=None
+        if options["preprocessing"] is None
+        else read_preprocessing(options["preprocessing"]),
+        threads=options["threads"] or _threads(),
+        search_s=options["search_s"],
+    )
+
+
+def command_line(ctx: click.Context) -> str:
+    """Return the command as it was given, in the order of its help, with file names in the place of paths.
+
+    A report is passed on: it should not tell how folders and users are called here.
+    """
+    parts = ["edgekit", "package", _without_folders(ctx.params["model"])]
+    for option in ctx.command.params:
+        name = option.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not given or not isinstance(option, click.Option):
+            continue
+        value = ctx.params[name]
+        if option.is_flag:
+            parts.append(option.opts[0])
+            continue
+        for one in value if option.multiple else [value]:
+            # A target and a metric may be files of one's own.
+            is_path = isinstance(one, Path) or name in {"target", "metric"}
+            parts += [option.opts[0], _without_folders(one) if is_path else str(one)]
+    return shlex.join(parts)
+
+
+def _without_folders(path: Path | str) -> str:
+    return Path(path).name or str(path)
+
+
+def _threads() -> int:
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def _dims(given: tuple[str, ...]) -> dict[str, int]:
+    dims = {}
+    for item in given:
+        name, equals, size = item.rpartition("=")
+        if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= MAX_SIZE:
+            raise click.BadParameter(
+                f"{item!r}: expected NAME=SIZE with a size from 1 to {MAX_SIZE}", param_hint="--dim"
+            )
+        dims[name] = int(size)
+    return dims
+
+
+def _name(model: Path, options: Mapping[str, Any]) -> str:
+    name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem)[:64].strip("._-") or "model"
+    for what, text in (("--name", name), ("--version", options["version"])):
+        if not _NAME.fullmatch(text):
+            raise click.BadParameter(
+                f"{text!r}: expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
+                param_hint=what,
+            )
+    return str(name)

@@ -1,0 +1,101 @@
+"""What each candidate would become: a recipe, a package, and its costs. Nothing is written."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit_toolkit.found import Candidate, Found
+from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
+from edgekit_toolkit.recipe import Recipe
+from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
+from edgekit_toolkit.samples import value_ranges
+from edgekit_toolkit.search import Measured
+from edgekit_toolkit.sign import StatementSigner
+
+_GOLDEN_SEED = 0
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+def draft_packages(
+    request: Request, prepared: Prepared, found: Found, judged: Judged, signer: StatementSigner
+) -> tuple[Draft, ...]:
+    """Return one draft a candidate, in order.
+
+    Raises:
+        BackendError: a model does not run on the golden inputs.
+        DataError: the ranges of the inputs do not suit the model.
+    """
+    ranges = value_ranges(prepared.source.inputs, prepared.samples.calibration)
+    reference = golden_reference(prepared.floats, prepared.dims, ranges, _GOLDEN_SEED)
+    recipes = [
+        _recipe(request, prepared, ranges, candidate, _figures(candidate, prepared, judged, place))
+        for place, candidate in enumerate(found.candidates)
+    ]
+    drafts = []
+    for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
+        package = assemble(recipe, reference, candidate.model)
+        costs = _costs(request, judged, place, package_bytes(package, signer))
+        drafts.append(Draft(recipe, package, Measured(f"C{place}", candidate.label, costs)))
+    return tuple(drafts)
+
+
+def _recipe(
+    request: Request, prepared: Prepared, ranges: Ranges, candidate: Candidate, figures: Mapping[str, Any]
+) -> Recipe:
+    return Recipe(
+        name=request.name,
+        version=request.version,
+        target=request.target.name,
+        backend=request.target.backend.default,
+        source_sha256=prepared.source.sha256,
+        batch=request.batch,
+        dims=prepared.dims,
+        steps=tuple((step.name, step.form) for step in prepared.optimised.steps if step.applied),
+        form=candidate.form,
+        model_sha256=hashlib.sha256(candidate.model.SerializeToString(deterministic=True)).hexdigest(),
+        golden_seed=_GOLDEN_SEED,
+        golden_ranges=ranges,
+        budget=request.budget.limits,
+        figures=figures,
+        labels=request.labels,
+        preprocessing=request.preprocessing,
+    )
+
+
+def _figures(candidate: Candidate, prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
+    """Figures of the manifest: those that do not vary from run to run."""
+    scores, evaluation, memory = judged.scores, prepared.samples.evaluation, judged.memory[place]
+    return {
+        "model_bytes": candidate.model.ByteSize(),
+        "score": {
+            "metric": scores.metric.name,
+            "value": round(scores.scores[place], 6),
+            "source_value": round(scores.baseline, 6),
+            "samples": scores.samples,
+            "samples_kind": evaluation.kind,
+            "samples_sha256": evaluation.sha256,
+            "label": "measured",
+            "on": "host",
+            "engine": "onnxruntime",
+        },
+        # Without the engine's part: that is measured on the host and varies from run to run.
+        "memory_estimate": None
+        if memory is None
+        else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
+    }
+
+
+def _costs(request: Request, judged: Judged, place: int, size_bytes: int) -> dict[str, float]:
+    """Costs in the units of the budget; one that is not known is infinite, so that no limit on it is kept."""
+    modelled, memory = judged.modelled[place], judged.memory[place]
+    here = measures_here(request.target)
+    latency_ms = judged.latencies[place].median_s * 1e3 if here else modelled.latency_ms
+    return {
+        "size": float(size_bytes),
+        "latency": math.inf if latency_ms is None else latency_ms,
+        "memory": math.inf if memory is None else float(memory.total_bytes),
+        "energy": math.inf if modelled.energy_mj is None else modelled.energy_mj,
+        "drop": judged.scores.drop_points(place),
+    }

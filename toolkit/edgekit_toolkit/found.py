@@ -1,0 +1,64 @@
+"""What the search for candidates has found: forms that stand for choice, and what became of the others."""
+
+from dataclasses import dataclass, field
+
+import onnx
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.quantize.forms import Form, build
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One form of the model.
+
+    Attributes:
+        label: what it is, for people.
+        form: how to build it again.
+        model: the form's model.
+        snr_db: output signal to noise on calibration samples, against the float model.
+    """
+
+    label: str
+    form: Form
+    model: onnx.ModelProto
+    snr_db: float
+
+
+@dataclass(slots=True)
+class Found:
+    """What the search has found so far.
+
+    Attributes:
+        candidates: the float model first.
+        noises: noise of single blocks, as far as they were measured.
+        noise_samples: calibration samples on which output noise was measured; 0 where it was not.
+        dropped: forms that could not be built or run, with the reason.
+        set_aside: forms that were built and that a near relative beats, with by how much.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    noises: list[BlockNoise] = field(default_factory=list)
+    noise_samples: int = 0
+    dropped: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+
+    def add(self, label: str, model: onnx.ModelProto, form: Form, fidelity: Fidelity) -> Candidate | None:
+        """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
+        try:
+            built = build(model, form)
+            if built is None:
+                return None
+            candidate = Candidate(label, form, built, decibel(fidelity.noise(built)))
+        except EdgekitError as error:
+            self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
+            return None
+        self.candidates.append(candidate)
+        return candidate
+
+    def put_aside(self, candidate: Candidate, better: Candidate) -> None:
+        """Take a candidate off the list, because `better` has less noise at the same place."""
+        self.candidates.remove(candidate)
+        loss_db = better.snr_db - candidate.snr_db
+        self.set_aside.append(f"{candidate.label} ({loss_db:.1f} dB more noise than {better.label})")

@@ -1,0 +1,89 @@
+"""Where the texts of a plot stand: greedily, each where it first covers nothing. Numbers only."""
+
+import math
+from dataclasses import dataclass, field
+
+# Of the plot's font, on the generous side; and what is kept free on either side of a text.
+_CHAR_WIDTH, _LINE_HEIGHT, _GAP = 7.2, 14.0, 2.0
+_Box = tuple[float, float, float, float]
+# Where a label may stand, from its point's centre, best first: beside it, then on wider and wider rings.
+_NEAR = (
+    (13.0, 4.0),
+    (-13.0, 4.0),
+    (11.0, -9.0),
+    (-11.0, -9.0),
+    (11.0, 17.0),
+    (-11.0, 17.0),
+    (0.0, -15.0),
+    (0.0, 23.0),
+)
+_RINGS = tuple(
+    (radius * math.cos(math.pi * step / 8), 4 - 0.8 * radius * math.sin(math.pi * step / 8))
+    for radius in (28, 44, 62, 82, 104, 128)
+    for step in range(16)
+)
+_ABOVE, _BELOW = -5.0, 14.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """The left end of a text's baseline, and whether the text stands beside its point."""
+
+    x: float
+    y: float
+    near: bool = True
+
+
+@dataclass(slots=True)
+class Room:
+    """A frame, and the boxes in it (left, top, right, bottom) that are taken."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    taken: list[_Box] = field(default_factory=list)
+
+    def take_point(self, x: float, y: float, reach: float) -> None:
+        """Keep texts off a point that reaches so far from its centre on every side."""
+        self.taken.append((x - reach, y - reach, x + reach, y + reach))
+
+    def place_label(self, text: str, px: float, py: float) -> Spot | None:
+        """Return where the label of a point stands; None where no place is left."""
+        for dx, dy in (*_NEAR, *_RINGS):
+            box = _box(px + dx, py + dy, text, dx)
+            if self._is_free(box):
+                self.taken.append(box)
+                return Spot(box[0] + _GAP, py + dy, near=(dx, dy) in _NEAR)
+        return None
+
+    def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
+        """Return where the text of a horizontal line stands: at an end of it, below it or above.
+
+        Args:
+            text: to place.
+            y: of the line.
+            below: which side to try first; where nothing is free it stands at the left end there.
+        """
+        sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
+        ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))
+        boxes = [(_box(x, y + dy, text, dx), dy) for x, dx in ends for dy in sides]
+        box, dy = next((one for one in boxes if self._is_free(one[0])), boxes[0])
+        self.taken.append(box)
+        return Spot(box[0] + _GAP, y + dy)
+
+    def _is_free(self, box: _Box) -> bool:
+        inside = self.left <= box[0] and box[2] <= self.right + 6
+        inside = inside and self.top - 12 <= box[1] and box[3] <= self.bottom
+        return inside and not any(_overlap(box, other) for other in self.taken)
+
+
+def _box(x: float, y: float, text: str, dx: float) -> _Box:
+    """The box of a text that lies right of `x` (dx over 1), left of it (under -1) or around it."""
+    width = _CHAR_WIDTH * len(text)
+    left = x if dx > 1 else x - width if dx < -1 else x - width / 2
+    return left - _GAP, y - _LINE_HEIGHT + 3, left + width + _GAP, y + 3
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,0 +1,134 @@
+"""What one run of `edgekit package` was asked for and found out. Data only."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgekit_toolkit.budget import Budget
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.found import Found
+from edgekit_toolkit.importers.onnx import SourceModel
+from edgekit_toolkit.judge import Modelled, Scores
+from edgekit_toolkit.measure import Latency, PeakMemory
+from edgekit_toolkit.memory import MemoryEstimate
+from edgekit_toolkit.pack import Assembled
+from edgekit_toolkit.passes.pipeline import Optimised
+from edgekit_toolkit.recipe import Recipe
+from edgekit_toolkit.samples import Samples
+from edgekit_toolkit.search import Choice, Measured
+from edgekit_toolkit.targets import Target
+from edgekit_toolkit.tensorrt_check import TensorRtCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        model: path of the source model.
+        target: to package for.
+        budget: limits.
+        name, version: of the package.
+        calibration, evaluation: paths of samples, or None.
+        metric: as for `metrics.find_metric`.
+        batch: fixed batch, or None to leave it as it is.
+        dims: sizes of free dimensions for measuring.
+        labels: one class name a line, or None.
+        preprocessing: description of the preprocessing, or None.
+        threads: of the engine while judging and measuring.
+        search_s: seconds for the mixed-precision search.
+    """
+
+    model: Path
+    target: Target
+    budget: Budget
+    name: str
+    version: str
+    calibration: Path | None = None
+    evaluation: Path | None = None
+    metric: str = "auto"
+    batch: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    labels: str | None = None
+    preprocessing: Mapping[str, Any] | None = None
+    threads: int = 2
+    search_s: float = 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The model and the samples that a search starts from.
+
+    Attributes:
+        source: as the user gave it.
+        dims: sizes of all free dimensions while measuring.
+        samples: calibration and evaluation.
+        feeds: the first calibration samples, at least one.
+        optimised: the source after the passes, with what each did.
+        floats: the optimised model with inferred shapes.
+    """
+
+    source: SourceModel
+    dims: Mapping[str, int]
+    samples: Samples
+    feeds: Sequence[Feeds]
+    optimised: Optimised
+    floats: onnx.ModelProto
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Figures of the candidates; each tuple but `problems` holds one entry a candidate, in one order.
+
+    `problems` says why figures are missing.
+    """
+
+    scores: Scores
+    source_latency: Latency
+    latencies: tuple[Latency, ...]
+    modelled: tuple[Modelled, ...]
+    memory: tuple[MemoryEstimate | None, ...]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a candidate would become: its recipe, its package and what it costs."""
+
+    recipe: Recipe
+    package: Assembled
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that one run found out; package, evidence and report are made from it.
+
+    `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
+    chosen one, measured here, or None where it was not.
+    """
+
+    request: Request
+    prepared: Prepared
+    found: Found
+    judged: Judged
+    drafts: tuple[Draft, ...]
+    front: frozenset[str]
+    choice: Choice
+    tensorrt: TensorRtCheck | None
+    seconds: Mapping[str, float]
+    warnings: Sequence[str]
+    peak: PeakMemory | None = None
+
+    def position(self, candidate_id: str) -> int:
+        """Place of a candidate in the tuples."""
+        return next(place for place, one in enumerate(self.drafts) if one.measured.id == candidate_id)
+
+
+def measures_here(target: Target) -> bool:
+    """Whether latency on this machine stands for the target: the generic target of this architecture."""
+    return target.name == "x86-64" and platform.machine() == "x86_64"
