@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.package_run import edgekit, package
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort import OrtSession
@@ -151,3 +152,17 @@ def test_truncated_program_is_refused(kept: float, saved: tuple[Path, Any], tmp_
     path.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(ModelError, match="torch cannot export it to ONNX"):
         load_pt2(path)
+
+
+@with_torch
+@pytest.mark.usefixtures("home")
+def test_program_is_packaged_and_repeated_with_the_same_bytes(
+    saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path, _ = saved
+    out = package(path, tmp_path / "first", target="rpi5")
+    assert (out.code, out.stderr) == (0, "")
+    recipe = next((tmp_path / "first").glob("*.recipe.json"))
+    assert edgekit("package", path, "--recipe", recipe, "-o", tmp_path / "second").code == 0
+    first, second = (next((tmp_path / name).glob("*.edgepkg")).read_bytes() for name in ("first", "second"))
+    assert first == second
