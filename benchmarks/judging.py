@@ -1,6 +1,6 @@
 """Judges models alike, whoever made them: same samples, same scores, latencies in one interleaved run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from edgekit_toolkit.measure import Latency, LatencyLimits, measure_latency
 
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
+Open = Callable[[int], Session]  # takes the number of threads
 THREADS = 2
 
 
-def open_model(path: Path) -> Session:
+def open_model(path: Path, threads: int = THREADS) -> Session:
     """A session with onnxruntime's default optimisations.
 
     Threads do not spin: they would take a core from the session whose turn is next.
     """
-    return OrtSession(path, OrtOptions(threads=THREADS))
+    return OrtSession(path, OrtOptions(threads=threads))
 
 
 class Judge:
@@ -49,9 +50,10 @@ class Judge:
             scores.append(self._score(session.run(feed), reference, labels))
         return float(np.concatenate(scores).mean())
 
-    def time(self, sessions: Sequence[Session], limits: LatencyLimits) -> list[Latency]:
-        """Latency of one sample in each session, in one run in which they take turns."""
+    def time(self, models: Sequence[Open], limits: LatencyLimits, threads: int) -> list[Latency]:
+        """Latency of one sample in each model, in one run in which they take turns."""
         feed = next(self.feeds())
+        sessions = [model(threads) for model in models]
         calls = {
             str(index): lambda session=session: session.run(feed) for index, session in enumerate(sessions)
         }

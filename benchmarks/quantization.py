@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,10 +25,10 @@ import numpy as np
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions import Session, open_session
+from edgekit_runtime.sessions import open_session
 from edgekit_runtime.signing import TrustStore
 from edgekit_toolkit.measure import LatencyLimits
-from judging import THREADS, Judge, open_model
+from judging import THREADS, Judge, Open, open_model
 from olive_environment import olive_python
 from results import Result, Row, judge_goals, machine, markdown
 from works import HERE, WORKS, MissingError, Work
@@ -35,7 +36,7 @@ from works import HERE, WORKS, MissingError, Work
 METHODS = ("MinMax", "Entropy", "Percentile")
 PER_CHANNEL = "per channel"  # in the names of the tools that count as per-channel PTQ
 Command = list[str | Path]
-Made = tuple[Row, Session | None]
+Made = tuple[Row, Open | None]
 
 
 def run_tool(tool: str, command: Command) -> tuple[Row, str]:
@@ -56,10 +57,11 @@ def run_peer(tool: str, command: Command, model: Path) -> Made:
         return row, None
     row.figures["model_bytes"] = model.stat().st_size
     try:
-        return row, open_model(model)
+        open_model(model)
     except BackendError as error:
         row.note = f"does not load: {error}"[:300]
         return row, None
+    return row, partial(open_model, model)
 
 
 def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: bool) -> Made:
@@ -82,12 +84,12 @@ def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: 
         return row, None
     report: dict[str, Any] = json.loads(printed)
     row.note = next(one["label"] for one in report["candidates"] if one["chosen"])
-    path = next(folder.glob("*.edgepkg"))
-    with read_package(path, TrustStore.from_folder(keys_folder())) as package:
+    path, trust = next(folder.glob("*.edgepkg")), TrustStore.from_folder(keys_folder())
+    with read_package(path, trust) as package:
         artifact = package.manifest.backend.artifact
         row.figures["model_bytes"] = len(package.read(artifact))
         row.figures["package_bytes"] = path.stat().st_size
-        return row, open_session(package, threads=THREADS)
+    return row, lambda threads: open_session(path, trust=trust, threads=threads)
 
 
 def keys_folder() -> Path:
@@ -126,20 +128,23 @@ def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) ->
     """
     data = work.prepare()
     model, calibration, evaluation = data
-    fp32, source = Row("fp32 source", figures={"model_bytes": model.stat().st_size}), open_model(model)
-    judge = Judge(evaluation, work.metric, source)
+    fp32 = Row("fp32 source", figures={"model_bytes": model.stat().st_size})
+    judge = Judge(evaluation, work.metric, open_model(model))
     with tempfile.TemporaryDirectory() as name:
-        made: list[Made] = [(fp32, source), *run_peers(model, calibration, Path(name), quick=quick)]
-        for row, session in made:
-            if session is not None:
-                row.figures["score"] = judge.score(session)
+        made: list[Made] = [
+            (fp32, partial(open_model, model)),
+            *run_peers(model, calibration, Path(name), quick=quick),
+        ]
+        for row, opener in made:
+            if opener is not None:
+                row.figures["score"] = judge.score(opener(THREADS))
         best = best_per_channel([row for row, _ in made])
         budget = work.budget(100 * (fp32.figures["score"] - best))
-        ours, session = run_edgekit(work, budget, [*data], Path(name, "edgekit"), blind=blind)
-        if session is not None:
-            ours.figures["score"] = judge.score(session)
+        ours, opener = run_edgekit(work, budget, [*data], Path(name, "edgekit"), blind=blind)
+        if opener is not None:
+            ours.figures["score"] = judge.score(opener(THREADS))
             ours.figures["behind_points"] = 100 * (best - ours.figures["score"])
-        made.insert(1, (ours, session))
+        made.insert(1, (ours, opener))
         time_together(judge, made, limits)
     rows = [row for row, _ in made]
     if work.vendor:
@@ -152,14 +157,18 @@ def benchmark(work: Work, limits: LatencyLimits, *, quick: bool, blind: bool) ->
 
 def time_together(judge: Judge, made: Sequence[Made], limits: LatencyLimits) -> None:
     """Add latencies and drops to the rows that have a model; the first is the fp32 source."""
-    running = [(row, session) for row, session in made if session is not None]
-    latencies = judge.time([session for _, session in running], limits)
-    for (row, _), latency in zip(running, latencies, strict=True):
-        row.figures["drop_points"] = 100 * (running[0][0].figures["score"] - row.figures["score"])
+    running = [(row, opener) for row, opener in made if opener is not None]
+    rows, models = [row for row, _ in running], [opener for _, opener in running]
+    latencies = judge.time(models, limits, THREADS)
+    for row, latency in zip(rows, latencies, strict=True):
+        row.figures["drop_points"] = 100 * (rows[0].figures["score"] - row.figures["score"])
         row.figures["latency_ms"] = 1e3 * latency.median_s
         row.figures["latency_ratio"] = latency.ratio_to(latencies[0])
         ratios = np.divide(latency.seconds, latencies[0].seconds)
         row.figures["ratio_low"], row.figures["ratio_high"] = map(float, np.quantile(ratios, (0.25, 0.75)))
+    latencies = judge.time(models, limits, 1)
+    for row, latency in zip(rows, latencies, strict=True):
+        row.figures["one_thread_ratio"] = latency.ratio_to(latencies[0])
 
 
 def prepare_process() -> None:

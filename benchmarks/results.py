@@ -21,8 +21,9 @@ class Row:
         note: why there is no model, or which candidate edgekit chose; empty if there is nothing to say.
         figures: `model_bytes`, `package_bytes` (edgekit only), `score` (0..1), `drop_points` (below fp32),
             `latency_ms`, `latency_ratio` (to fp32; median of the rounds, with the quartiles `ratio_low` and
-            `ratio_high`), `seconds` (to make it), and against others `behind_points` (below the best
-            per-channel PTQ), `vendor_share` (package to the vendor's file).
+            `ratio_high`), `one_thread_ratio` (likewise, with one thread), `seconds` (to make it), and against
+            others `behind_points` (below the best per-channel PTQ), `vendor_share` (package to the vendor's
+            file).
     """
 
     tool: str
@@ -79,8 +80,8 @@ def markdown(results: Sequence[Result], host: Mapping[str, str | float]) -> str:
     for result in results:
         lines = [f"`{result.work}`, {result.samples}; score: {result.metric}", ""]
         lines += [
-            "| tool | size | score | drop | latency | x fp32 | time to make |",
-            "|---|---|---|---|---|---|---|",
+            "| tool | size | score | drop | latency | x fp32 | one thread | time to make |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         lines += [_line(row) for row in result.rows]
         if result.goals:
@@ -101,6 +102,7 @@ def _line(row: Row) -> str:
         "drop_points": "{drop_points:+.2f}",
         "latency_ms": "{latency_ms:.3f} ms",
         "latency_ratio": "{latency_ratio:.2f} ({ratio_low:.2f} to {ratio_high:.2f})",
+        "one_thread_ratio": "{one_thread_ratio:.2f}",
     }
     cells = [text.format(**figures) if name in figures else NONE for name, text in shown.items()]
     seconds = f"{figures['seconds']:.1f} s" if "seconds" in figures else NONE

@@ -22,6 +22,7 @@ from tests.toolkit.small_models import (
 
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
+    defer_depth_to_space,
     distribute_gate,
     fold_affine,
     fuse_hardswish,
@@ -35,6 +36,7 @@ PASSES = [
     merge_linear_convs.run,
     distribute_gate.run,
     conv_transpose_to_depth.run,
+    defer_depth_to_space.run,
 ]
 
 
@@ -589,3 +591,114 @@ def test_batch_normalization_and_transposed_convolution_become_pointwise(rng: np
         before.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     after = rewritten(conv_transpose_to_depth.run, rewritten(fold_affine.run, before))
     assert operators(after) == ["Conv", "DepthToSpace"]
+
+
+# DepthToSpace.
+
+
+def upscaled(
+    rng: np.random.Generator,
+    after: Sequence[NodeProto],
+    outs: int = 4,
+    *,
+    mode: str = "CRD",
+    block: int = 2,
+    outputs: Sequence[str] = ("y",),
+) -> onnx.ModelProto:
+    """x [N, 3, 4, 6] -> Conv -> DepthToSpace -> s [N, 16, ...] -> `after`, with weights v, c to `outs`."""
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["d"]),
+        node("DepthToSpace", ["d"], ["s"], blocksize=block, mode=mode),
+        *after,
+    ]
+    channels = 16 * block * block
+    weights = {
+        "w": random_weight(rng, channels, 3, 1, 1),
+        "b": random_weight(rng, channels),
+        "v": random_weight(rng, outs, 16, 1, 1),
+        "c": random_weight(rng, outs),
+    }
+    read = {name for item in nodes for name in item.input}
+    kept = {name: value for name, value in weights.items() if name in read}
+    return model_of(nodes, kept, {"x": ("N", 3, 4, 6)}, outputs)
+
+
+def decoder(second_block: int) -> list[NodeProto]:
+    return [
+        node("Relu", ["s"], ["r"]),
+        node("Conv", ["r", "v", "c"], ["e"]),
+        node("DepthToSpace", ["e"], ["t"], blocksize=second_block, mode="CRD"),
+        node("Sigmoid", ["t"], ["y"]),
+    ]
+
+
+@pytest.mark.parametrize(("first", "second", "outs"), [(2, 2, 4), (3, 1, 1), (2, 1, 3), (2, 1, 4)])
+def test_decoder_of_two_steps_ends_with_one_depth_to_space(
+    first: int, second: int, outs: int, rng: np.random.Generator
+) -> None:
+    before = upscaled(rng, decoder(second), outs, block=first)
+    after = rewritten(defer_depth_to_space.run, before)
+    assert operators(after) == ["Conv", "Relu", "Conv", "Sigmoid", "DepthToSpace"]
+
+
+def test_steps_of_different_blocks_become_one_in_the_right_order(rng: np.random.Generator) -> None:
+    nodes = [node("DepthToSpace", ["s"], ["y"], blocksize=4, mode="CRD")]
+    after = rewritten(defer_depth_to_space.run, upscaled(rng, nodes, block=3))
+    assert operators(after) == ["Conv", "DepthToSpace"]
+
+
+def test_transposed_convolutions_in_a_row_end_with_one_depth_to_space(rng: np.random.Generator) -> None:
+    nodes = [
+        node("ConvTranspose", ["x", "w", "b"], ["d"], strides=[2, 2]),
+        node("Relu", ["d"], ["r"]),
+        node("ConvTranspose", ["r", "v"], ["y"], strides=[2, 2]),
+    ]
+    weights = {
+        "w": random_weight(rng, 5, 16, 2, 2),
+        "b": random_weight(rng, 16),
+        "v": random_weight(rng, 16, 1, 2, 2),
+    }
+    before = model_of(nodes, weights, {"x": ("N", 5, 4, 6)})
+    deep = rewritten(conv_transpose_to_depth.run, before)
+    assert operators(rewritten(defer_depth_to_space.run, deep)) == ["Conv", "Relu", "Conv", "DepthToSpace"]
+
+
+def test_wide_convolution_after_depth_to_space_stays_there(rng: np.random.Generator) -> None:
+    nodes = [node("Conv", ["s", "v", "c"], ["y"])]
+    assert left_alone(defer_depth_to_space.run, upscaled(rng, nodes, 5))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [
+        ([node("Relu", ["s"], ["y"])], {"mode": "DCR"}),
+        ([node("Relu", ["s"], ["y"])], {"outputs": ("y", "s")}),
+        ([node("HardSigmoid", ["s"], ["g"]), node("Mul", ["s", "g"], ["y"])], {}),
+        ([node("Conv", ["s", "v", "c"], ["y"], pads=[1, 1, 1, 1])], {}),
+        ([node("Conv", ["s", "v", "c"], ["y"], strides=[2, 2])], {}),
+        ([node("Softmax", ["s"], ["y"], axis=3)], {}),
+        ([node("DepthToSpace", ["s"], ["y"], blocksize=2, mode="DCR")], {}),
+    ],
+    ids=["other order", "an output", "two readers", "padded", "strided", "along a row", "then other order"],
+)
+def test_depth_to_space_stays_where_it_cannot_come_later(
+    nodes: Sequence[NodeProto], options: dict[str, Any], rng: np.random.Generator
+) -> None:
+    assert left_alone(defer_depth_to_space.run, upscaled(rng, nodes, **options))
+
+
+def test_depth_to_space_of_what_others_read_too_is_not_merged(rng: np.random.Generator) -> None:
+    nodes = [node("DepthToSpace", ["s"], ["y"], blocksize=2, mode="CRD")]
+    assert left_alone(defer_depth_to_space.run, upscaled(rng, nodes, outputs=("y", "d")))
+
+
+def test_hard_swishes_without_names_get_no_equal_names(rng: np.random.Generator) -> None:
+    nodes = []
+    for source, result in (("x", "a"), ("a", "y")):
+        nodes += [
+            node("Add", [source, "three"], [f"{result}1"]),
+            node("Clip", [f"{result}1", "zero", "six"], [result]),
+        ]
+    weights = {name: np.float32(value) for name, value in (("zero", 0), ("three", 3), ("six", 6))}
+    after = rewritten(fuse_hardswish.run, model_of(nodes, weights, {"x": ("N", 4)}))
+    assert operators(after) == ["HardSigmoid", "Mul", "HardSigmoid", "Mul"]

@@ -19,7 +19,8 @@ from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
 from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
 from edgekit_toolkit.found import Found
-from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
+from edgekit_toolkit.importers.model import load_model
+from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import estimate_memory, measure_latencies, model_on_target, score_candidates
 from edgekit_toolkit.measure import measure_peak_memory
 from edgekit_toolkit.pack import MODEL_PATH
@@ -106,7 +107,7 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
 
 def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
-        source = load_onnx(request.model)
+        source = load_model(request.model)
         dims = _settled_dims(source, request)
         samples = choose_samples(_fixed(source, request.batch), request.calibration, request.evaluation, dims)
     with phases.phase("optimise"):

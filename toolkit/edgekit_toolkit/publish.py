@@ -19,7 +19,7 @@ from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import DataError, ManifestError, OutputError, RecipeError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
-from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
@@ -148,7 +148,7 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
         RecipeError: the recipe is of another model, or these tools make another model of it.
         ModelError: the model cannot be used.
     """
-    source = load_onnx(model_path)
+    source = load_model(model_path)
     if source.sha256 != recipe.source_sha256:
         raise RecipeError(
             f"the recipe is for a model with sha256 {recipe.source_sha256}, but {model_path} has"

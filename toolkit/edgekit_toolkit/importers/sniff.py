@@ -14,7 +14,7 @@ SIGNATURES: Final = (
     (4, b"TFL3", "a LiteRT (.tflite) model: LiteRT input comes later; until then give the model as ONNX"),
     (4, b"ORTM", "a model in onnxruntime's own format; give the .onnx that it was made from"),
     (0, b"\x89HDF", f"an HDF5 file (Keras .h5); {TO_ONNX_FROM_KERAS}"),
-    (0, b"PK\x03\x04", f"a ZIP archive (PyTorch .pt, .pth and .pt2 are); {TO_ONNX_FROM_TORCH}"),
+    (0, b"PK\x03\x04", f"a ZIP archive (PyTorch .pt and .pth are); {TO_ONNX_FROM_TORCH}"),
     (0, b"\x80\x02", f"a Python pickle (older PyTorch .pth are); {TO_ONNX_FROM_TORCH}"),
     (0, b"\x80\x04", f"a Python pickle; {TO_ONNX_FROM_TORCH}"),
     (0, b"GGUF", "a GGUF file of language model weights; it has no graph that could be imported"),

@@ -53,7 +53,12 @@ def _rewrite_one(graph: onnx.GraphProto) -> bool:
         deep = fresh_name(index, f"{node.output[0]}_deep")
         conv = helper.make_node("Conv", inputs, [deep], name=node.name, kernel_shape=[1, 1])
         space = helper.make_node(
-            "DepthToSpace", [deep], [node.output[0]], name=f"{node.name}_space", blocksize=block, mode="CRD"
+            "DepthToSpace",
+            [deep],
+            [node.output[0]],
+            name=node.name and f"{node.name}_space",
+            blocksize=block,
+            mode="CRD",
         )
         replace_nodes(graph, [node], [conv, space])
         return True

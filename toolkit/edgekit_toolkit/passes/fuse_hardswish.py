@@ -57,7 +57,7 @@ def _write(index: GraphIndex, add: onnx.NodeProto, clip: onnx.NodeProto, source:
             replace_nodes(index.graph, [add, clip, mul, div], [sigmoid, product])
             return
     six = add_constant(index, f"{clip.output[0]}_six", np.asarray(6, np.float32))
-    scale = helper.make_node("Mul", [gate, six], [clip.output[0]], name=f"{clip.name}_scale")
+    scale = helper.make_node("Mul", [gate, six], [clip.output[0]], name=clip.name and f"{clip.name}_scale")
     replace_nodes(index.graph, [add, clip], [sigmoid, scale])
 
 

@@ -1,0 +1,100 @@
+"""PyTorch exported programs (`.pt2`) to ONNX, through torch's own exporter in a process of its own.
+
+torch is not needed for anything else, so it is imported there only. It is kept from unpickling objects of
+the file, which could run code; it still evaluates the file's expressions of sizes, so open only programs of
+people whom you trust.
+"""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
+from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
+
+INSTALL_COMMAND: Final = "pip install 'edgekit[pt2]'"
+
+_ZIP: Final = b"PK\x03\x04"
+_TIME_LIMIT_S: Final = 600.0
+
+
+def is_pt2(path: Path) -> bool:
+    """Whether a file is to be read as a PyTorch exported program: named so, and a ZIP archive."""
+    try:
+        with path.open("rb") as file:
+            return path.suffix == ".pt2" and file.read(len(_ZIP)) == _ZIP
+    except OSError:
+        return False
+
+
+def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel:
+    """Return the program in a `.pt2` file as an ONNX model.
+
+    Size and digest of the result are those of the file. Outputs have the names of the dictionary that the
+    program returns, if it does. Operator set 18, weights inside, no trace of the machine that exported it.
+
+    Args:
+        path: what `torch.export.save` wrote.
+        limits: as for `load_onnx`.
+
+    Raises:
+        ModelError: torch is not installed; the file is damaged, was written by another version of torch or
+            needs code to be unpickled; an operator has no ONNX counterpart; or what `load_onnx` raises.
+    """
+    limits = limits or ImportLimits()
+    size_bytes = path.stat().st_size
+    if size_bytes > limits.max_model_bytes:
+        raise ModelError(f"{path}: has {size_bytes} bytes, at most {limits.max_model_bytes} are allowed")
+    with tempfile.TemporaryDirectory(prefix="edgekit-pt2-") as name:
+        result = Path(name, "model.onnx")
+        _export(path.absolute(), result)
+        try:
+            source = load_onnx(result, limits)
+        except ModelError as error:
+            reason = str(error).replace(f"{result}: ", "")
+            raise ModelError(f"{path}: exported to ONNX, it cannot be used: {reason}") from error
+    return replace(source, path=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), bytes=size_bytes)
+
+
+def _export(program: Path, result: Path) -> None:
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgekit_toolkit.importers.pt2_child", str(program), str(result)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_TIME_LIMIT_S,
+            cwd=result.parent,
+            # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
+            env={**os.environ, "PYTHONPATH": path, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(
+            f"{program}: torch did not export it within {_TIME_LIMIT_S:g} s; export it to ONNX yourself"
+        ) from error
+    if done.returncode == 0 and result.is_file():
+        return
+    said = done.stderr.strip().splitlines()[-1:] or ["no message"]
+    if done.returncode == MISSING_TORCH:
+        raise ModelError(
+            f"{program}: a PyTorch exported program needs torch to be read ({said[0]}): {INSTALL_COMMAND}; or"
+            " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
+        )
+    if said[0].startswith("UnpicklingError"):
+        raise ModelError(
+            f"{program}: holds pickled objects other than tensors, which could run code when they are loaded;"
+            " save it again with torch.export.save, or export it to ONNX yourself if you trust it"
+        )
+    how = f"was ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else said[0]
+    raise ModelError(f"{program}: torch cannot export it to ONNX: {how}")
