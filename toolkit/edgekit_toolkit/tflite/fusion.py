@@ -1,4 +1,167 @@
-from edgekit_toolkit.tflite.view import Graph
-FUSED_OPERATORS = frozenset()
+"""Nodes that one TFLite operator computes are joined: activations, biases, written-out Gelu, flatten and product.
+
+Works on the plain view and returns a new one. A node is joined with the next only where nothing else reads
+what lies between.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.tflite.ops import OPERATORS
+from edgekit_toolkit.tflite.ops.linear import has_linear_weights
+from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
+
+# What a join makes of a node and the graph: the joined node, and the nodes that it stands for.
+Joined = tuple[Node, tuple[Node, ...]]
+Join = Callable[[Node, Graph], Joined | None]
+
+HALF_ROOT: Final = math.sqrt(0.5)
+
+
 def fuse(graph: Graph) -> Graph:
+    """Return the graph with joined nodes."""
+    for join in (_gelu, _bias, _flatten, _activation):
+        graph = _apply(join, graph)
     return graph
+
+
+def _apply(join: Join, graph: Graph) -> Graph:
+    """Return the graph after one kind of join; the joined node takes the place of the last that it stands for."""
+    instead: dict[int, Node | None] = {}
+    for node in graph.nodes:
+        found = None if id(node) in instead else join(node, graph)
+        if found is None or any(id(old) in instead for old in found[1]):
+            continue
+        joined, stood_for = found
+        instead.update((id(old), None) for old in stood_for)
+        instead[id(stood_for[-1])] = joined
+    kept = (instead.get(id(node), node) for node in graph.nodes)
+    return replace(graph, nodes=tuple(node for node in kept if node is not None)) if instead else graph
+
+
+def _activation(node: Node, graph: Graph) -> Joined | None:
+    """A Relu, or a Clip to 0..6, behind an operator that can apply it."""
+    operator = OPERATORS.get(node.op_type)
+    if operator is None or not operator.fuses or node.domain or len(node.outputs) != 1:
+        return None
+    if graph.dtypes.get(node.outputs[0]) != np.float32:
+        return None
+    after = _next(node, graph)
+    kind = None if after is None else _activation_kind(after, graph)
+    if after is None or kind is None or node.activation != NO_ACTIVATION:
+        return None
+    return replace(node, outputs=after.outputs, activation=kind), (node, after)
+
+
+def _activation_kind(node: Node, graph: Graph) -> str | None:
+    if node.op_type == "Relu":
+        return "RELU"
+    if node.op_type != "Clip":
+        return None
+    low, high = _scalar(graph, node.input(1)), _scalar(graph, node.input(2))
+    if low != 0:
+        return None
+    if high == 6:
+        return "RELU6"
+    return "RELU" if not node.input(2) else None
+
+
+def _bias(node: Node, graph: Graph) -> Joined | None:
+    """A constant [N] that is added to a product with a constant matrix [K, N]."""
+    weights = graph.constants.get(node.input(1))
+    if node.op_type != "MatMul" or weights is None or weights.ndim != 2:
+        return None
+    if len(graph.shapes.get(node.inputs[0], ())) < 2:
+        return None
+    after = _next(node, graph)
+    if after is None or after.op_type != "Add":
+        return None
+    bias = after.inputs[1] if after.inputs[0] == node.outputs[0] else after.inputs[0]
+    shape = graph.constants[bias].shape if bias in graph.constants else ()
+    if not shape or shape[-1] != weights.shape[1] or math.prod(shape) != shape[-1]:
+        return None
+    if graph.shapes.get(after.outputs[0]) != graph.shapes.get(node.outputs[0]):
+        return None
+    joined = replace(node, op_type="FusedLinear", inputs=(*node.inputs, bias), outputs=after.outputs)
+    return joined, (node, after)
+
+
+def _flatten(node: Node, graph: Graph) -> Joined | None:
+    """A reshape to [N, K] before a product with constant weights [K, M]."""
+    if node.op_type not in {"Reshape", "Flatten"} or graph.is_constant(node.inputs[0]):
+        return None
+    before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes.get(node.outputs[0], ())
+    if len(before) < 3 or len(after) != 2 or before[0] != after[0] or 0 in before:
+        return None
+    product = _next(node, graph)
+    if product is None or product.inputs[0] != node.outputs[0] or not has_linear_weights(product, graph):
+        return None
+    inputs = (node.inputs[0], *product.inputs[1:])
+    return replace(product, op_type="FusedFlattenLinear", inputs=inputs), (node, product)
+
+
+def _gelu(node: Node, graph: Graph) -> Joined | None:
+    """A Gelu written out as x * 0.5 * (1 + erf(x / sqrt 2)), its factors in any order."""
+    if node.op_type != "Erf":
+        return None
+    scale = graph.producers.get(node.inputs[0])
+    x = None if scale is None else _scaled_by(scale, HALF_ROOT, graph)
+    after = _next(node, graph)
+    if scale is None or x is None or after is None or graph.sole_reader(node.inputs[0]) is None:
+        return None
+    if after.op_type != "Add" or _other_scalar(after, node.outputs[0], graph) != 1:
+        return None
+    chain, wanted = [scale, node, after], {"x", "half"}
+    while wanted:
+        last = chain[-1]
+        product = _next(last, graph)
+        if product is None or product.op_type != "Mul":
+            return None
+        other = product.inputs[1] if product.inputs[0] == last.outputs[0] else product.inputs[0]
+        halved = graph.producers.get(other)
+        if other == x:
+            factors = {"x"}
+        elif _scalar(graph, other) == 0.5:
+            factors = {"half"}
+        elif halved is not None and _scaled_by(halved, 0.5, graph) == x:
+            factors = {"x", "half"}
+            chain.extend([halved] if graph.sole_reader(other) is product else [])
+        else:
+            return None
+        if not factors <= wanted:
+            return None
+        wanted -= factors
+        chain.append(product)
+    last = chain[-1]
+    return Node("Gelu", (x,), last.outputs, name=last.name), tuple(chain)
+
+
+def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
+    """Return what a node multiplies by `factor`; None where it does something else."""
+    if node.op_type not in {"Mul", "Div"}:
+        return None
+    for place in (1, 0) if node.op_type == "Mul" else (1,):
+        scalar = _scalar(graph, node.inputs[place])
+        wanted = 1 / factor if node.op_type == "Div" else factor
+        if scalar is not None and math.isclose(scalar, wanted, rel_tol=1e-5):
+            return node.inputs[1 - place]
+    return None
+
+
+def _other_scalar(node: Node, name: str, graph: Graph) -> float | None:
+    """Return the constant scalar that a node combines `name` with."""
+    return _scalar(graph, node.inputs[1] if node.inputs[0] == name else node.inputs[0])
+
+
+def _next(node: Node, graph: Graph) -> Node | None:
+    """Return the only reader of a node's result."""
+    return graph.sole_reader(node.outputs[0])
+
+
+def _scalar(graph: Graph, name: str) -> float | None:
+    value = graph.constants.get(name)
+    return float(value.reshape(())) if value is not None and value.size == 1 else None

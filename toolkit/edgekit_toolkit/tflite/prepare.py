@@ -9,7 +9,6 @@ from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_toolkit.passes import convert_opset, fold_constants
 from edgekit_toolkit.shapes import with_shapes
 from edgekit_toolkit.specs import dimension, real_inputs
-from edgekit_toolkit.tflite.fusion import FUSED_OPERATORS
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of
@@ -48,7 +47,7 @@ def check_operators(nodes: Iterable[Node]) -> None:
     Raises:
         ConversionError: names all that have none.
     """
-    known = OPERATORS.keys() | FUSED_OPERATORS | _CONSTANT_OPERATORS
+    known = OPERATORS.keys() | _CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, "there is no mapping to TFLite")
         for node in nodes

@@ -128,7 +128,7 @@ def write_gelu(step: Step) -> None:
     step.give(_unary(step, "GELU", _float_input(step), options))
 
 
-@writes("Swish", "FusedSilu", rule=elementwise)
+@writes("Swish", rule=elementwise)
 def write_silu(step: Step) -> None:
     """Write x * sigmoid(alpha * x)."""
     tensor = _float_input(step)

@@ -10,28 +10,36 @@ from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.rules import as_onnx, flattening
 from edgekit_toolkit.tflite.step import Step, fused
-from edgekit_toolkit.tflite.view import NO_ACTIVATION
+from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
+
+
+def has_linear_weights(node: Node, graph: Graph) -> bool:
+    """Whether a node is a product with a constant matrix, plus a constant row at most."""
+    weights = graph.constants.get(node.input(1))
+    if node.domain or node.op_type not in {"Gemm", "MatMul", "FusedLinear"} or weights is None:
+        return False
+    if weights.ndim != 2 or node.attributes.get("transA", 0):
+        return False
+    columns = weights.shape[0 if node.attributes.get("transB", 0) else 1]
+    addend = graph.constants.get(node.input(2))
+    return not node.input(2) or (addend is not None and _is_row(addend, columns))
 
 
 @writes("Gemm", rule=as_onnx, fuses=True)
 def write_gemm(step: Step) -> None:
     """Write FULLY_CONNECTED for constant weights, else BATCH_MATMUL."""
-    left = step.read(0)
+    if has_linear_weights(step.node, step.graph):
+        write_linear(step)
+        return
+    left, right = step.read(0), step.read(1)
     if step.attribute("transA", 0):
         left = step.builder.transpose(left, [1, 0])
-    alpha, beta = np.float32(step.attribute("alpha", 1.0)), np.float32(step.attribute("beta", 1.0))
-    weights = step.value(1)
-    if weights is None:
-        _write_computed_gemm(step, left, alpha, beta)
-        return
-    weights = (weights if step.attribute("transB", 0) else weights.T) * alpha
-    addend = step.value(2)
-    if not step.has(2) or (addend is not None and _is_bias(addend, weights.shape[0])):
-        bias = None if addend is None else np.broadcast_to(addend.reshape(-1) * beta, weights.shape[:1])
-        step.give(fully_connected(step, left, weights, bias, step.node.activation))
-        return
-    product = fully_connected(step, left, weights, None)
-    step.give(step.binary("ADD", product, _scaled(step, step.read(2), beta), step.node.activation))
+    if step.attribute("transB", 0):
+        right = step.builder.transpose(right, [1, 0])
+    result = _scaled(step, _batch_matmul(step, left, right), step.attribute("alpha", 1.0))
+    if step.has(2):
+        result = step.binary("ADD", result, _scaled(step, step.read(2), step.attribute("beta", 1.0)))
+    step.give(_activated(step, result))
 
 
 @writes("MatMul", rule=as_onnx, fuses=True)
@@ -52,24 +60,35 @@ def write_matmul(step: Step) -> None:
 
 @writes("FusedLinear", rule=as_onnx, fuses=True)
 def write_linear(step: Step) -> None:
-    """Write a product with a constant matrix and a bias: inputs x, [K, N], [N]."""
-    weights, bias = step.constant(1, "the weights"), step.constant(2, "the bias")
-    step.give(fully_connected(step, step.read(0), weights.T, bias.reshape(-1), step.node.activation))
+    """Write FULLY_CONNECTED for a product with a constant matrix [K, N] and a constant row [N]."""
+    weights, bias = _linear_weights(step)
+    step.give(fully_connected(step, step.read(0), weights, bias, step.node.activation))
 
 
 @writes("FusedFlattenLinear", rule=flattening, fuses=True)
 def write_flatten_linear(step: Step) -> None:
-    """Write a reshape to a matrix and a product with constant weights, whose rows follow the held form.
+    """Write a reshape of [N, ...] to [N, K] and a product, its weights in the order in which the input is held.
 
-    Inputs x [N, ...], weights [K, M], bias [M]. So an image held as [N, H, W, C] is not transposed.
+    So an image held as [N, H, W, C] is not transposed.
     """
-    tensor, shape = step.read(0), step.shape(0)
-    weights, bias = step.constant(1, "the weights"), step.constant(2, "the bias")
+    weights, bias = _linear_weights(step)
+    shape = step.shape(0)
     order = [axis - 1 for axis in step.form if axis > 0]
-    inner = weights.reshape(*shape[1:], weights.shape[1]).transpose(*order, len(order))
-    flat = step.builder.reshape(tensor, (shape[0], weights.shape[0]))
-    rows = inner.reshape(weights.shape)
-    step.give(fully_connected(step, flat, rows.T, bias.reshape(-1), step.node.activation))
+    columns = weights.reshape(-1, *shape[1:]).transpose(0, *(1 + axis for axis in order)).reshape(weights.shape)
+    flat = step.builder.reshape(step.read(0), (shape[0], weights.shape[1]))
+    step.give(fully_connected(step, flat, columns, bias, step.node.activation))
+
+
+def _linear_weights(step: Step) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return weights [N, K] and bias [N] of a node that `has_linear_weights`."""
+    weights = step.constant(1, "the weights")
+    weights = weights if step.attribute("transB", 0) else weights.T
+    if step.attribute("alpha", 1.0) != 1:
+        weights = weights * np.float32(step.attribute("alpha"))
+    if not step.has(2):
+        return weights, None
+    bias = step.constant(2, "the bias").reshape(-1) * np.float32(step.attribute("beta", 1.0))
+    return weights, np.broadcast_to(bias, weights.shape[:1])
 
 
 def fully_connected(
@@ -108,23 +127,13 @@ def fully_connected(
     return step.emit("FULLY_CONNECTED", inputs, shape, options, version=5)
 
 
-def _is_bias(addend: NDArray[Any], columns: int) -> bool:
+def _is_row(addend: NDArray[Any], columns: int) -> bool:
     """Whether a constant adds the same to every row."""
     return addend.size == 1 or (addend.size == columns and addend.shape[-1] == columns)
 
 
-def _write_computed_gemm(step: Step, left: Tensor, alpha: np.float32, beta: np.float32) -> None:
-    right = step.read(1)
-    if step.attribute("transB", 0):
-        right = step.builder.transpose(right, [1, 0])
-    result = _scaled(step, _batch_matmul(step, left, right), alpha)
-    if step.has(2):
-        result = step.binary("ADD", result, _scaled(step, step.read(2), beta))
-    step.give(_activated(step, result))
-
-
-def _scaled(step: Step, tensor: Tensor, factor: np.float32) -> Tensor:
-    return tensor if factor == 1 else step.binary("MUL", tensor, step.number(float(factor)))
+def _scaled(step: Step, tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else step.binary("MUL", tensor, step.number(factor))
 
 
 def _activated(step: Step, tensor: Tensor) -> Tensor:
