@@ -1,24 +1,26 @@
 """The onnxruntime backend: ONNX models on the CPU.
 
-Importing this module imports onnxruntime. It neither converts inputs nor reads models with external data: the
-toolkit packs models whole.
+Importing this module does not import onnxruntime. It neither converts inputs nor reads models with external
+data: the toolkit packs models whole.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
-
-import onnxruntime
+from typing import TYPE_CHECKING, Final, cast
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.ort_memory import lean_loading, make_lean
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
+from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 _LOG_FATAL_ONLY: Final = 4  # errors are raised as well
 # onnxruntime names element types after C++ types.
@@ -46,27 +48,18 @@ class OrtOptions:
     optimise: bool = True
 
     def __post_init__(self) -> None:
-        is_count = isinstance(self.threads, int) and not isinstance(self.threads, bool) and self.threads >= 1
-        if self.threads is not None and not is_count:
-            raise BackendError(f"backend 'ort': threads is {self.threads!r}, expected null or at least 1")
-        for name in ("spinning", "optimise"):
-            if not isinstance(getattr(self, name), bool):
-                raise BackendError(
-                    f"backend 'ort': {name} is {getattr(self, name)!r}, expected true or false"
-                )
+        require_count("ort", "threads", self.threads)
+        require_flag("ort", "spinning", self.spinning)
+        require_flag("ort", "optimise", self.optimise)
 
     @classmethod
     def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "OrtOptions":
         """Return the options in a manifest, with `threads` in the place of theirs unless it is None.
 
         Raises:
-            BackendError: an option is unknown or wrong. Options change how a model runs, so none is skipped.
+            BackendError: an option is unknown or wrong.
         """
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(options) - set(known)):
-            raise BackendError(f"backend 'ort': unknown options {unknown}, known are {known}; update edgekit")
-        given = dict(options) if threads is None else {**options, "threads": threads}
-        return cls(**given)  # type: ignore[arg-type]  # __post_init__ checks the types
+        return parse_options(cls, "ort", options, threads)
 
 
 class OrtSession:
@@ -82,6 +75,7 @@ class OrtSession:
             options: by default `OrtOptions()`.
 
         Raises:
+            EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or it has inputs or outputs that are no plain
                 tensors.
         """
@@ -126,27 +120,23 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
     Raises:
+        EngineMissingError: onnxruntime is not installed.
         BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
-            those
-            of the manifest.
+            those of the manifest.
     """
     options = OrtOptions.from_json(choice.options, threads)
     session = OrtSession(package.read(choice.artifact), options)
-    manifest = package.manifest
-    for what, found, stated in (
-        ("inputs", session.inputs, manifest.inputs),
-        ("outputs", session.outputs, manifest.outputs),
-    ):
-        got = {spec.name: spec.dtype for spec in found}
-        expected = {spec.name: spec.dtype for spec in stated}
-        if got != expected:
-            raise BackendError(
-                f"{package.path}: '{choice.artifact}' has {what} {got}, manifest says {expected}"
-            )
+    check_specs(session, package, choice)
     return session
 
 
-def _load(model: bytes | memoryview | Path, options: OrtOptions) -> onnxruntime.InferenceSession:
+def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime.InferenceSession":
+    try:
+        import onnxruntime
+    except ImportError as cause:
+        raise EngineMissingError(
+            f"backend 'ort' needs onnxruntime ({cause}); pip install 'edgekit[device]'"
+        ) from cause
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _LOG_FATAL_ONLY
     settings.intra_op_num_threads = options.threads or 0  # 0: as many as cores
@@ -169,7 +159,9 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> onnxruntime.
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
 
 
-def _create(path: str, settings: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+def _create(path: str, settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
+    import onnxruntime
+
     # No fallback to other providers: it prints to the standard output, and there is only the CPU here.
     with lean_loading():
         return onnxruntime.InferenceSession(
@@ -177,7 +169,7 @@ def _create(path: str, settings: onnxruntime.SessionOptions) -> onnxruntime.Infe
         )
 
 
-def _read_spec(node: onnxruntime.NodeArg) -> TensorSpec:
+def _read_spec(node: "onnxruntime.NodeArg") -> TensorSpec:
     dtype = _DTYPE_OF_TYPE.get(node.type)
     if dtype is None:
         raise BackendError(f"backend 'ort': '{node.name}' is a {node.type}, which is no plain tensor")

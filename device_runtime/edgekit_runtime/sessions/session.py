@@ -1,5 +1,6 @@
 """The session protocol, and the choice of the backend that opens one for a package."""
 
+import importlib
 import logging
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -17,6 +18,12 @@ from edgekit_runtime.tensors import TensorSpec
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
+
+# Imported when used: each needs an engine, and a device has one or two of them.
+_BUILT_IN: Final[Mapping[str, tuple[str, str]]] = {
+    "ort": ("edgekit_runtime.sessions.ort", "open_ort"),
+    "litert": ("edgekit_runtime.sessions.litert", "open_litert"),
+}
 
 _logger = logging.getLogger(__name__)
 
@@ -112,9 +119,11 @@ def _open(package: OpenedPackage, threads: int | None) -> Session:
 
 
 def _find_backend(name: str) -> OpenBackend:
-    if name == "ort":
+    if name in _BUILT_IN:
         # Not an entry point, so that it also works where edgekit is not installed but on the path.
-        return _import_ort()
+        module, function = _BUILT_IN[name]
+        built_in: OpenBackend = getattr(importlib.import_module(module), function)
+        return built_in
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name == name:
             try:
@@ -124,15 +133,29 @@ def _find_backend(name: str) -> OpenBackend:
             return backend
     raise EngineMissingError(
         f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
-        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here (ort)"
+        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(_BUILT_IN)})"
     )
 
 
-def _import_ort() -> OpenBackend:
-    try:
-        from edgekit_runtime.sessions.ort import open_ort
-    except ImportError as cause:
-        raise EngineMissingError(
-            f"backend 'ort' needs onnxruntime ({cause}); pip install 'edgekit[device]'"
-        ) from cause
-    return open_ort
+def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
+    """Return when a session has the inputs and outputs that the manifest states, by name and dtype.
+
+    Args:
+        session: of `choice.artifact`.
+        package: that holds it.
+        choice: that was opened.
+
+    Raises:
+        BackendError: it has others.
+    """
+    manifest = package.manifest
+    for what, found, stated in (
+        ("inputs", session.inputs, manifest.inputs),
+        ("outputs", session.outputs, manifest.outputs),
+    ):
+        got = {spec.name: spec.dtype for spec in found}
+        expected = {spec.name: spec.dtype for spec in stated}
+        if got != expected:
+            raise BackendError(
+                f"{package.path}: '{choice.artifact}' has {what} {got}, manifest says {expected}"
+            )

@@ -1,0 +1,72 @@
+"""Quantized inputs and outputs of an engine, presented as float32.
+
+A code `q` stands for the value `(q - zero_point) * scale`. Only one scale a tensor: inputs and outputs with a
+scale per channel do not occur.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import DTYPES
+
+CODE_DTYPES = ("int8", "uint8", "int16")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the codes of one tensor stand for values.
+
+    Attributes:
+        name: of the tensor, for messages.
+        dtype: of the codes, one of `CODE_DTYPES`.
+        scale: of one step, finite and over 0.
+        zero_point: the code that stands for 0, within the range of `dtype`.
+
+    Raises:
+        BackendError: a field has a value that no engine computes with.
+    """
+
+    name: str
+    dtype: str
+    scale: float
+    zero_point: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in CODE_DTYPES:
+            raise BackendError(
+                f"tensor '{self.name}': codes are {self.dtype}, expected one of {', '.join(CODE_DTYPES)}"
+            )
+        limits = np.iinfo(self.dtype)
+        right = math.isfinite(self.scale) and self.scale > 0
+        if not right or not limits.min <= self.zero_point <= limits.max:
+            raise BackendError(
+                f"tensor '{self.name}': scale {self.scale!r} and zero point {self.zero_point}, expected a"
+                f" finite scale over 0 and a zero point from {limits.min} to {limits.max}"
+            )
+
+    def encode(self, values: Array) -> Array:
+        """Return the nearest codes, halves to even; values out of range become the outermost codes.
+
+        Args:
+            values: float32 of any shape.
+
+        Raises:
+            DataError: a value is NaN, for which there is no code.
+        """
+        limits = np.iinfo(self.dtype)
+        steps = np.rint(values / np.float32(self.scale)) + np.float32(self.zero_point)
+        codes = np.clip(steps, limits.min, limits.max)
+        if np.isnan(codes).any():
+            raise DataError(
+                f"tensor '{self.name}': holds NaN, which has no {self.dtype} code; clean the input"
+            )
+        return np.asarray(codes).astype(DTYPES[self.dtype])
+
+    def decode(self, codes: Array) -> Array:
+        """Return the values that `codes` stand for, float32 of the same shape."""
+        steps = codes.astype(np.float32) - np.float32(self.zero_point)
+        return np.asarray(steps * np.float32(self.scale))
