@@ -93,7 +93,9 @@ class Builder:
         if dtype.name not in TENSOR_TYPES:
             raise RefusedError(f"element type {dtype.name} is not computed in TFLite; export with float32")
         if 0 in shape:
-            raise RefusedError(f"a tensor of shape {list(shape)} has no elements, which TFLite does not compute")
+            raise RefusedError(
+                f"a tensor of shape {list(shape)} has no elements, which TFLite does not compute"
+            )
         tensor = Tensor(len(self.tensors), shape, dtype, name)
         self.tensors.append(tensor)
         return tensor
@@ -142,5 +144,7 @@ class Builder:
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)
         axes = self.constant(np.array(order, np.int32))
-        made = self.operator("TRANSPOSE", [tensor, axes], [(shape, tensor.dtype)], Options("TransposeOptions"))
+        made = self.operator(
+            "TRANSPOSE", [tensor, axes], [(shape, tensor.dtype)], Options("TransposeOptions")
+        )
         return made[0]

@@ -12,6 +12,7 @@ from edgekit_toolkit.tflite.layout import plan_forms
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.prepare import check_operators, prepare
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, RefusedError, refuse_all
+from edgekit_toolkit.tflite.registry import Operator
 from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.values import Values, View, find_views
@@ -54,11 +55,17 @@ def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], 
         rule = None
         if not node.outputs or node.outputs[0] not in views:
             try:
-                rule = OPERATORS[node.op_type].rule(node, graph)
+                rule = _operator(node).rule(node, graph)
             except RefusedError as refused:
                 refusals.append(_refusal(node, refused))
         rules.append(rule)
     return rules, tuple(refusals)
+
+
+def _operator(node: Node) -> Operator:
+    if node.op_type not in OPERATORS:
+        raise RefusedError("its result depends on sizes or values that are not known before the model runs")
+    return OPERATORS[node.op_type]
 
 
 def _write_nodes(
@@ -90,9 +97,7 @@ def _refusal(node: Node, refused: RefusedError) -> Refusal:
     return Refusal(node.operator, node.place, str(refused))
 
 
-def _stand_in(
-    node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...]
-) -> None:
+def _stand_in(node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...]) -> None:
     for name, form in zip(node.outputs, forms, strict=True):
         if name:
             shape = graph.shapes.get(name, ())

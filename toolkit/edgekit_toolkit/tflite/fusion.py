@@ -5,42 +5,64 @@ what lies between.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.ops.linear import has_linear_weights
 from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
-# What a join makes of a node and the graph: the joined node, and the nodes that it stands for.
-Joined = tuple[Node, tuple[Node, ...]]
-Join = Callable[[Node, Graph], Joined | None]
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join makes of nodes.
+
+    Attributes:
+        new: the nodes that take the place of the last of the old ones.
+        old: the nodes that they stand for, in order.
+        constants: that the new ones read.
+    """
+
+    new: tuple[Node, ...]
+    old: tuple[Node, ...]
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+Join: TypeAlias = Callable[[Node, Graph], Joined | None]
 
 HALF_ROOT: Final = math.sqrt(0.5)
 
 
 def fuse(graph: Graph) -> Graph:
     """Return the graph with joined nodes."""
-    for join in (_gelu, _bias, _flatten, _activation):
+    for join in (_gelu, _bias, _flatten, _activation, _depth_order):
         graph = _apply(join, graph)
     return graph
 
 
 def _apply(join: Join, graph: Graph) -> Graph:
-    """Return the graph after one kind of join; the joined node takes the place of the last that it stands for."""
-    instead: dict[int, Node | None] = {}
+    """Return the graph after one kind of join."""
+    instead: dict[int, tuple[Node, ...]] = {}
+    constants: dict[str, NDArray[Any]] = {}
     for node in graph.nodes:
-        found = None if id(node) in instead else join(node, graph)
-        if found is None or any(id(old) in instead for old in found[1]):
+        joined = None if id(node) in instead else join(node, graph)
+        if joined is None or any(id(old) in instead for old in joined.old):
             continue
-        joined, stood_for = found
-        instead.update((id(old), None) for old in stood_for)
-        instead[id(stood_for[-1])] = joined
-    kept = (instead.get(id(node), node) for node in graph.nodes)
-    return replace(graph, nodes=tuple(node for node in kept if node is not None)) if instead else graph
+        instead.update((id(old), ()) for old in joined.old)
+        instead[id(joined.old[-1])] = joined.new
+        constants |= joined.constants
+    if not instead:
+        return graph
+    nodes = tuple(new for node in graph.nodes for new in instead.get(id(node), (node,)))
+    shapes = {**graph.shapes, **{name: value.shape for name, value in constants.items()}}
+    dtypes = {**graph.dtypes, **{name: value.dtype for name, value in constants.items()}}
+    return replace(
+        graph, nodes=nodes, constants={**graph.constants, **constants}, shapes=shapes, dtypes=dtypes
+    )
 
 
 def _activation(node: Node, graph: Graph) -> Joined | None:
@@ -54,7 +76,7 @@ def _activation(node: Node, graph: Graph) -> Joined | None:
     kind = None if after is None else _activation_kind(after, graph)
     if after is None or kind is None or node.activation != NO_ACTIVATION:
         return None
-    return replace(node, outputs=after.outputs, activation=kind), (node, after)
+    return Joined((replace(node, outputs=after.outputs, activation=kind),), (node, after))
 
 
 def _activation_kind(node: Node, graph: Graph) -> str | None:
@@ -87,7 +109,7 @@ def _bias(node: Node, graph: Graph) -> Joined | None:
     if graph.shapes.get(after.outputs[0]) != graph.shapes.get(node.outputs[0]):
         return None
     joined = replace(node, op_type="FusedLinear", inputs=(*node.inputs, bias), outputs=after.outputs)
-    return joined, (node, after)
+    return Joined((joined,), (node, after))
 
 
 def _flatten(node: Node, graph: Graph) -> Joined | None:
@@ -101,7 +123,28 @@ def _flatten(node: Node, graph: Graph) -> Joined | None:
     if product is None or product.inputs[0] != node.outputs[0] or not has_linear_weights(product, graph):
         return None
     inputs = (node.inputs[0], *product.inputs[1:])
-    return replace(product, op_type="FusedFlattenLinear", inputs=inputs), (node, product)
+    return Joined((replace(product, op_type="FusedFlattenLinear", inputs=inputs),), (node, product))
+
+
+def _depth_order(node: Node, graph: Graph) -> Joined | None:
+    """A convolution before DepthToSpace in mode CRD: its filters are put in the order of TFLite, DCR."""
+    after = _next(node, graph)
+    weights, bias = graph.constants.get(node.input(1)), graph.constants.get(node.input(2))
+    if node.op_type != "Conv" or after is None or after.op_type != "DepthToSpace" or weights is None:
+        return None
+    if after.attributes.get("mode", b"DCR") != b"CRD" or node.attributes.get("group", 1) != 1:
+        return None
+    if node.input(2) and bias is None:
+        return None
+    block = after.attributes["blocksize"] ** 2
+    order = np.arange(len(weights)).reshape(-1, block).T.reshape(-1)
+    stem = node.outputs[0]
+    constants = {f"{stem};weights": weights[order]}
+    if bias is not None:
+        constants[f"{stem};bias"] = bias[order]
+    conv = replace(node, inputs=(node.inputs[0], *constants))
+    ordered = replace(after, attributes={**after.attributes, "mode": b"DCR"})
+    return Joined((conv, ordered), (node, after), constants)
 
 
 def _gelu(node: Node, graph: Graph) -> Joined | None:
@@ -137,7 +180,7 @@ def _gelu(node: Node, graph: Graph) -> Joined | None:
         wanted -= factors
         chain.append(product)
     last = chain[-1]
-    return Node("Gelu", (x,), last.outputs, name=last.name), tuple(chain)
+    return Joined((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
 
 
 def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:

@@ -63,7 +63,9 @@ class _Plan:
         before = self.forms[place]
         candidates = dict.fromkeys([before, *self._candidates(place)])
         best = min(candidates, key=lambda form: self._cost(place, form, planned))
-        if planned < len(self._rules) or self._cost(place, best, planned) < self._cost(place, before, planned):
+        if planned < len(self._rules) or self._cost(place, best, planned) < self._cost(
+            place, before, planned
+        ):
             self.forms[place] = best
         return self.forms[place] != before
 
@@ -73,10 +75,17 @@ class _Plan:
         if rule is None or rule.allows is None:
             return
         for name in node.inputs:
-            if name and not self._graph.is_constant(name) and len(self._graph.shapes[name]) == len(rule.shape):
+            if (
+                name
+                and not self._graph.is_constant(name)
+                and len(self._graph.shapes[name]) == len(rule.shape)
+            ):
                 yield from self._possible(rule, name, [self._produced(self._root(name))])
         for name in node.outputs:
-            if len(self._graph.shapes.get(name, ())) == len(rule.shape):
+            if rule.proposes is not None:
+                found = (rule.proposes(form) for form in self._wanted(name, len(self._rules)))
+                yield from (form for form in found if form is not None and rule.allows(form))
+            elif len(self._graph.shapes.get(name, ())) == len(rule.shape):
                 yield from self._possible(rule, name, self._wanted(name, len(self._rules)))
         yield plain(len(rule.shape))
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import onnx
 
-from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_toolkit.passes import convert_opset, fold_constants
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.passes import fold_constants
 from edgekit_toolkit.shapes import with_shapes
 from edgekit_toolkit.specs import dimension, real_inputs
 from edgekit_toolkit.tflite.ops import OPERATORS

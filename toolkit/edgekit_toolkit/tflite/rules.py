@@ -31,6 +31,7 @@ class Rule:
         reads: form in which each input is read, from the work form.
         writes: form in which each output is left.
         allows: whether a work form is possible; None where only `start` is.
+        proposes: the work form that leaves the result in a given form, where ranks differ.
     """
 
     start: Form
@@ -38,6 +39,7 @@ class Rule:
     reads: Callable[[Form], tuple[Form, ...]]
     writes: Callable[[Form], tuple[Form, ...]]
     allows: Callable[[Form], bool] | None = None
+    proposes: Callable[[Form], Form | None] | None = None
 
 
 MakeRule: TypeAlias = Callable[[Node, Graph], Rule]
@@ -114,7 +116,10 @@ def regrouping(node: Node, graph: Graph) -> Rule:
     def allows(form: Form) -> bool:
         return reshaped(form, before, after) is not None
 
-    return Rule(plain(len(before)), before, lambda form: (form,), writes, allows)
+    def proposes(form: Form) -> Form | None:
+        return reshaped(form, after, before)
+
+    return Rule(plain(len(before)), before, lambda form: (form,), writes, allows, proposes)
 
 
 def flattening(node: Node, graph: Graph) -> Rule:

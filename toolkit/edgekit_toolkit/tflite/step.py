@@ -24,7 +24,9 @@ class Step:
         form: the node's work form.
     """
 
-    def __init__(self, node: Node, graph: Graph, builder: Builder, values: Values, planned: tuple[Rule, Form]) -> None:
+    def __init__(
+        self, node: Node, graph: Graph, builder: Builder, values: Values, planned: tuple[Rule, Form]
+    ) -> None:
         self.node, self.graph, self.builder = node, graph, builder
         self._values = values
         rule, self.form = planned
@@ -73,7 +75,9 @@ class Step:
         """
         value = self.value(place)
         if value is None:
-            raise RefusedError(f"{what} ('{self.node.input(place)}') must be constant, and is computed in the graph")
+            raise RefusedError(
+                f"{what} ('{self.node.input(place)}') must be constant, and is computed in the graph"
+            )
         return value
 
     def option(self, name: str, place: int) -> list[int] | None:

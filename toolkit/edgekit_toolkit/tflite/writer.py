@@ -35,7 +35,9 @@ class _AlignedBuilder(flatbuffers.Builder):  # type: ignore[misc]  # flatbuffers
         return end
 
 
-def write(builder: Builder, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]) -> bytes:
+def write(
+    builder: Builder, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+) -> bytes:
     """Return the file.
 
     Args:

@@ -2,6 +2,7 @@
 
 from edgekit_toolkit.tflite.ops import (
     activations,
+    arithmetic,
     conv,
     conv_transpose,
     gather,
@@ -16,7 +17,6 @@ from edgekit_toolkit.tflite.ops import (
     resize,
     slicing,
     softmax,
-    arithmetic,
     unary,
 )
 from edgekit_toolkit.tflite.registry import OPERATORS

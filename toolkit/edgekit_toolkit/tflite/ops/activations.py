@@ -71,7 +71,11 @@ def write_prelu(step: Step) -> None:
 @writes("Elu", "Selu", "Celu", rule=elementwise)
 def write_elu(step: Step) -> None:
     """Write ELU, which has a slope of 1, and what scales its negative side."""
-    defaults = {"Elu": (1.0, 1.0), "Selu": (1.67326319217681884765625, 1.05070102214813232421875), "Celu": (1.0, 1.0)}
+    defaults = {
+        "Elu": (1.0, 1.0),
+        "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+        "Celu": (1.0, 1.0),
+    }
     alpha = step.attribute("alpha", defaults[step.node.op_type][0])
     gamma = step.attribute("gamma", defaults[step.node.op_type][1])
     tensor = _float_input(step)

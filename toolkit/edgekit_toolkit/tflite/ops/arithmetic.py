@@ -105,7 +105,9 @@ def write_comparison(step: Step) -> None:
     """Write the comparison of the same name."""
     known = _COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED
     if step.dtype(0).name not in known:
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has")
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )
     kind, table = _COMPARISONS[step.node.op_type]
     inputs = [step.read(0), step.read(1)]
     step.give(step.emit(kind, inputs, step.held(), Options(table), dtype=np.dtype(np.bool_)))
@@ -140,4 +142,6 @@ def _check(step: Step, kind: str) -> None:
     """
     known = _INTEGERS.get(kind, frozenset()) | {"float32"}
     if step.dtype(0).name not in known:
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has")
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )

@@ -15,7 +15,9 @@ from edgekit_toolkit.tflite.view import Graph, Node
 def _is_depthwise(node: Node, graph: Graph) -> bool:
     """Whether each input channel has filters of its own: [C * multiplier, 1, ...] weights in C groups."""
     groups = node.attributes.get("group", 1)
-    return bool(groups > 1 and groups == graph.shape(node.inputs[0])[1] and graph.shape(node.inputs[1])[1] == 1)
+    return bool(
+        groups > 1 and groups == graph.shape(node.inputs[0])[1] and graph.shape(node.inputs[1])[1] == 1
+    )
 
 
 def _weight_form(node: Node, graph: Graph) -> Form:
@@ -64,7 +66,10 @@ def _write_3d(step: Step, inputs: list[Tensor]) -> None:
         raise RefusedError("grouped convolutions over three axes have no kernel in TFLite")
     fields = {f"stride{axis}": stride for axis, stride in zip("DHW", found.strides, strict=True)}
     fields |= {f"dilation{axis}Factor": step_ for axis, step_ in zip("DHW", found.dilations, strict=True)}
-    fields |= {"padding": strides_of(found, found.padding or "VALID")["padding"], **fused(step.node.activation)}
+    fields |= {
+        "padding": strides_of(found, found.padding or "VALID")["padding"],
+        **fused(step.node.activation),
+    }
     step.give(step.emit("CONV_3D", inputs, step.held(), Options("Conv3DOptions", fields)))
 
 

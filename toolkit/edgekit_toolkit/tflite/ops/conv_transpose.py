@@ -21,7 +21,9 @@ MAX_GROUPED_WEIGHTS = 1 << 22
 def _rule(node: Node, graph: Graph) -> Rule:
     shape = graph.shape(node.inputs[0])
     if len(shape) not in {3, 4}:
-        raise RefusedError(f"a transposed convolution over {len(shape) - 2} axes is not covered, over 1 and 2 it is")
+        raise RefusedError(
+            f"a transposed convolution over {len(shape) - 2} axes is not covered, over 1 and 2 it is"
+        )
     form = channels_last(len(shape))
     return Rule(form, shape, lambda _: (form,), lambda _: (form,))
 
@@ -49,7 +51,9 @@ def write_conv_transpose(step: Step) -> None:
     ]
     fields: dict[str, Any] = {"strideH": strides[0], "strideW": strides[1]}
     fields["padding"] = PADDING_CODES["SAME" if is_same else "VALID"]
-    result = step.emit("TRANSPOSE_CONV", inputs, shape, Options("TransposeConvOptions", fields), dtype=tensor.dtype)
+    result = step.emit(
+        "TRANSPOSE_CONV", inputs, shape, Options("TransposeConvOptions", fields), dtype=tensor.dtype
+    )
     if not is_same:
         result = _cropped(step, result, crops, (batch, *outputs, channels))
     step.give(step.binary("ADD", result, step.read(2, (0,))) if step.has(2) else result)
@@ -75,7 +79,9 @@ def _begin_pads(step: Step) -> list[int]:
     begins = []
     for axis in range(rank):
         span = (step.shape(1)[2 + axis] - 1) * dilations[axis] + 1
-        total = strides[axis] * (step.shape(0)[2 + axis] - 1) + extra[axis] + span - step.out_shape()[2 + axis]
+        total = (
+            strides[axis] * (step.shape(0)[2 + axis] - 1) + extra[axis] + span - step.out_shape()[2 + axis]
+        )
         if step.attribute("output_shape") is not None or said.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
             total = max(total, 0)
             begins.append(total // 2 if said.auto_pad == "SAME_UPPER" else total - total // 2)
@@ -89,7 +95,8 @@ def _begin_pads(step: Step) -> list[int]:
 def _cropped(step: Step, tensor: Tensor, begins: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
     """Return rows and columns of the result from `begins` on; what lies behind its end is zero."""
     missing = [
-        max(begin + wanted - size, 0) for begin, wanted, size in zip(begins, shape[1:3], tensor.shape[1:3], strict=True)
+        max(begin + wanted - size, 0)
+        for begin, wanted, size in zip(begins, shape[1:3], tensor.shape[1:3], strict=True)
     ]
     tensor = pad_spatial(step, tensor, ((0, missing[0]), (0, missing[1])))
     if tensor.shape == shape:

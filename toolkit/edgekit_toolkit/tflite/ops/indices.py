@@ -24,7 +24,9 @@ def write_arg(step: Step) -> None:
     """Write ARG_MAX or ARG_MIN; both take the first of equal elements."""
     if step.attribute("select_last_index", 0):
         raise RefusedError("select_last_index=1 is not covered: TFLite takes the first of equal elements")
-    kind, table = {"ArgMax": ("ARG_MAX", "ArgMaxOptions"), "ArgMin": ("ARG_MIN", "ArgMinOptions")}[step.node.op_type]
+    kind, table = {"ArgMax": ("ARG_MAX", "ArgMaxOptions"), "ArgMin": ("ARG_MIN", "ArgMinOptions")}[
+        step.node.op_type
+    ]
     tensor, axis = step.read(0), step.axis(step.attribute("axis", 0))
     shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
     options = Options(table, {"outputType": 4})  # TensorType.INT64

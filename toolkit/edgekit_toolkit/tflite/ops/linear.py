@@ -74,7 +74,9 @@ def write_flatten_linear(step: Step) -> None:
     weights, bias = _linear_weights(step)
     shape = step.shape(0)
     order = [axis - 1 for axis in step.form if axis > 0]
-    columns = weights.reshape(-1, *shape[1:]).transpose(0, *(1 + axis for axis in order)).reshape(weights.shape)
+    columns = (
+        weights.reshape(-1, *shape[1:]).transpose(0, *(1 + axis for axis in order)).reshape(weights.shape)
+    )
     flat = step.builder.reshape(step.read(0), (shape[0], weights.shape[1]))
     step.give(fully_connected(step, flat, columns, bias, step.node.activation))
 

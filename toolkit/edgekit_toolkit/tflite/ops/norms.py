@@ -66,7 +66,9 @@ def write_rms_norm(step: Step) -> None:
 def write_group_norm(step: Step) -> None:
     """Write the normalisation of groups of channels, whose scale is one a channel (since opset 21) or a group."""
     shape, groups = step.shape(0), step.attribute("num_groups")
-    tensor = step.builder.reshape(step.read(0), (shape[0], groups, -(-np.prod(shape[1:], dtype=int) // groups)))
+    tensor = step.builder.reshape(
+        step.read(0), (shape[0], groups, -(-np.prod(shape[1:], dtype=int) // groups))
+    )
     tensor = _normalized(step, tensor, [2], step.attribute("epsilon", 1e-5))
     tensor = step.builder.reshape(tensor, shape)
     for place, (kind, what) in enumerate((("MUL", "the scale"), ("ADD", "the bias")), start=1):
@@ -123,7 +125,9 @@ def _normalized(step: Step, tensor: Tensor, axes: list[int], epsilon: float) -> 
 
 def _mean(step: Step, tensor: Tensor, axes: list[int]) -> Tensor:
     shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
-    return step.emit("MEAN", [tensor, step.numbers(axes)], shape, Options("ReducerOptions", {"keepDims": True}))
+    return step.emit(
+        "MEAN", [tensor, step.numbers(axes)], shape, Options("ReducerOptions", {"keepDims": True})
+    )
 
 
 def _inverse_root(step: Step, tensor: Tensor, epsilon: float) -> Tensor:

@@ -17,7 +17,9 @@ def write_pad(step: Step) -> None:
     """Write PAD, PADV2 or MIRROR_PAD, behind a SLICE where padding is negative."""
     tensor, mode = step.read(0), step.text("mode", "constant")
     if len(tensor.shape) > MAX_PADDED_RANK:
-        raise RefusedError(f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_PADDED_RANK} have")
+        raise RefusedError(
+            f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_PADDED_RANK} have"
+        )
     amounts = _amounts(step, len(tensor.shape))
     if (amounts < 0).any():
         tensor = _cut(step, tensor, np.minimum(amounts, 0))
@@ -43,7 +45,9 @@ def _amounts(step: Step, rank: int) -> "np.typing.NDArray[np.int32]":
     """Return how much is added before and after each held axis: int32 [rank, 2]."""
     pads = step.option("pads", 1) or []
     onnx_rank = len(step.shape(0))
-    axes = [int(axis) % onnx_rank for axis in step.constant(3, "the axes").reshape(-1)] if step.has(3) else None
+    axes = (
+        [int(axis) % onnx_rank for axis in step.constant(3, "the axes").reshape(-1)] if step.has(3) else None
+    )
     axes = list(range(onnx_rank)) if axes is None else axes
     result = np.zeros((rank, 2), np.int32)
     for place, axis in enumerate(axes):
@@ -54,7 +58,9 @@ def _amounts(step: Step, rank: int) -> "np.typing.NDArray[np.int32]":
 def _cut(step: Step, tensor: Tensor, amounts: "np.typing.NDArray[np.int32]") -> Tensor:
     begin = [-int(before) for before, _ in amounts]
     shape = [size + int(row.sum()) for size, row in zip(tensor.shape, amounts, strict=True)]
-    return step.emit("SLICE", [tensor, step.numbers(begin), step.numbers(shape)], shape, Options("SliceOptions"))
+    return step.emit(
+        "SLICE", [tensor, step.numbers(begin), step.numbers(shape)], shape, Options("SliceOptions")
+    )
 
 
 def _edge(step: Step, tensor: Tensor, amounts: "np.typing.NDArray[np.int32]") -> Tensor:

@@ -25,4 +25,8 @@ def write_dropout(step: Step) -> None:
 def write_expand(step: Step) -> None:
     """Write BROADCAST_TO."""
     sizes = step.builder.constant(np.array(step.held(), np.int32))
-    step.give(step.emit("BROADCAST_TO", [step.read(0), sizes], step.held(), Options("BroadcastToOptions"), version=2))
+    step.give(
+        step.emit(
+            "BROADCAST_TO", [step.read(0), sizes], step.held(), Options("BroadcastToOptions"), version=2
+        )
+    )

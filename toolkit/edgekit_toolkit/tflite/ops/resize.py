@@ -46,7 +46,9 @@ SAMPLINGS = (Sampling(False, False), Sampling(False, True), Sampling(True, False
 def _rule(node: Node, graph: Graph) -> Rule:
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
     if len(shape) not in {3, 4} or shape[:2] != result[:2]:
-        raise RefusedError(f"resizing {list(shape)} to {list(result)} is not covered, of images [N, C, H, W] it is")
+        raise RefusedError(
+            f"resizing {list(shape)} to {list(result)} is not covered, of images [N, C, H, W] it is"
+        )
     return spatial(node, graph)
 
 
@@ -54,13 +56,19 @@ def _rule(node: Node, graph: Graph) -> Rule:
 def write_resize(step: Step) -> None:
     """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR."""
     mode = step.text("mode", "nearest")
-    if step.attribute("antialias", 0) or step.text("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+    if (
+        step.attribute("antialias", 0)
+        or step.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    ):
         raise RefusedError("antialias and tf_crop_and_resize are not covered")
     if mode not in {"nearest", "linear"}:
         raise RefusedError(f"mode '{mode}' is not covered, nearest and linear are")
     tensor = step.read(0)
     sizes, lengths = tensor.shape[1:3], step.held()[1:3]
-    places = [_places(step, axis, size, length) for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))]
+    places = [
+        _places(step, axis, size, length)
+        for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))
+    ]
     if mode == "nearest":
         step.give(_nearest(step, tensor, [_rounded(step, p, s) for p, s in zip(places, sizes, strict=True)]))
         return
@@ -71,7 +79,9 @@ def write_resize(step: Step) -> None:
             step.give(_emit(step, "RESIZE_BILINEAR", "ResizeBilinearOptions", tensor, sampling))
             return
     mode = step.text("coordinate_transformation_mode", "half_pixel")
-    raise RefusedError(f"linear resizing of {list(sizes)} to {list(lengths)} with '{mode}' has no kernel in TFLite")
+    raise RefusedError(
+        f"linear resizing of {list(sizes)} to {list(lengths)} with '{mode}' has no kernel in TFLite"
+    )
 
 
 def _nearest(step: Step, tensor: Tensor, places: list[NDArray[np.int32]]) -> Tensor:

@@ -82,14 +82,19 @@ def write_tile(step: Step) -> None:
 
 def _check_rank(tensor: Tensor) -> None:
     if len(tensor.shape) > MAX_SLICED_RANK:
-        raise RefusedError(f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_SLICED_RANK} have")
+        raise RefusedError(
+            f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_SLICED_RANK} have"
+        )
 
 
 @writes("CumSum", rule=axiswise)
 def write_cumsum(step: Step) -> None:
     """Write CUMSUM."""
     axis = step.axis(int(step.constant(1, "the axis").reshape(())))
-    fields = {"exclusive": bool(step.attribute("exclusive", 0)), "reverse": bool(step.attribute("reverse", 0))}
+    fields = {
+        "exclusive": bool(step.attribute("exclusive", 0)),
+        "reverse": bool(step.attribute("reverse", 0)),
+    }
     inputs = [step.read(0), step.number(axis, np.dtype(np.int32))]
     step.give(step.emit("CUMSUM", inputs, step.held(), Options("CumsumOptions", fields)))
 

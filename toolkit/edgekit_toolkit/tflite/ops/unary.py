@@ -32,7 +32,9 @@ def write_function(step: Step) -> None:
     """Write the TFLite operator of the same meaning."""
     known = {"float32"} | _INTEGERS.get(step.node.op_type, set())
     if step.dtype(0).name not in known:
-        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has")
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )
     kind, table = _FUNCTIONS[step.node.op_type]
     step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
 
