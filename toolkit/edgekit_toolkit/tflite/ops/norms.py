@@ -6,7 +6,7 @@ from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.forms import plain
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import Rule, as_onnx, axiswise, spatial
+from edgekit_toolkit.tflite.rules import Rule, axiswise, spatial
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node
 
@@ -60,22 +60,6 @@ def write_rms_norm(step: Step) -> None:
     mean = _mean(step, step.binary("MUL", tensor, tensor), axes)
     factor = _inverse_root(step, mean, step.attribute("epsilon", 1e-5))
     step.give(step.binary("MUL", step.binary("MUL", tensor, factor), _aligned(step, 1)))
-
-
-@writes("GroupNormalization", rule=as_onnx)
-def write_group_norm(step: Step) -> None:
-    """Write the normalisation of groups of channels, whose scale is one a channel (since opset 21) or a group."""
-    shape, groups = step.shape(0), step.attribute("num_groups")
-    tensor = step.builder.reshape(
-        step.read(0), (shape[0], groups, -(-np.prod(shape[1:], dtype=int) // groups))
-    )
-    tensor = _normalized(step, tensor, [2], step.attribute("epsilon", 1e-5))
-    tensor = step.builder.reshape(tensor, shape)
-    for place, (kind, what) in enumerate((("MUL", "the scale"), ("ADD", "the bias")), start=1):
-        values = step.constant(place, what)
-        values = np.repeat(values, shape[1] // values.size).reshape(-1, *[1] * (len(shape) - 2))
-        tensor = step.binary(kind, tensor, step.builder.constant(values.astype(np.float32)))
-    step.give(tensor)
 
 
 @writes("LpNormalization", rule=axiswise)
