@@ -143,9 +143,7 @@ def test_the_largest_of_each_window_is_the_same(attributes: dict[str, Any], offs
 @pytest.mark.parametrize("counts_padding", [0, 1])
 def test_the_average_of_each_window_is_the_same(attributes: dict[str, Any], counts_padding: int) -> None:
     nodes = [
-        node(
-            "AveragePool", ["x"], ["y"], kernel_shape=[3, 2], count_include_pad=counts_padding, **attributes
-        )
+        node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], count_include_pad=counts_padding, **attributes)
     ]
     converted(nodes, {}, X)
 

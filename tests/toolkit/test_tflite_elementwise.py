@@ -60,7 +60,9 @@ def test_a_function_of_positive_numbers_computes_the_same(operator: str) -> None
 
 
 def test_functions_of_large_values_stay_finite() -> None:
-    model = model_of([node("Softplus", ["x"], ["a"]), node("Mish", ["x"], ["y"])], {}, X, ("a", "y"), opset=18)
+    model = model_of(
+        [node("Softplus", ["x"], ["a"]), node("Mish", ["x"], ["y"])], {}, X, ("a", "y"), opset=18
+    )
     checked(model, feeds=[{"x": np.linspace(-200, 200, 210, dtype=np.float32).reshape(2, 3, 7, 5)}])
 
 
@@ -76,7 +78,9 @@ def test_a_written_out_gelu_becomes_one_operator(order: str) -> None:
         "half first": [node("Mul", ["p", "half"], ["m"]), node("Mul", ["m", "x"], ["y"])],
         "half on x": [node("Mul", ["x", "half"], ["h"]), node("Mul", ["h", "p"], ["y"])],
     }
-    weights = {name: np.array(value, np.float32) for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5))}
+    weights = {
+        name: np.array(value, np.float32) for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5))
+    }
     assert converted(start + ends[order], weights, X) == {"GELU": 1}
 
 
@@ -88,7 +92,9 @@ def test_a_gelu_whose_inside_is_read_elsewhere_stays_written_out() -> None:
         node("Mul", ["x", "p"], ["m"]),
         node("Mul", ["m", "half"], ["y"]),
     ]
-    weights = {name: np.array(value, np.float32) for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5))}
+    weights = {
+        name: np.array(value, np.float32) for name, value in (("root", 2**0.5), ("one", 1), ("half", 0.5))
+    }
     assert "GELU" not in checked(model_of(nodes, weights, X, ("y", "p")))
 
 
@@ -96,7 +102,11 @@ def test_a_gelu_whose_inside_is_read_elsewhere_stays_written_out() -> None:
     "limits", [(0, 6), (0, None), (-1, 1), (-0.3, 0.8), (None, 0.4), (0.2, None), (None, None)]
 )
 def test_a_clip_computes_the_same(limits: tuple[float | None, float | None]) -> None:
-    given = {name: np.array(value, np.float32) for name, value in zip("lh", limits, strict=True) if value is not None}
+    given = {
+        name: np.array(value, np.float32)
+        for name, value in zip("lh", limits, strict=True)
+        if value is not None
+    }
     inputs = ["x", *(name if name in given else "" for name in "lh")]
     converted([node("Clip", inputs, ["y"])], given, X)
 
@@ -223,7 +233,10 @@ def test_reductions_behind_a_convolution_compute_the_same(
 def test_a_reduction_over_no_axes_computes_the_same(noop: int) -> None:
     weights = {"axes": np.array([], np.int64)}
     converted(
-        [node("ReduceSum", ["x", "axes"], ["y"], noop_with_empty_axes=noop)], weights, {"x": [2, 3, 4]}, opset=18
+        [node("ReduceSum", ["x", "axes"], ["y"], noop_with_empty_axes=noop)],
+        weights,
+        {"x": [2, 3, 4]},
+        opset=18,
     )
 
 

@@ -22,7 +22,9 @@ def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:
     [({}, (5, 4)), ({"transB": 1}, (4, 5)), ({"alpha": 0.5, "beta": 2.0}, (5, 4)), ({"transA": 1}, (3, 4))],
 )
 @pytest.mark.parametrize("bias", [None, (4,), (1, 4), (1,), (), "full", (3, 1)])
-def test_a_general_product_computes_the_same(attributes: dict[str, Any], shape: tuple[int, int], bias: Any) -> None:
+def test_a_general_product_computes_the_same(
+    attributes: dict[str, Any], shape: tuple[int, int], bias: Any
+) -> None:
     rows = 5 if "transA" in attributes else 3
     found = weights(w=shape)
     if bias is not None:

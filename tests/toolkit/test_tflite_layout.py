@@ -50,7 +50,10 @@ MIDDLES: dict[str, tuple[list[NodeProto], dict[str, Array]]] = {
         ],
         {},
     ),
-    "slice": ([node("Slice", ["c", "a", "b", "i"], ["m"])], {k: np.array([v]) for k, v in (("a", 1), ("b", 3), ("i", 3))}),
+    "slice": (
+        [node("Slice", ["c", "a", "b", "i"], ["m"])],
+        {k: np.array([v]) for k, v in (("a", 1), ("b", 3), ("i", 3))},
+    ),
     "padding": ([node("Pad", ["c", "p"], ["m"])], {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}),
     "softmax": ([node("Softmax", ["c"], ["m"], axis=1)], {}),
     "resize": ([node("Resize", ["c", "", "s"], ["m"])], {"s": np.array([1, 1, 2, 2], np.float32)}),

@@ -25,7 +25,17 @@ def integers(**values: list[int]) -> dict[str, Array]:
 
 @pytest.mark.parametrize(
     "target",
-    [[2, 210], [2, 6, 35], [12, 35], [2, 2, 3, 7, 5], [2, 6, 7, 5, 1], [420], [2, 1, 6, 35], [3, 4, 35], [0, -1]],
+    [
+        [2, 210],
+        [2, 6, 35],
+        [12, 35],
+        [2, 2, 3, 7, 5],
+        [2, 6, 7, 5, 1],
+        [420],
+        [2, 1, 6, 35],
+        [3, 4, 35],
+        [0, -1],
+    ],
 )
 def test_a_reshape_computes_the_same(target: list[int]) -> None:
     converted(behind_conv(node("Reshape", ["c", "s"], ["y"])), POINTWISE | integers(s=target), X)
@@ -73,7 +83,9 @@ def test_an_expand_computes_the_same(target: list[int]) -> None:
         ([-1, 6], [0, 1], [1, 2], [-2, -1]),
     ],
 )
-def test_a_slice_computes_the_same(starts: list[int], ends: list[int], axes: list[int], steps: list[int]) -> None:
+def test_a_slice_computes_the_same(
+    starts: list[int], ends: list[int], axes: list[int], steps: list[int]
+) -> None:
     inputs = ["c", "starts", "ends", "axes", "steps"]
     weights = integers(starts=starts, ends=ends, axes=axes, steps=steps)
     converted(behind_conv(node("Slice", inputs, ["y"])), POINTWISE | weights, X)
@@ -82,7 +94,9 @@ def test_a_slice_computes_the_same(starts: list[int], ends: list[int], axes: lis
 @pytest.mark.parametrize(("axis", "parts"), [(1, [1, 2, 3]), (1, [3, 3]), (-1, [4, 1]), (2, [2, 2, 3])])
 def test_a_split_computes_the_same(axis: int, parts: list[int]) -> None:
     names = [f"p{place}" for place in range(len(parts))]
-    nodes = behind_conv(node("Split", ["c", "s"], names, axis=axis), node("Concat", names[::-1], ["y"], axis=axis))
+    nodes = behind_conv(
+        node("Split", ["c", "s"], names, axis=axis), node("Concat", names[::-1], ["y"], axis=axis)
+    )
     converted(nodes, POINTWISE | integers(s=parts), X)
 
 

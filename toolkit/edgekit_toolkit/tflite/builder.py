@@ -134,8 +134,12 @@ class Builder:
 
     def copy(self, tensor: Tensor, shape: Shape) -> Tensor:
         """Return a new tensor with the same bytes."""
-        if not shape:  # a list of no sizes would be a tensor without elements; [0] is the kernel's word for it
-            return self.operator("RESHAPE", [tensor], [((), tensor.dtype)], Options("ReshapeOptions", {"newShape": [0]}))[0]
+        if (
+            not shape
+        ):  # a list of no sizes would be a tensor without elements; [0] is the kernel's word for it
+            return self.operator(
+                "RESHAPE", [tensor], [((), tensor.dtype)], Options("ReshapeOptions", {"newShape": [0]})
+            )[0]
         sizes = self.constant(np.array(shape, np.int32))
         options = Options("ReshapeOptions", {"newShape": list(shape)})
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]

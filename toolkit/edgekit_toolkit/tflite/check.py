@@ -14,7 +14,7 @@ from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
 
-# Both engines compute in float32 and add up in another order; a wrong axis or weight moves outputs by far more.
+# Both engines compute in float32 and add up in another order; a wrong axis or weight moves outputs far more.
 EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 
@@ -73,6 +73,6 @@ def _run(content: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
         return [session.run(feed) for feed in feeds]
     except BackendError as cause:
         raise ConversionError(
-            f"LiteRT does not run the TFLite model that was made: {cause}; nothing was written. Package it for"
-            " onnxruntime (--backend ort), and report this with the model"
+            f"LiteRT does not run the TFLite model that was made: {cause}; nothing was written. Package it"
+            " for onnxruntime (--backend ort), and report this with the model"
         ) from cause

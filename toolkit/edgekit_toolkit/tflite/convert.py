@@ -23,16 +23,16 @@ from edgekit_toolkit.tflite.writer import check_size, write
 def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     """Return `model` as a TFLite file that takes and gives the same tensors.
 
-    Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the model
-    takes as [N, C, H, W] are transposed inside. The model is not changed.
+    Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
+    model takes as [N, C, H, W] are transposed inside. The model is not changed.
 
     Args:
         model: float32; constants should be folded (see `passes.pipeline.optimise`).
         dims: size of each free dimension of the inputs, by name.
 
     Raises:
-        ConversionError: nodes that are not covered (all are named), a free dimension without a size, or weights
-            that are too large for one file.
+        ConversionError: nodes that are not covered (all are named), a free dimension without a size, or
+            weights that are too large for one file.
         BackendError: ai-edge-litert is not installed.
     """
     graph = fuse(graph_of(prepare(model, dims)))
@@ -111,8 +111,8 @@ def _input(graph: Graph, builder: Builder, name: str) -> Tensor:
     dtype, shape = graph.dtype(name), graph.shape(name)
     if dtype.name not in TENSOR_TYPES or 0 in shape:
         raise ConversionError(
-            f"input '{name}' ({dtype.name} {list(shape)}): expected elements of {', '.join(TENSOR_TYPES)} and no"
-            " dimension of size 0; export the model with a float32 input"
+            f"input '{name}' ({dtype.name} {list(shape)}): expected elements of {', '.join(TENSOR_TYPES)} and"
+            " no dimension of size 0; export the model with a float32 input"
         )
     return builder.tensor(shape, dtype, name)
 

@@ -1,7 +1,7 @@
 """Forms: in which order of axes a tensor is held. Pure; it knows neither ONNX nor TFLite.
 
-A form lists, for each axis of the held tensor, the axis of the ONNX tensor that lies there, or `NEW` for an axis
-of size 1 that ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds
+A form lists, for each axis of the held tensor, the axis of the ONNX tensor that lies there, or `NEW` for an
+axis of size 1 that ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds
 [N, C, W] as [N, 1, W, C]. An axis of size 1 may be left out.
 """
 
@@ -14,8 +14,8 @@ Shape: TypeAlias = tuple[int, ...]
 
 NEW: Final = -1
 
-# Estimated costs in bytes moved: a transposition touches every element out of order and is one more operator; a
-# reshape is at most a copy. Only their order matters to `layout`.
+# Estimated costs in bytes moved: a transposition touches every element out of order and is one more operator;
+# a reshape is at most a copy. Only their order matters to `layout`.
 OPERATOR_COST: Final = 64
 RESHAPE_SHARE: Final = 1 / 16
 
@@ -85,8 +85,8 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
     """Return the form in which the same bytes are the reshaped tensor; None where they would be out of order.
 
-    Sizes are matched in groups, as few as possible each: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. A group of
-    several axes must be held side by side and in order.
+    Sizes are matched in groups, as few as possible each: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. A group
+    of several axes must be held side by side and in order.
     """
     groups = reshape_groups(before, after)
     if groups is None:

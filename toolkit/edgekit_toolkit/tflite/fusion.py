@@ -1,53 +1,49 @@
-"""Nodes that one TFLite operator computes are joined: activations, biases, written-out Gelu, flatten and product.
+"""Nodes that one TFLite operator computes are joined: activations, biases, Gelu, flatten and product.
 
 Works on the plain view and returns a new one. A node is joined with the next only where nothing else reads
 what lies between.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_toolkit.tflite.gelu import join_gelu
+from edgekit_toolkit.tflite.joins import Joined, next_of, scalar_of
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.ops.linear import has_linear_weights
 from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What a join makes of nodes.
-
-    Attributes:
-        new: the nodes that take the place of the last of the old ones.
-        old: the nodes that they stand for, in order.
-        constants: that the new ones read.
-    """
-
-    new: tuple[Node, ...]
-    old: tuple[Node, ...]
-    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-
 Join: TypeAlias = Callable[[Node, Graph], Joined | None]
-
-HALF_ROOT: Final = math.sqrt(0.5)
 
 
 def fuse(graph: Graph) -> Graph:
     """Return the graph with joined nodes."""
-    for join in (_gelu, _bias, _flatten, _activation, _depth_order):
+    for join in (join_gelu, _bias, _flatten, _activation, _depth_order):
         graph = _apply(join, graph)
-    return graph
+    return _without_unread(graph)
+
+
+def _without_unread(graph: Graph) -> Graph:
+    """Return the graph without nodes that no output depends on, such as half of a Gelu that was joined."""
+    wanted = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(name for name in node.inputs if name)
+    return replace(graph, nodes=tuple(reversed(kept)))
 
 
 def _apply(join: Join, graph: Graph) -> Graph:
     """Return the graph after one kind of join."""
     instead: dict[int, tuple[Node, ...]] = {}
     constants: dict[str, NDArray[Any]] = {}
+    alike: dict[str, str] = {}
     for node in graph.nodes:
         joined = None if id(node) in instead else join(node, graph)
         if joined is None or any(id(old) in instead for old in joined.old):
@@ -55,11 +51,14 @@ def _apply(join: Join, graph: Graph) -> Graph:
         instead.update((id(old), ()) for old in joined.old)
         instead[id(joined.old[-1])] = joined.new
         constants |= joined.constants
+        alike |= joined.alike
     if not instead:
         return graph
     nodes = tuple(new for node in graph.nodes for new in instead.get(id(node), (node,)))
     shapes = {**graph.shapes, **{name: value.shape for name, value in constants.items()}}
     dtypes = {**graph.dtypes, **{name: value.dtype for name, value in constants.items()}}
+    shapes |= {name: shapes[model] for name, model in alike.items() if model in shapes}
+    dtypes |= {name: dtypes[model] for name, model in alike.items() if model in dtypes}
     return replace(
         graph, nodes=nodes, constants={**graph.constants, **constants}, shapes=shapes, dtypes=dtypes
     )
@@ -72,7 +71,7 @@ def _activation(node: Node, graph: Graph) -> Joined | None:
         return None
     if graph.dtypes.get(node.outputs[0]) != np.float32:
         return None
-    after = _next(node, graph)
+    after = next_of(node, graph)
     kind = None if after is None else _activation_kind(after, graph)
     if after is None or kind is None or node.activation != NO_ACTIVATION:
         return None
@@ -84,7 +83,7 @@ def _activation_kind(node: Node, graph: Graph) -> str | None:
         return "RELU"
     if node.op_type != "Clip":
         return None
-    low, high = _scalar(graph, node.input(1)), _scalar(graph, node.input(2))
+    low, high = scalar_of(graph, node.input(1)), scalar_of(graph, node.input(2))
     if low != 0:
         return None
     if high == 6:
@@ -99,7 +98,7 @@ def _bias(node: Node, graph: Graph) -> Joined | None:
         return None
     if len(graph.shapes.get(node.inputs[0], ())) < 2:
         return None
-    after = _next(node, graph)
+    after = next_of(node, graph)
     if after is None or after.op_type != "Add":
         return None
     bias = after.inputs[1] if after.inputs[0] == node.outputs[0] else after.inputs[0]
@@ -119,7 +118,7 @@ def _flatten(node: Node, graph: Graph) -> Joined | None:
     before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes.get(node.outputs[0], ())
     if len(before) < 3 or len(after) != 2 or before[0] != after[0] or 0 in before:
         return None
-    product = _next(node, graph)
+    product = next_of(node, graph)
     if product is None or product.inputs[0] != node.outputs[0] or not has_linear_weights(product, graph):
         return None
     inputs = (node.inputs[0], *product.inputs[1:])
@@ -128,7 +127,7 @@ def _flatten(node: Node, graph: Graph) -> Joined | None:
 
 def _depth_order(node: Node, graph: Graph) -> Joined | None:
     """A convolution before DepthToSpace in mode CRD: its filters are put in the order of TFLite, DCR."""
-    after = _next(node, graph)
+    after = next_of(node, graph)
     weights, bias = graph.constants.get(node.input(1)), graph.constants.get(node.input(2))
     if node.op_type != "Conv" or after is None or after.op_type != "DepthToSpace" or weights is None:
         return None
@@ -145,66 +144,3 @@ def _depth_order(node: Node, graph: Graph) -> Joined | None:
     conv = replace(node, inputs=(node.inputs[0], *constants))
     ordered = replace(after, attributes={**after.attributes, "mode": b"DCR"})
     return Joined((conv, ordered), (node, after), constants)
-
-
-def _gelu(node: Node, graph: Graph) -> Joined | None:
-    """A Gelu written out as x * 0.5 * (1 + erf(x / sqrt 2)), its factors in any order."""
-    if node.op_type != "Erf":
-        return None
-    scale = graph.producers.get(node.inputs[0])
-    x = None if scale is None else _scaled_by(scale, HALF_ROOT, graph)
-    after = _next(node, graph)
-    if scale is None or x is None or after is None or graph.sole_reader(node.inputs[0]) is None:
-        return None
-    if after.op_type != "Add" or _other_scalar(after, node.outputs[0], graph) != 1:
-        return None
-    chain, wanted = [scale, node, after], {"x", "half"}
-    while wanted:
-        last = chain[-1]
-        product = _next(last, graph)
-        if product is None or product.op_type != "Mul":
-            return None
-        other = product.inputs[1] if product.inputs[0] == last.outputs[0] else product.inputs[0]
-        halved = graph.producers.get(other)
-        if other == x:
-            factors = {"x"}
-        elif _scalar(graph, other) == 0.5:
-            factors = {"half"}
-        elif halved is not None and _scaled_by(halved, 0.5, graph) == x:
-            factors = {"x", "half"}
-            chain.extend([halved] if graph.sole_reader(other) is product else [])
-        else:
-            return None
-        if not factors <= wanted:
-            return None
-        wanted -= factors
-        chain.append(product)
-    last = chain[-1]
-    return Joined((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
-
-
-def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
-    """Return what a node multiplies by `factor`; None where it does something else."""
-    if node.op_type not in {"Mul", "Div"}:
-        return None
-    for place in (1, 0) if node.op_type == "Mul" else (1,):
-        scalar = _scalar(graph, node.inputs[place])
-        wanted = 1 / factor if node.op_type == "Div" else factor
-        if scalar is not None and math.isclose(scalar, wanted, rel_tol=1e-5):
-            return node.inputs[1 - place]
-    return None
-
-
-def _other_scalar(node: Node, name: str, graph: Graph) -> float | None:
-    """Return the constant scalar that a node combines `name` with."""
-    return _scalar(graph, node.inputs[1] if node.inputs[0] == name else node.inputs[0])
-
-
-def _next(node: Node, graph: Graph) -> Node | None:
-    """Return the only reader of a node's result."""
-    return graph.sole_reader(node.outputs[0])
-
-
-def _scalar(graph: Graph, name: str) -> float | None:
-    value = graph.constants.get(name)
-    return float(value.reshape(())) if value is not None and value.size == 1 else None

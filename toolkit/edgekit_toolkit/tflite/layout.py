@@ -1,8 +1,8 @@
 """The layout step: in which form each node works, so that as few bytes as possible are transposed.
 
 Nodes with a choice start with the form that their inputs have; then each one takes the form that costs least
-with its neighbours as they are, over the graph backwards and forwards until nothing changes. A greedy search, so
-not always the least of all, but a chain never ends with a transposition and its inverse around it.
+with its neighbours as they are, over the graph backwards and forwards until nothing changes. A greedy
+search, so not always the least of all.
 
 It decides and changes nothing.
 """
@@ -10,7 +10,7 @@ It decides and changes nothing.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from edgekit_toolkit.tflite.forms import Form, conversion_cost, plain
+from edgekit_toolkit.tflite.forms import NEW, Form, conversion_cost, plain
 from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.values import View
 from edgekit_toolkit.tflite.view import Graph
@@ -92,7 +92,8 @@ class _Plan:
     def _possible(self, rule: Rule, name: str, forms: Sequence[Form]) -> Iterator[Form]:
         for form in forms:
             seen = self._views[name].from_root(form) if name in self._views else form
-            if len([axis for axis in seen if axis >= 0]) == len(rule.shape) and rule.allows(seen):  # type: ignore[misc]
+            complete = sum(1 for axis in seen if axis != NEW) == len(rule.shape)
+            if complete and rule.allows is not None and rule.allows(seen):
                 yield seen
 
     def _cost(self, place: int, form: Form, planned: int) -> float:

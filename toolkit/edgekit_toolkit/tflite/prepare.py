@@ -75,6 +75,7 @@ def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
         listed = ", ".join(f"'{name}' of input '{source}'" for name, source in missing.items())
         wanted = " ".join(f"--dim {name}=VALUE" for name in missing)
         raise ConversionError(
-            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {wanted}, each at least 1"
+            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {wanted},"
+            " each at least 1"
         )
     return bound

@@ -45,6 +45,7 @@ def refuse_all(refusals: tuple[Refusal, ...]) -> ConversionError:
     listed = "\n".join(f"  {refusal}" for refusal in refusals)
     return ConversionError(
         f"the model cannot be written as TFLite: {count} {'node is' if count == 1 else 'nodes are'} not"
-        f" covered\n{listed}\npackage it for onnxruntime (--backend ort), or export it without these operators",
+        f" covered\n{listed}\npackage it for onnxruntime (--backend ort), or export it without these"
+        " operators",
         refusals,
     )

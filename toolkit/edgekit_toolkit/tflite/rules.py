@@ -1,6 +1,6 @@
 """Rules: which forms an operator can work in, and in which it then reads its inputs and leaves its outputs.
 
-A rule's *work form* orders the axes of one tensor of the node (its result, or its first input); everything else
+A rule's *work form* orders the axes of one tensor of the node (its result, or its first input); the rest
 follows from it.
 """
 
@@ -76,7 +76,7 @@ def axiswise(node: Node, graph: Graph) -> Rule:
 
 
 def axis_last(axis: int) -> MakeRule:
-    """Return the rule of an operator that works along its last held axis, which is `axis` of ONNX by default."""
+    """Return the rule of an operator along its last held axis, by default `axis` of ONNX."""
 
     def make(node: Node, graph: Graph) -> Rule:
         rule = axiswise(node, graph)
@@ -101,7 +101,7 @@ def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
 
 
 def spatial(node: Node, graph: Graph) -> Rule:
-    """Channels last, for operators whose weights are no tensors of the TFLite graph or have rules of their own."""
+    """Channels last, for operators that read one tensor."""
     form = channels_last(_rank(graph, node.inputs[0]))
     return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
 

@@ -142,7 +142,7 @@ class Step:
         self._values.give(self.node.outputs[place], self._writes[place], tensor)
 
     def give_as(self, form: Form, tensor: Tensor, place: int = 0) -> None:
-        """Hand over an output in another form than the rule's, which it is brought back to when it is read."""
+        """Hand over an output in another form than the rule's."""
         self._values.give(self.node.outputs[place], form, tensor)
 
 

@@ -48,7 +48,7 @@ def find_views(graph: Graph) -> dict[str, View]:
 
 
 def _renaming(node: Node, graph: Graph) -> Form | None:
-    """Return for each axis of a node's output the axis of its first input; None where it computes something."""
+    """Return for each axis of a node's output the axis of its first input; None if it computes."""
     if node.domain or not node.inputs or graph.is_constant(node.inputs[0]):
         return None
     source, result = node.inputs[0], node.outputs[0]

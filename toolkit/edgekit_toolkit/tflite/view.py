@@ -94,7 +94,7 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`, once; None where others or the caller see the tensor too."""
+        """Return the only node that reads `name`, once; None where others or the caller see it too."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 

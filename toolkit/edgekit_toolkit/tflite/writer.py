@@ -85,8 +85,8 @@ def check_size(builder: Builder) -> None:
     total = sum(_data_bytes(tensor) for tensor in builder.tensors)
     if total > MAX_DATA_BYTES:
         raise ConversionError(
-            f"the weights have {total} bytes, and a TFLite file holds at most {MAX_DATA_BYTES}; choose a smaller"
-            " model for a device"
+            f"the weights have {total} bytes, and a TFLite file holds at most {MAX_DATA_BYTES}; choose a"
+            " smaller model for a device"
         )
 
 

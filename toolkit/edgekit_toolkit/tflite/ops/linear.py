@@ -67,7 +67,7 @@ def write_linear(step: Step) -> None:
 
 @writes("FusedFlattenLinear", rule=flattening, fuses=True)
 def write_flatten_linear(step: Step) -> None:
-    """Write a reshape of [N, ...] to [N, K] and a product, its weights in the order in which the input is held.
+    """Write a reshape of [N, ...] to [N, K] and a product, its weights ordered as the input is held.
 
     So an image held as [N, H, W, C] is not transposed.
     """

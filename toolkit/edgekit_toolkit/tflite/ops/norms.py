@@ -87,7 +87,7 @@ def _spatial_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("LRN", rule=_spatial_rule)
 def write_lrn(step: Step) -> None:
-    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for one channel of the window, not for their mean."""
+    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for a channel, not for the mean."""
     size = step.attribute("size")
     if size % 2 == 0:
         raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")

@@ -16,7 +16,7 @@ from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.rules import as_onnx
 from edgekit_toolkit.tflite.step import Step
 
-# Each step is about ten operators in each direction; longer sequences make files that are slow to load and run.
+# Each step is about ten operators in each direction; longer sequences make files slow to load and run.
 MAX_STEPS = 128
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -43,7 +43,7 @@ def write_recurrent(step: Step) -> None:
     batch, hidden = step.shape(0)[1], directions[0].recurrent.shape[1]
     names = [*step.node.outputs, "", ""]
     if names[0]:
-        rows = []
+        rows: list[Tensor] = []
         for moment in range(step.shape(0)[0]):
             rows.extend(states[moment] for states, _ in runs)
         step.give(step.builder.reshape(_joined(step, rows, batch, hidden), step.out_shape(0)), 0)

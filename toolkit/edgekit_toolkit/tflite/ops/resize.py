@@ -37,7 +37,8 @@ class Sampling:
         scale = np.float32((size - 1) / (length - 1) if self.align_corners and length > 1 else size / length)
         grid = np.arange(length, dtype=np.float32) + np.float32(0.5 if self.half_pixel_centers else 0)
         places = np.round(grid * scale) if self.align_corners else np.floor(grid * scale)
-        return np.clip(places, 0, size - 1).astype(np.int32)
+        taken: NDArray[np.int32] = np.clip(places, 0, size - 1).astype(np.int32)
+        return taken
 
 
 SAMPLINGS = (Sampling(False, False), Sampling(False, True), Sampling(True, False))
@@ -128,7 +129,7 @@ def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64
 
 
 def _scale(step: Step, axis: int, size: int, length: int) -> float:
-    """Return the scale that ONNX samples with: the one that the model states, else the quotient of the sizes."""
+    """Return the scale that ONNX samples with: what the model states, else the quotient of the sizes."""
     rank = len(step.shape(0))
     if rank == 3 and axis == 0:
         return 1.0
