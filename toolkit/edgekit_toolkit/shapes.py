@@ -67,7 +67,10 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     while True:
         # Stale dynamic shapes would hide what inference can find out now.
         del bound.graph.value_info[:]
+        inputs = {value.name for value in bound.graph.input}
         for value in bound.graph.output:
+            if value.name in inputs:  # its shape is stated, not inferred
+                continue
             value.type.tensor_type.ClearField("shape")
         try:
             bound = shape_inference.infer_shapes(bound, strict_mode=True, data_prop=True)

@@ -6,18 +6,24 @@ import numpy as np
 import onnx
 
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
-from edgekit_toolkit.tflite.forms import Form, plain
+from edgekit_toolkit.tflite.forms import Form, held_shape, plain
 from edgekit_toolkit.tflite.fusion import fuse
 from edgekit_toolkit.tflite.layout import plan_forms
 from edgekit_toolkit.tflite.ops import OPERATORS
-from edgekit_toolkit.tflite.prepare import check_operators, prepare
-from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, RefusedError, refuse_all
+from edgekit_toolkit.tflite.prepare import CONSTANT_OPERATORS, NO_MAPPING, prepare
+from edgekit_toolkit.tflite.refusal import (
+    ConversionError,
+    Refusal,
+    RefusedError,
+    UnknownTensorError,
+    refuse_all,
+)
 from edgekit_toolkit.tflite.registry import Operator
 from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.values import Values, View, find_views
 from edgekit_toolkit.tflite.view import Graph, Node, graph_of
-from edgekit_toolkit.tflite.writer import check_size, write
+from edgekit_toolkit.tflite.writer import write
 
 
 def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
@@ -36,85 +42,96 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
         BackendError: ai-edge-litert is not installed.
     """
     graph = fuse(graph_of(prepare(model, dims)))
-    check_operators(graph.nodes)
     views = find_views(graph)
     rules, refusals = _rules(graph, views)
-    if refusals:
-        raise refuse_all(refusals)
     forms = plan_forms(graph, rules, views)
     builder = Builder()
-    inputs, outputs = _write_nodes(graph, builder, views, list(zip(rules, forms, strict=True)))
-    check_size(builder)
-    return write(builder, inputs, outputs)
+    values = Values(graph, views, builder)
+    inputs = _inputs(graph, builder, values)
+    refusals |= _write_nodes(graph, builder, values, list(zip(rules, forms, strict=True)))
+    if refusals:
+        raise refuse_all(tuple(refusals[place] for place in sorted(refusals)))
+    return write(builder, inputs, _outputs(graph, builder, values))
 
 
-def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], tuple[Refusal, ...]]:
+def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], dict[int, Refusal]]:
+    """Return the rule of each node, None for a view and for a node that is refused; and the refusals by place.
+
+    A node is not refused for a tensor that is unknown only because of a node that was.
+    """
     rules: list[Rule | None] = []
-    refusals = []
-    for node in graph.nodes:
+    refusals = {}
+    unknown = set[str]()
+    for place, node in enumerate(graph.nodes):
         rule = None
-        if not node.outputs or node.outputs[0] not in views:
+        if node.outputs[0] not in views:
             try:
                 rule = _operator(node).rule(node, graph)
             except RefusedError as refused:
-                refusals.append(_refusal(node, refused))
+                if not (isinstance(refused, UnknownTensorError) and unknown.intersection(node.inputs)):
+                    refusals[place] = _refusal(node, refused)
+                unknown.update(node.outputs)
         rules.append(rule)
-    return rules, tuple(refusals)
+    return rules, refusals
 
 
 def _operator(node: Node) -> Operator:
-    if node.op_type not in OPERATORS:
+    if node.op_type in CONSTANT_OPERATORS and not node.domain:
         raise RefusedError("its result depends on sizes or values that are not known before the model runs")
+    if node.op_type not in OPERATORS or node.domain:
+        raise RefusedError(NO_MAPPING)
     return OPERATORS[node.op_type]
 
 
 def _write_nodes(
-    graph: Graph, builder: Builder, views: Mapping[str, View], plan: list[tuple[Rule | None, Form]]
-) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-    """Write all nodes; returns names and tensors of the inputs and of the outputs.
+    graph: Graph, builder: Builder, values: Values, plan: list[tuple[Rule | None, Form]]
+) -> dict[int, Refusal]:
+    """Write all nodes; returns the refusals by place.
 
     A node that is refused leaves its outputs as if it had made them, so that every refusal is found.
     """
-    values = Values(graph, views, builder)
-    inputs = [(name, _input(graph, builder, name)) for name in graph.inputs]
-    for name, tensor in inputs:
-        values.give(name, plain(len(tensor.shape)), tensor)
-    refusals = []
-    for node, (rule, form) in zip(graph.nodes, plan, strict=True):
+    refusals = {}
+    for place, (node, (rule, form)) in enumerate(zip(graph.nodes, plan, strict=True)):
         if rule is None:
+            _stand_in(node, graph, builder, values)
             continue
         try:
             OPERATORS[node.op_type].emit(Step(node, graph, builder, values, (rule, form)))
         except RefusedError as refused:
-            refusals.append(_refusal(node, refused))
+            refusals[place] = _refusal(node, refused)
             _stand_in(node, graph, builder, values, rule.writes(form))
-    if refusals:
-        raise refuse_all(tuple(refusals))
-    return inputs, _outputs(graph, builder, values)
+    return refusals
 
 
 def _refusal(node: Node, refused: RefusedError) -> Refusal:
     return Refusal(node.operator, node.place, str(refused))
 
 
-def _stand_in(node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...]) -> None:
-    for name, form in zip(node.outputs, forms, strict=True):
-        if name:
-            shape = graph.shapes.get(name, ())
-            held = [1 if axis < 0 else max(shape[axis], 1) for axis in form]
-            tensor = Tensor(len(builder.tensors), tuple(held), np.dtype(np.float32))
+def _stand_in(
+    node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...] = ()
+) -> None:
+    """Hold what a refused node would have made, as far as its shape is known; a view is held by its root."""
+    for slot, name in enumerate(node.outputs):
+        if name and name in graph.shapes and not values.is_held(name):
+            form = forms[slot] if forms else plain(len(graph.shapes[name]))
+            tensor = Tensor(len(builder.tensors), held_shape(form, graph.shapes[name]), np.dtype(np.float32))
             builder.tensors.append(tensor)
             values.give(name, form, tensor)
 
 
-def _input(graph: Graph, builder: Builder, name: str) -> Tensor:
-    dtype, shape = graph.dtype(name), graph.shape(name)
-    if dtype.name not in TENSOR_TYPES or 0 in shape:
-        raise ConversionError(
-            f"input '{name}' ({dtype.name} {list(shape)}): expected elements of {', '.join(TENSOR_TYPES)} and"
-            " no dimension of size 0; export the model with a float32 input"
-        )
-    return builder.tensor(shape, dtype, name)
+def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
+    inputs = []
+    for name in graph.inputs:
+        dtype, shape = graph.dtype(name), graph.shape(name)
+        if dtype.name not in TENSOR_TYPES or 0 in shape:
+            raise ConversionError(
+                f"input '{name}' ({dtype.name} {list(shape)}): expected elements of"
+                f" {', '.join(TENSOR_TYPES)} and no dimension of size 0; export the model with a float32 input"
+            )
+        tensor = builder.tensor(shape, dtype, name)
+        values.give(name, plain(len(shape)), tensor)
+        inputs.append((name, tensor))
+    return inputs
 
 
 def _outputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:

@@ -6,18 +6,20 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.passes import fold_constants
+from edgekit_toolkit.graph import opset
+from edgekit_toolkit.passes import convert_opset, fold_constants
 from edgekit_toolkit.shapes import with_shapes
 from edgekit_toolkit.specs import dimension, real_inputs
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of
 
+NO_MAPPING: Final = "there is no mapping to TFLite"
 # Protobuf cannot serialise more, and shape inference works on serialised models.
 MAX_MODEL_BYTES: Final = (1 << 31) - 1
 MIN_OPSET: Final = 13
 # Operators that are gone once constants are computed; where one stays, it depends on the inputs.
-_CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"})
+CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"})
 
 
 def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
@@ -32,6 +34,8 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
             " choose a smaller model for a device"
         )
     bound = _bound(model, dims)
+    if opset(bound) < MIN_OPSET:
+        bound = _converted(bound)
     try:
         known = with_shapes(bound, {})
         folded = fold_constants.run(known, max_grown_bytes=MAX_MODEL_BYTES)
@@ -41,15 +45,25 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
         raise ConversionError(f"the model cannot be written as TFLite: {cause}") from cause
 
 
+def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return convert_opset.run(model)
+    except Exception as cause:  # the converter's exceptions have no common base
+        raise ConversionError(
+            f"the model is in opset {opset(model)}, and cannot be converted to {convert_opset.TARGET_OPSET}:"
+            f" {cause}; export it with opset_version={convert_opset.TARGET_OPSET}"
+        ) from cause
+
+
 def check_operators(nodes: Iterable[Node]) -> None:
     """Return when every node's operator has a mapping.
 
     Raises:
         ConversionError: names all that have none.
     """
-    known = OPERATORS.keys() | _CONSTANT_OPERATORS
+    known = OPERATORS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
-        Refusal(node.operator, node.place, "there is no mapping to TFLite")
+        Refusal(node.operator, node.place, NO_MAPPING)
         for node in nodes
         if node.domain or node.op_type not in known
     )

@@ -9,6 +9,10 @@ class RefusedError(Exception):
     """One node cannot be written; the text says why. It does not leave this package."""
 
 
+class UnknownTensorError(RefusedError):
+    """The shape or element type of a tensor is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why one node cannot be written as TFLite.

@@ -94,6 +94,11 @@ class Values:
             tensor.name = name if form == plain(len(form)) else f"{name};{''.join(_letter(a) for a in form)}"
         self._held.setdefault(name, {})[form] = tensor
 
+    def is_held(self, name: str) -> bool:
+        """Whether a value, or the one that it is a view of, is held."""
+        view = self._views.get(name)
+        return (name if view is None else view.root) in self._held
+
     def read(self, name: str, form: Form) -> Tensor:
         """Return a tensor that holds the value `name` in `form`; what has to be moved is moved once.
 

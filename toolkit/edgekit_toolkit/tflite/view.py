@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from edgekit_toolkit.graph import opset
 from edgekit_toolkit.specs import real_inputs
 from edgekit_toolkit.tflite.forms import Shape
-from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.refusal import UnknownTensorError
 
 # The activation that an operator applies to its result, by TFLite's names.
 NO_ACTIVATION: Final = "NONE"
@@ -102,10 +102,10 @@ class Graph:
         """Return the sizes of a tensor.
 
         Raises:
-            RefusedError: they are not known.
+            UnknownTensorError: they are not known.
         """
         if name not in self.shapes:
-            raise RefusedError(
+            raise UnknownTensorError(
                 f"the shape of '{name}' depends on the data or cannot be inferred, and TFLite needs it fixed"
             )
         return self.shapes[name]
@@ -114,10 +114,10 @@ class Graph:
         """Return the element type of a tensor.
 
         Raises:
-            RefusedError: it is not known, or numpy has no such type.
+            UnknownTensorError: it is not known, or numpy has no such type.
         """
         if name not in self.dtypes:
-            raise RefusedError(f"the element type of '{name}' is not known, or no plain tensor's")
+            raise UnknownTensorError(f"the element type of '{name}' is not known, or no plain tensor's", name)
         return self.dtypes[name]
 
     def is_constant(self, name: str) -> bool:

@@ -5,7 +5,7 @@ import numpy as np
 from edgekit_toolkit.tflite.builder import Options
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import elementwise, regrouping
+from edgekit_toolkit.tflite.rules import as_onnx, elementwise, regrouping
 from edgekit_toolkit.tflite.step import Step
 
 
@@ -15,7 +15,7 @@ def write_reshape(step: Step) -> None:
     step.give(step.builder.reshape(step.read(0), step.held()))
 
 
-@writes("Dropout", rule=regrouping)
+@writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
     """Refuse: a Dropout whose mask is not read is a view."""
     raise RefusedError(f"the mask ('{step.node.outputs[1]}') is not covered")
