@@ -55,7 +55,7 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
 
 
 def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], dict[int, Refusal]]:
-    """Return the rule of each node, None for a view and for a node that is refused; and the refusals by place.
+    """Return the rule of each node, None for a view and for a refused node; and the refusals by place.
 
     A node is not refused for a tensor that is unknown only because of a node that was.
     """
@@ -126,7 +126,7 @@ def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, T
         if dtype.name not in TENSOR_TYPES or 0 in shape:
             raise ConversionError(
                 f"input '{name}' ({dtype.name} {list(shape)}): expected elements of"
-                f" {', '.join(TENSOR_TYPES)} and no dimension of size 0; export the model with a float32 input"
+                f" {', '.join(TENSOR_TYPES)} and no dimension of size 0; export the model with float32 inputs"
             )
         tensor = builder.tensor(shape, dtype, name)
         values.give(name, plain(len(shape)), tensor)
