@@ -15,6 +15,7 @@ from onnx import numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.graph import attribute
 
 # Enough for any shape, axes or padding; weights are larger or floating.
 _MAX_FOLDED_ELEMENTS = 256
@@ -66,7 +67,10 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     while True:
         # Stale dynamic shapes would hide what inference can find out now.
         del bound.graph.value_info[:]
+        inputs = {value.name for value in bound.graph.input}
         for value in bound.graph.output:
+            if value.name in inputs:  # its shape is stated, not inferred
+                continue
             value.type.tensor_type.ClearField("shape")
         try:
             bound = shape_inference.infer_shapes(bound, strict_mode=True, data_prop=True)
@@ -129,10 +133,12 @@ def _value(
 ) -> NDArray[Any] | None:
     if node.domain not in {"", "ai.onnx"} or len(node.output) != 1:
         return None
-    if node.op_type == "Shape" and not node.attribute:
+    if node.op_type == "Shape":
         shape = shapes.get(node.input[0])
-        known = shape is not None and all(dim.HasField("dim_value") for dim in shape.dim)
-        return np.array([dim.dim_value for dim in shape.dim], np.int64) if shape and known else None
+        if shape is None or not all(dim.HasField("dim_value") for dim in shape.dim):
+            return None
+        bounds = slice(attribute(node, "start", 0), attribute(node, "end"))  # since opset 15
+        return np.array([dim.dim_value for dim in shape.dim][bounds], np.int64)
     if node.op_type not in _SHAPE_ARITHMETIC or not all(name in values for name in node.input if name):
         return None
     if node.op_type == "ConstantOfShape" and math.prod(values[node.input[0]].tolist()) > _MAX_FOLDED_ELEMENTS:

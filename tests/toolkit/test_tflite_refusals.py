@@ -1,0 +1,377 @@
+"""What the TFLite writer refuses, and with which words; and models that are odd, but sound."""
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("ai_edge_litert")
+from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.small_models import Array, model_of, node, random_feeds, random_weight, run
+from tests.toolkit.tflite_models import checked, converted, operators
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_toolkit.tflite import check
+from edgekit_toolkit.tflite.check import convert_checked
+from edgekit_toolkit.tflite.convert import convert
+from edgekit_toolkit.tflite.refusal import ConversionError
+
+X = {"x": [2, 6, 7, 5]}
+POINTWISE = {"w": random_weight(np.random.default_rng(0), 6, 6, 1, 1)}
+
+
+def refusal(model: onnx.ModelProto, dims: dict[str, int] | None = None) -> ConversionError:
+    """The error with which a model is refused, which is left as it was."""
+    before = model.SerializeToString()
+    with pytest.raises(ConversionError) as caught:
+        convert(model, dims or {})
+    assert model.SerializeToString() == before
+    return caught.value
+
+
+def test_every_node_without_a_mapping_is_named_with_its_operator() -> None:
+    nodes = [
+        node("Det", ["x"], ["d"], name="first/bad"),
+        node("Relu", ["d"], ["r"], name="good"),
+        node("Acosh", ["r"], ["y"]),
+    ]
+    error = refusal(model_of(nodes, {}, {"x": [2, 3, 3]}))
+    assert [(item.operator, item.node) for item in error.refusals] == [
+        ("Det", "node 'first/bad'"),
+        ("Acosh", "the node that makes 'y'"),
+    ]
+    assert "operator 'Det' at node 'first/bad'" in str(error)
+    assert "good" not in str(error)
+
+
+def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
+    nodes = [
+        node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], dilations=[2, 2], name="pool"),
+        node("Resize", ["p", "", "s"], ["r"], mode="cubic", name="resize"),
+        node("LRN", ["r"], ["y"], size=4, name="lrn"),
+    ]
+    error = refusal(model_of(nodes, {"s": np.array([1, 1, 2, 2], np.float32)}, X))
+    assert [item.node for item in error.refusals] == ["node 'pool'", "node 'resize'", "node 'lrn'"]
+    assert re.search(r"dilations \(2, 2\).*mode 'cubic'.*even size 4", str(error), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (node("Mod", ["x", "k"], ["y"], fmod=1), "fmod=1"),
+        (node("Pad", ["x", "p"], ["y"], mode="wrap"), "wrap"),
+        (node("LpNormalization", ["x"], ["y"], p=1), "p=1"),
+        (node("GatherND", ["x", "i"], ["y"], batch_dims=1), "batch_dims"),
+        (node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=1), "antialias"),
+        (node("LeakyRelu", ["x"], ["y"], domain="com.acme"), "com.acme.LeakyRelu"),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
+)
+def test_a_node_beyond_the_mapping_is_refused(made: onnx.NodeProto, words: str) -> None:
+    weights = {
+        "k": np.array(2, np.float32),
+        "p": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "i": np.zeros((2, 1), np.int64),
+        "s": np.array([1, 1, 0.5, 0.5], np.float32),
+    }
+    used = {name: value for name, value in weights.items() if name in made.input}
+    graph = helper.make_graph(
+        [made],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, X["x"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in used.items()],
+    )
+    imports = [helper.make_opsetid("", 19), helper.make_opsetid("com.acme", 1)]
+    error = refusal(helper.make_model(graph, opset_imports=imports, ir_version=9))
+    assert words in str(error)
+    assert len(error.refusals) == 1
+
+
+def test_control_flow_is_refused_by_name() -> None:
+    branch = helper.make_graph(
+        [node("Relu", ["x"], ["b"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        node("ReduceMax", ["x"], ["m"], keepdims=0),
+        node("Cast", ["m"], ["c"], to=TensorProto.BOOL),
+        node("If", ["c"], ["y"], then_branch=branch, else_branch=branch, name="choice"),
+    ]
+    assert "operator 'If' at node 'choice'" in str(refusal(model_of(nodes, {}, X)))
+
+
+def test_shapes_that_depend_on_the_data_are_refused() -> None:
+    nodes = [
+        node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        node("Reshape", ["w", "i"], ["r"], name="by data"),
+        node("Relu", ["r"], ["y"]),
+    ]
+    model = model_of(nodes, {"w": np.ones(6, np.float32)}, {"x": [2]})
+    assert "by data" in str(refusal(model))
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.FLOAT16])
+def test_element_types_without_kernels_are_refused(dtype: int) -> None:
+    model = model_of([node("Relu", ["x"], ["y"])], {}, X, dtype=dtype)
+    assert "input 'x'" in str(refusal(model))
+
+
+def test_a_node_that_computes_in_float64_is_refused() -> None:
+    nodes = [
+        node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE, name="widen"),
+        node("Exp", ["d"], ["e"], name="exp"),
+        node("Cast", ["e"], ["y"], to=TensorProto.FLOAT),
+    ]
+    error = refusal(model_of(nodes, {}, X))
+    assert "float64" in str(error)
+    assert {"node 'widen'", "node 'exp'"} <= {item.node for item in error.refusals}
+
+
+def test_quantized_models_are_refused_by_operator() -> None:
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    model = model_of(nodes, {}, X)
+    assert "DynamicQuantizeLinear" in str(refusal(model))
+
+
+def test_free_dimensions_without_a_size_are_named_with_the_option_to_give() -> None:
+    model = model_of([node("Relu", ["x"], ["y"])], {}, {"x": ["N", 6, "", 5]})
+    error = refusal(model, {"N": 0})
+    assert "'N' of input 'x'" in str(error)
+    assert "--dim N=VALUE --dim x_2=VALUE" in str(error)
+
+
+def test_free_dimensions_take_the_sizes_that_are_given() -> None:
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Shape", ["c"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"]),
+        node("Concat", ["n", "rest"], ["t"], axis=0),
+        node("Reshape", ["c", "t"], ["y"]),
+    ]
+    weights = POINTWISE | {"zero": np.array([0]), "rest": np.array([-1, 5])}
+    model = model_of(nodes, weights, {"x": ["N", 6, "H", 5]})
+    x = rng.normal(size=(3, 6, 4, 5)).astype(np.float32)
+    checked(model, {"N": 3, "H": 4}, [{"x": x}])
+
+
+def test_the_interface_keeps_names_order_dtypes_and_shapes() -> None:
+    names = ["z/first:0", "ä ö", "a"]
+    nodes = [
+        node("Conv", [names[0], "w"], ["out/9"]),
+        node("Add", [names[1], names[2]], ["Ω"]),
+        node("Cast", ["Ω"], ["0"], to=TensorProto.INT32),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "names",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, X["x"]) for name in names],
+        [
+            helper.make_tensor_value_info("out/9", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("0", TensorProto.INT32, None),
+            helper.make_tensor_value_info("Ω", TensorProto.FLOAT, None),
+        ],
+        [numpy_helper.from_array(POINTWISE["w"], "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    content = convert(model, {})
+    from ai_edge_litert import schema_py_generated as schema
+
+    found = schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    inputs = [found.tensors[place] for place in found.inputs]
+    assert [(tensor.name.decode(), list(tensor.shape)) for tensor in inputs] == [
+        (name, X["x"]) for name in names
+    ]
+    assert [found.tensors[place].name.decode() for place in found.outputs] == ["out/9", "0", "Ω"]
+    assert {spec.name: spec.dtype for spec in LiteRtSession(content).outputs} == {
+        "out/9": "float32",
+        "0": "int32",
+        "Ω": "float32",
+    }
+    checked(model, feeds=[{name: np.full(X["x"], 2.6, np.float32) for name in names}])
+
+
+def test_an_input_that_is_given_back_is_an_output_of_its_own() -> None:
+    nodes = [
+        node("Identity", ["x"], ["same"]),
+        node("Identity", ["x"], ["again"]),
+        node("Relu", ["x"], ["y"]),
+    ]
+    model = model_of(nodes, {}, X, ("same", "y", "again"))
+    checked(model)
+
+
+def test_an_input_that_is_named_as_an_output_is_copied() -> None:
+    model = model_of([node("Relu", ["x"], ["y"])], {}, X)
+    model.graph.output.append(model.graph.input[0])
+    rng = np.random.default_rng(0)
+    feed = random_feeds(model, rng)
+    session = LiteRtSession(convert(model, {}))
+    got = session.run(feed)
+    np.testing.assert_array_equal(got["x"], feed["x"])
+    np.testing.assert_array_equal(got["y"], run(model, feed)["y"])
+
+
+def test_outputs_that_are_constant_are_given() -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Identity", ["k"], ["c"])]
+    checked(model_of(nodes, {"k": np.arange(6, dtype=np.float32).reshape(2, 3)}, X, ("y", "c")))
+
+
+def test_scalars_go_in_and_out() -> None:
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Mul", ["s", "k"], ["y"]),
+        node("Identity", ["k"], ["z"]),
+    ]
+    checked(model_of(nodes, {}, {"x": [2, 3], "k": []}, ("y", "z")))
+
+
+@pytest.mark.parametrize("shape", [[0, 6, 7, 5], [2, 6, 0, 5]])
+def test_inputs_without_elements_are_refused(shape: list[int]) -> None:
+    assert "dimension of size 0" in str(refusal(model_of([node("Relu", ["x"], ["y"])], {}, {"x": shape})))
+
+
+def test_a_result_without_elements_is_refused_by_node() -> None:
+    weights = {name: np.array([value]) for name, value in (("a", 3), ("b", 3), ("i", 1))}
+    error = refusal(model_of([node("Slice", ["x", "a", "b", "i"], ["y"], name="none")], weights, X))
+    assert error.refusals[0].node == "node 'none'"
+
+
+def test_an_empty_part_of_a_concatenation_adds_nothing() -> None:
+    weights = {name: np.array([value]) for name, value in (("a", 3), ("b", 3), ("i", 1))}
+    nodes = [node("Concat", ["x", "k", "x"], ["y"], axis=1)]
+    converted(nodes, weights | {"k": np.zeros((2, 0, 7, 5), np.float32)}, X)
+
+
+def test_weights_beyond_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit_toolkit.tflite import writer
+
+    monkeypatch.setattr(writer, "MAX_DATA_BYTES", 100)
+    model = model_of([node("Conv", ["x", "w"], ["y"])], POINTWISE, X)
+    assert "at most 100" in str(refusal(model))
+
+
+def test_equal_weights_are_stored_once() -> None:
+    w = random_weight(np.random.default_rng(0), 60, 60, 3, 3)
+    nodes = [node("Conv", ["x", "w"], ["c"], pads=[1] * 4), node("Conv", ["c", "v"], ["y"], pads=[1] * 4)]
+    model = model_of(nodes, {"w": w, "v": w.copy()}, {"x": [1, 60, 7, 5]})
+    assert len(convert(model, {})) < 1.2 * w.nbytes
+
+
+def test_the_same_model_gives_the_same_bytes() -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Split", ["c"], ["p", "q"], axis=1),
+        node("Add", ["p", "q"], ["y"]),
+    ]
+    model = model_of(nodes, POINTWISE, X)
+    assert convert(model, {}) == convert(model, {})
+
+
+def test_weights_lie_where_kernels_may_read_them_in_place() -> None:
+    from ai_edge_litert import schema_py_generated as schema
+
+    nodes = [node("Conv", ["x", "w"], ["c"]), node("Add", ["c", "b"], ["y"])]
+    content = convert(model_of(nodes, POINTWISE | {"b": np.ones((7, 5), np.float32)}, X), {})
+    model = schema.Model.GetRootAs(content, 0)
+    for place in range(model.BuffersLength()):
+        data = model.Buffers(place).DataAsNumpy()
+        if isinstance(data, np.ndarray):
+            offset = data.__array_interface__["data"][0] - np.frombuffer(content, np.uint8).ctypes.data
+            assert offset % 16 == 0
+
+
+def test_nodes_that_nothing_reads_are_left_out() -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Tanh", ["x"], ["unread"])]
+    assert converted(nodes, {}, X) == {"RELU": 1}
+
+
+def test_a_dropout_whose_mask_is_read_is_refused() -> None:
+    nodes = [node("Dropout", ["x"], ["d", "m"]), node("Cast", ["m"], ["f"], to=TensorProto.FLOAT)]
+    model = model_of([*nodes, node("Add", ["d", "f"], ["y"])], {}, X)
+    assert "mask" in str(refusal(model))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"clip": 3.0}, "clip"),
+        ({"layout": 1}, "layout=1"),
+        ({"activations": ["Relu", "Tanh", "Tanh"]}, "activations"),
+    ],
+)
+def test_recurrent_layers_beyond_the_mapping_are_refused(attributes: dict[str, Any], words: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": random_weight(rng, 1, 12, 4), "r": random_weight(rng, 1, 12, 3)}
+    layer = node("LSTM", ["x", "w", "r"], ["", "y"], hidden_size=3, **attributes)
+    model = model_of([layer], weights, {"x": [5, 5, 4]})
+    assert words in str(refusal(model))
+
+
+def test_sequences_too_long_to_write_out_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": random_weight(rng, 1, 12, 4), "r": random_weight(rng, 1, 12, 3)}
+    layer = node("LSTM", ["x", "w", "r"], ["", "y"], hidden_size=3)
+    assert "500 steps" in str(refusal(model_of([layer], weights, {"x": [500, 1, 4]})))
+
+
+def test_a_conversion_that_computes_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of([node("Conv", ["x", "w"], ["y"])], POINTWISE, X)
+    wrong = model_of([node("Conv", ["x", "w"], ["y"])], {"w": POINTWISE["w"] + np.float32(0.01)}, X)
+    content = convert(wrong, {})
+    monkeypatch.setattr(check, "convert", lambda *_: content)
+    with pytest.raises(ConversionError, match="output 'y' differs"):
+        convert_checked(model, {}, [random_feeds(model, np.random.default_rng(0))])
+
+
+def test_a_file_that_litert_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of([node("Conv", ["x", "w"], ["y"])], POINTWISE, X)
+    monkeypatch.setattr(check, "convert", lambda *_: b"no model at all")
+    with pytest.raises(ConversionError, match="LiteRT does not run"):
+        convert_checked(model, {}, [random_feeds(model, np.random.default_rng(0))])
+
+
+def test_a_conversion_without_feeds_is_refused() -> None:
+    with pytest.raises(DataError, match="no feeds"):
+        convert_checked(model_of([node("Relu", ["x"], ["y"])], {}, X), {}, [])
+
+
+def test_weights_that_a_caller_may_replace_are_weights() -> None:
+    model = model_of([node("Conv", ["x", "w"], ["y"])], POINTWISE, X)
+    value = helper.make_tensor_value_info("w", TensorProto.FLOAT, list(POINTWISE["w"].shape))
+    model.graph.input.append(value)  # as files before IR version 4 list them
+    content = convert(model, {})
+    assert operators(content)["CONV_2D"] == 1
+    assert [spec.name for spec in LiteRtSession(content).inputs] == ["x"]
+
+
+def test_old_operator_sets_are_converted_first() -> None:
+    weights: dict[str, Array] = {"w": POINTWISE["w"]}
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Clip", ["c"], ["k"], min=0.0, max=6.0),
+        node("Softmax", ["k"], ["y"]),
+    ]
+    found = converted(nodes, weights, X, opset=8)
+    assert found["RELU6"] == 0
+
+
+def test_what_follows_from_a_refused_node_is_not_refused_again() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["n"], name="places"),
+        node("Cast", ["n"], ["f"], to=TensorProto.FLOAT, name="innocent"),
+        node("Resize", ["x", "", "s"], ["r"], mode="cubic", name="resize"),
+        node("ReduceMax", ["f"], ["m"], keepdims=0),
+        node("Add", ["r", "m"], ["y"]),
+    ]
+    error = refusal(model_of(nodes, {"s": np.array([1, 1, 2, 2], np.float32)}, X))
+    assert [item.node for item in error.refusals] == ["node 'places'", "node 'resize'"]

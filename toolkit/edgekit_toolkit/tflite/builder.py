@@ -1,0 +1,156 @@
+"""The TFLite graph while it grows: tensors, constants and operators, without their serialisation."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.tflite.forms import Shape
+from edgekit_toolkit.tflite.refusal import RefusedError
+
+# Element types that TFLite kernels compute with; the values are TFLite's names.
+TENSOR_TYPES: Final[Mapping[str, str]] = {
+    "float32": "FLOAT32",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "uint8": "UINT8",
+    "uint32": "UINT32",
+    "bool": "BOOL",
+}
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One tensor of the TFLite graph.
+
+    Attributes:
+        index: its place in the graph.
+        shape: sizes of the held axes.
+        dtype: element type.
+        name: in the file; given when a tensor becomes a value of the model.
+        data: the value of a constant.
+    """
+
+    index: int
+    shape: Shape
+    dtype: "np.dtype[Any]"
+    name: str = ""
+    data: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a TFLite operator: the schema's table and the fields that differ from their defaults."""
+
+    table: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator of the TFLite graph.
+
+    Attributes:
+        kind: name in the schema's `BuiltinOperator`.
+        inputs: tensors, None for one that is left out.
+        outputs: tensors.
+        options: the operator's, where it has any.
+        version: the lowest that has the features in use.
+    """
+
+    kind: str
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor, ...]
+    options: Options | None
+    version: int
+
+
+class Builder:
+    """Collects the TFLite graph; equal constants are kept once.
+
+    Attributes:
+        tensors: all tensors, by index.
+        operations: in the order in which they run.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self._constants: dict[tuple[str, Shape, bytes], Tensor] = {}
+
+    def tensor(self, shape: Sequence[int], dtype: "np.dtype[Any]", name: str = "") -> Tensor:
+        """Add a tensor that an operator or the caller fills.
+
+        Raises:
+            RefusedError: TFLite has no kernels for the element type, or the tensor has no elements.
+        """
+        shape = tuple(int(size) for size in shape)
+        if dtype.name not in TENSOR_TYPES:
+            raise RefusedError(f"element type {dtype.name} is not computed in TFLite; export with float32")
+        if 0 in shape:
+            raise RefusedError(
+                f"a tensor of shape {list(shape)} has no elements, which TFLite does not compute"
+            )
+        tensor = Tensor(len(self.tensors), shape, dtype, name)
+        self.tensors.append(tensor)
+        return tensor
+
+    def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
+        """Return the tensor of a constant, the same one for equal values."""
+        value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
+        key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
+        if key not in self._constants:
+            tensor = self.tensor(value.shape, value.dtype, name)
+            tensor.data = value
+            self._constants[key] = tensor
+        return self._constants[key]
+
+    def operator(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[tuple[Sequence[int], "np.dtype[Any]"]],
+        options: Options | None = None,
+        version: int = 1,
+    ) -> tuple[Tensor, ...]:
+        """Add an operator; returns its new output tensors, given as pairs of shape and dtype."""
+        made = tuple(self.tensor(shape, dtype) for shape, dtype in outputs)
+        self.operations.append(Operation(kind, tuple(inputs), made, options, version))
+        return made
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return the tensor with other sizes and the same bytes; a constant is reshaped at once."""
+        shape = tuple(int(size) for size in shape)
+        if shape == tensor.shape:
+            return tensor
+        if tensor.data is not None:
+            return self.constant(tensor.data.reshape(shape), tensor.name)
+        return self.copy(tensor, shape)
+
+    def copy(self, tensor: Tensor, shape: Shape) -> Tensor:
+        """Return a new tensor with the same bytes."""
+        if (
+            not shape
+        ):  # a list of no sizes would be a tensor without elements; [0] is the kernel's word for it
+            return self.operator(
+                "RESHAPE", [tensor], [((), tensor.dtype)], Options("ReshapeOptions", {"newShape": [0]})
+            )[0]
+        sizes = self.constant(np.array(shape, np.int32))
+        options = Options("ReshapeOptions", {"newShape": list(shape)})
+        return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
+
+    def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
+        """Return the tensor with its axes in another order; a constant is transposed at once."""
+        shape = tuple(tensor.shape[axis] for axis in order)
+        if tensor.data is not None:
+            return self.constant(tensor.data.transpose(order), tensor.name)
+        axes = self.constant(np.array(order, np.int32))
+        made = self.operator(
+            "TRANSPOSE", [tensor, axes], [(shape, tensor.dtype)], Options("TransposeOptions")
+        )
+        return made[0]

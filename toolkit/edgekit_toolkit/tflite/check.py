@@ -1,0 +1,78 @@
+"""A conversion with proof: the file is loaded in LiteRT, and its outputs are those of onnxruntime."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.tflite.convert import convert
+from edgekit_toolkit.tflite.refusal import ConversionError
+
+# Both engines compute in float32 and add up in another order; a wrong axis or weight moves outputs far more.
+EQUAL: Final = Tolerance(range_fraction=1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A TFLite file that was run.
+
+    Attributes:
+        model: content of the file.
+        parity: how far its outputs are from onnxruntime's, in the worst case over all feeds.
+    """
+
+    model: bytes
+    parity: Parity
+
+
+def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequence[Feeds]) -> Converted:
+    """Return `model` as TFLite, known to compute the same on `feeds`.
+
+    Args:
+        model: as for `convert`.
+        dims: size of each free dimension of the inputs, by name.
+        feeds: inputs of these sizes to compare on, at least one.
+
+    Raises:
+        ConversionError: nodes are not covered, LiteRT does not load or run the file, or an output differs by
+            more than 1e-4 of its range, is not finite, or has another dtype or shape.
+        DataError: there are no feeds, or they do not fit the model.
+        BackendError: ai-edge-litert is not installed, or the source model does not run on the feeds.
+    """
+    if not feeds:
+        raise DataError("there are no feeds to compare the TFLite model's outputs on; give at least one")
+    reference = OrtSession(model.SerializeToString(), OrtOptions())
+    expected = [reference.run(feed) for feed in feeds]
+    content = convert(model, dims)
+    pairs = zip(expected, _run(content, feeds), strict=True)
+    parity = worst([compare(want, _in_order(got, want), EQUAL) for want, got in pairs])
+    if not parity.ok:
+        raise ConversionError(
+            f"the TFLite model does not compute what onnxruntime does: {parity.reason}; nothing was written."
+            " Package it for onnxruntime (--backend ort), and report this with the model"
+        )
+    return Converted(content, parity)
+
+
+def _in_order(outputs: Feeds, expected: Feeds) -> Feeds:
+    """Return the outputs in the order of the expected ones; LiteRT lists the names of a signature sorted."""
+    if outputs.keys() != expected.keys():
+        return outputs
+    return {name: outputs[name] for name in expected}
+
+
+def _run(content: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
+    try:
+        session = LiteRtSession(content, LiteRtOptions())
+        return [session.run(feed) for feed in feeds]
+    except BackendError as cause:
+        raise ConversionError(
+            f"LiteRT does not run the TFLite model that was made: {cause}; nothing was written. Package it"
+            " for onnxruntime (--backend ort), and report this with the model"
+        ) from cause

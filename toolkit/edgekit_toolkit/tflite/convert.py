@@ -1,0 +1,148 @@
+"""ONNX to TFLite: the order of the steps, and the list of everything that is not covered."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
+from edgekit_toolkit.tflite.forms import Form, held_shape, plain
+from edgekit_toolkit.tflite.fusion import fuse
+from edgekit_toolkit.tflite.layout import plan_forms
+from edgekit_toolkit.tflite.ops import OPERATORS
+from edgekit_toolkit.tflite.prepare import CONSTANT_OPERATORS, NO_MAPPING, prepare
+from edgekit_toolkit.tflite.refusal import (
+    ConversionError,
+    Refusal,
+    RefusedError,
+    UnknownTensorError,
+    refuse_all,
+)
+from edgekit_toolkit.tflite.registry import Operator
+from edgekit_toolkit.tflite.rules import Rule
+from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.values import Values, View, find_views
+from edgekit_toolkit.tflite.view import Graph, Node, graph_of
+from edgekit_toolkit.tflite.writer import write
+
+
+def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
+    """Return `model` as a TFLite file that takes and gives the same tensors.
+
+    Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
+    model takes as [N, C, H, W] are transposed inside. The model is not changed.
+
+    Args:
+        model: float32; constants should be folded (see `passes.pipeline.optimise`).
+        dims: size of each free dimension of the inputs, by name.
+
+    Raises:
+        ConversionError: nodes that are not covered (all are named), a free dimension without a size, or
+            weights that are too large for one file.
+        BackendError: ai-edge-litert is not installed.
+    """
+    graph = fuse(graph_of(prepare(model, dims)))
+    views = find_views(graph)
+    rules, refusals = _rules(graph, views)
+    forms = plan_forms(graph, rules, views)
+    builder = Builder()
+    values = Values(graph, views, builder)
+    inputs = _inputs(graph, builder, values)
+    refusals |= _write_nodes(graph, builder, values, list(zip(rules, forms, strict=True)))
+    if refusals:
+        raise refuse_all(tuple(refusals[place] for place in sorted(refusals)))
+    return write(builder, inputs, _outputs(graph, builder, values))
+
+
+def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], dict[int, Refusal]]:
+    """Return the rule of each node, None for a view and for a refused node; and the refusals by place.
+
+    A node is not refused for a tensor that is unknown only because of a node that was.
+    """
+    rules: list[Rule | None] = []
+    refusals = {}
+    unknown = set[str]()
+    for place, node in enumerate(graph.nodes):
+        rule = None
+        if node.outputs[0] not in views:
+            try:
+                rule = _operator(node).rule(node, graph)
+            except RefusedError as refused:
+                if not (isinstance(refused, UnknownTensorError) and unknown.intersection(node.inputs)):
+                    refusals[place] = _refusal(node, refused)
+                unknown.update(node.outputs)
+        rules.append(rule)
+    return rules, refusals
+
+
+def _operator(node: Node) -> Operator:
+    if node.op_type in CONSTANT_OPERATORS and not node.domain:
+        raise RefusedError("its result depends on sizes or values that are not known before the model runs")
+    if node.op_type not in OPERATORS or node.domain:
+        raise RefusedError(NO_MAPPING)
+    return OPERATORS[node.op_type]
+
+
+def _write_nodes(
+    graph: Graph, builder: Builder, values: Values, plan: list[tuple[Rule | None, Form]]
+) -> dict[int, Refusal]:
+    """Write all nodes; returns the refusals by place.
+
+    A node that is refused leaves its outputs as if it had made them, so that every refusal is found.
+    """
+    refusals = {}
+    for place, (node, (rule, form)) in enumerate(zip(graph.nodes, plan, strict=True)):
+        if rule is None:
+            _stand_in(node, graph, builder, values)
+            continue
+        try:
+            OPERATORS[node.op_type].emit(Step(node, graph, builder, values, (rule, form)))
+        except RefusedError as refused:
+            refusals[place] = _refusal(node, refused)
+            _stand_in(node, graph, builder, values, rule.writes(form))
+    return refusals
+
+
+def _refusal(node: Node, refused: RefusedError) -> Refusal:
+    return Refusal(node.operator, node.place, str(refused))
+
+
+def _stand_in(
+    node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...] = ()
+) -> None:
+    """Hold what a refused node would have made, as far as its shape is known; a view is held by its root."""
+    for slot, name in enumerate(node.outputs):
+        if name and name in graph.shapes and not values.is_held(name):
+            form = forms[slot] if forms else plain(len(graph.shapes[name]))
+            tensor = Tensor(len(builder.tensors), held_shape(form, graph.shapes[name]), np.dtype(np.float32))
+            builder.tensors.append(tensor)
+            values.give(name, form, tensor)
+
+
+def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
+    inputs = []
+    for name in graph.inputs:
+        dtype, shape = graph.dtype(name), graph.shape(name)
+        if dtype.name not in TENSOR_TYPES or 0 in shape:
+            raise ConversionError(
+                f"input '{name}' ({dtype.name} {list(shape)}): expected elements of"
+                f" {', '.join(TENSOR_TYPES)} and no dimension of size 0; export the model with float32 inputs"
+            )
+        tensor = builder.tensor(shape, dtype, name)
+        values.give(name, plain(len(shape)), tensor)
+        inputs.append((name, tensor))
+    return inputs
+
+
+def _outputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
+    """Return the tensors of the outputs, each one of its own and under its own name."""
+    taken: set[int] = {tensor.index for tensor in builder.tensors if tensor.name in graph.inputs}
+    outputs = []
+    for name in graph.outputs:
+        tensor = values.read(name, plain(len(graph.shape(name))))
+        if tensor.index in taken or tensor.data is not None:
+            tensor = builder.copy(tensor, tensor.shape)
+        taken.add(tensor.index)
+        tensor.name = name
+        outputs.append((name, tensor))
+    return outputs

@@ -1,0 +1,130 @@
+"""Forms: in which order of axes a tensor is held. Pure; it knows neither ONNX nor TFLite.
+
+A form lists, for each axis of the held tensor, the axis of the ONNX tensor that lies there, or `NEW` for an
+axis of size 1 that ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds
+[N, C, W] as [N, 1, W, C]. An axis of size 1 may be left out.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+Form: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
+
+NEW: Final = -1
+
+# Estimated costs in bytes moved: a transposition touches every element out of order and is one more operator;
+# a reshape is at most a copy. Only their order matters to `layout`.
+OPERATOR_COST: Final = 64
+RESHAPE_SHARE: Final = 1 / 16
+
+
+def plain(rank: int) -> Form:
+    """Return the form of ONNX itself."""
+    return tuple(range(rank))
+
+
+def channels_last(rank: int) -> Form:
+    """Return the form in which TFLite convolves: [N, spatial..., C], 1-D signals as [N, 1, W, C]."""
+    if rank == 3:
+        return (0, NEW, 2, 1)
+    return (0, *range(2, rank), 1)
+
+
+def held_shape(form: Form, shape: Shape) -> Shape:
+    """Return the sizes of the held tensor."""
+    return tuple(1 if axis == NEW else shape[axis] for axis in form)
+
+
+def core(form: Form, shape: Shape) -> Form:
+    """Return the axes longer than 1 in the order in which they are held: equal cores are equal bytes."""
+    return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
+
+
+def complete(partial: Sequence[int], rank: int) -> Form:
+    """Return `partial` with each axis that it lacks put behind its predecessor."""
+    form = list(partial)
+    for axis in range(rank):
+        if axis not in form:
+            form.insert(form.index(axis - 1) + 1 if axis else 0, axis)
+    return tuple(form)
+
+
+def conversion_cost(held: Form, wanted: Form, shape: Shape) -> float:
+    """Return what it costs to read a tensor held as `held` in the form `wanted`; 0 where nothing is to do."""
+    size_bytes = 4 * math.prod(shape)
+    if core(held, shape) != core(wanted, shape):
+        return OPERATOR_COST + size_bytes
+    if held_shape(held, shape) != held_shape(wanted, shape):
+        return OPERATOR_COST / 4 + size_bytes * RESHAPE_SHARE
+    return 0.0
+
+
+def broadcast_form(form: Form, rank: int) -> Form:
+    """Return the form of an operand of `rank` that is broadcast to a result in `form`, as ONNX aligns them.
+
+    Axes that only the result has become axes of size 1; leading ones are left out, as TFLite aligns alike.
+    """
+    missing = sum(1 for axis in form if axis != NEW) - rank
+    aligned = [axis - missing if axis >= missing else NEW for axis in form]
+    while missing and aligned and aligned[0] == NEW:
+        del aligned[0]
+    return tuple(aligned)
+
+
+def without_axes(form: Form, axes: Sequence[int]) -> Form:
+    """Return the form of a tensor from which `axes` have gone: the others are numbered anew."""
+    return tuple(
+        axis if axis == NEW else axis - sum(1 for gone in axes if gone < axis)
+        for axis in form
+        if axis not in axes
+    )
+
+
+def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
+    """Return the form in which the same bytes are the reshaped tensor; None where they would be out of order.
+
+    Sizes are matched in groups, as few as possible each: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. A group
+    of several axes must be held side by side and in order.
+    """
+    groups = reshape_groups(before, after)
+    if groups is None:
+        return None
+    first = {old[0]: (old, new) for old, new in groups if old}
+    order = core(form, before)
+    result: list[int] = []
+    place = 0
+    while place < len(order):
+        if order[place] not in first:
+            return None
+        old, new = first[order[place]]
+        if order[place : place + len(old)] != old:
+            return None
+        result.extend(new)
+        place += len(old)
+    return complete(result, len(after))
+
+
+def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
+    """Return the smallest groups of axes longer than 1 whose sizes have equal products, in order.
+
+    None for tensors without elements, where nothing is determined.
+    """
+    if math.prod(before) == 0 or math.prod(before) != math.prod(after):
+        return None
+    old = [axis for axis, size in enumerate(before) if size != 1]
+    new = [axis for axis, size in enumerate(after) if size != 1]
+    groups: list[tuple[Form, Form]] = []
+    i = j = 0
+    while i < len(old):
+        start_i, start_j = i, j
+        left, right = before[old[i]], after[new[j]]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left, i = left * before[old[i]], i + 1
+            else:
+                right, j = right * after[new[j]], j + 1
+        groups.append((tuple(old[start_i:i]), tuple(new[start_j:j])))
+    return groups

@@ -1,0 +1,171 @@
+"""Activation functions of one tensor, and PRelu."""
+
+import math
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import elementwise
+from edgekit_toolkit.tflite.step import Step
+
+_PLAIN = {"Relu": "RELU", "Sigmoid": "LOGISTIC", "Tanh": "TANH", "HardSwish": "HARD_SWISH"}
+
+
+@writes("Relu", "Sigmoid", "Tanh", "HardSwish", rule=elementwise)
+def write_plain(step: Step) -> None:
+    """Write the TFLite operator of the same meaning."""
+    step.give(_unary(step, _PLAIN[step.node.op_type], _float_input(step)))
+
+
+@writes("Clip", rule=elementwise)
+def write_clip(step: Step) -> None:
+    """Write RELU6, RELU or the like where the limits are theirs, else MAXIMUM and MINIMUM."""
+    limits = clip_limits(step)
+    tensor = step.read(0)
+    if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
+        step.give(_unary(step, CLIPS[limits], tensor))
+        return
+    for place, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
+        if step.has(place):
+            options = Options("MaximumMinimumOptions")
+            tensor = step.emit(kind, [tensor, step.read(place)], step.held(), options)
+    step.give(tensor if tensor is not step.read(0) else step.builder.copy(tensor, tensor.shape))
+
+
+# Limits for which TFLite has an activation.
+CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_1"}
+
+
+def clip_limits(step: Step) -> tuple[float, float] | None:
+    """Return the limits of a Clip; None where they are computed."""
+    found = []
+    for place, default in ((1, -math.inf), (2, math.inf)):
+        value = step.value(place)
+        if step.has(place) and value is None:
+            return None
+        found.append(default if value is None else float(value.reshape(())))
+    high = math.inf if found[1] >= np.finfo(np.float32).max else found[1]
+    return found[0], high
+
+
+@writes("LeakyRelu", rule=elementwise)
+def write_leaky_relu(step: Step) -> None:
+    """Write LEAKY_RELU."""
+    options = Options("LeakyReluOptions", {"alpha": step.attribute("alpha", 0.01)})
+    step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
+
+
+@writes("PRelu", rule=elementwise)
+def write_prelu(step: Step) -> None:
+    """Write PRELU, or LEAKY_RELU for a single slope."""
+    slopes = step.value(1)
+    if slopes is not None and slopes.size == 1:
+        options = Options("LeakyReluOptions", {"alpha": float(slopes.reshape(()))})
+        step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
+        return
+    step.give(step.emit("PRELU", [_float_input(step), step.read(1)], step.held()))
+
+
+@writes("Elu", "Selu", "Celu", rule=elementwise)
+def write_elu(step: Step) -> None:
+    """Write ELU, which has a slope of 1, and what scales its negative side."""
+    defaults = {
+        "Elu": (1.0, 1.0),
+        "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+        "Celu": (1.0, 1.0),
+    }
+    alpha = step.attribute("alpha", defaults[step.node.op_type][0])
+    gamma = step.attribute("gamma", defaults[step.node.op_type][1])
+    tensor = _float_input(step)
+    if step.node.op_type == "Celu":  # alpha * (exp(x / alpha) - 1) below zero
+        scaled = tensor if alpha == 1 else step.binary("MUL", tensor, step.number(1 / alpha))
+        negative = _unary(step, "ELU", scaled)
+    else:
+        negative = _unary(step, "ELU", tensor)
+    if alpha == 1 and gamma == 1:
+        step.give(negative)
+        return
+    # gamma * (relu(x) + alpha * min(elu(x), 0)); for a Celu gamma is 1.
+    low = step.emit("MINIMUM", [negative, step.number(0)], step.held(), Options("MaximumMinimumOptions"))
+    low = step.binary("MUL", low, step.number(alpha * gamma))
+    high = _unary(step, "RELU", tensor)
+    high = high if gamma == 1 else step.binary("MUL", high, step.number(gamma))
+    step.give(step.binary("ADD", high, low))
+
+
+@writes("HardSigmoid", rule=elementwise)
+def write_hard_sigmoid(step: Step) -> None:
+    """Write relu6(6 * (alpha * x + beta)) / 6, whose first product is 1 for the usual slope of 1/6."""
+    slope = 6 * step.attribute("alpha", 0.2)
+    tensor = _float_input(step)
+    if not math.isclose(slope, 1, rel_tol=1e-6):
+        tensor = step.binary("MUL", tensor, step.number(slope))
+    tensor = step.binary("ADD", tensor, step.number(6 * step.attribute("beta", 0.5)), "RELU6")
+    step.give(step.binary("MUL", tensor, step.number(1 / 6)))
+
+
+@writes("Softplus", "Mish", rule=elementwise)
+def write_softplus(step: Step) -> None:
+    """Write relu(x) + log(1 + exp(-|x|)), which does not overflow; Mish is x * tanh of it."""
+    tensor = _float_input(step)
+    shrunk = _unary(step, "EXP", _unary(step, "NEG", _unary(step, "ABS", tensor)))
+    grown = _unary(step, "LOG", step.binary("ADD", shrunk, step.number(1)))
+    result = step.binary("ADD", _unary(step, "RELU", tensor), grown)
+    if step.node.op_type == "Mish":
+        result = step.binary("MUL", tensor, _unary(step, "TANH", result))
+    step.give(result)
+
+
+@writes("Softsign", rule=elementwise)
+def write_softsign(step: Step) -> None:
+    """Write x / (1 + |x|)."""
+    tensor = _float_input(step)
+    step.give(step.binary("DIV", tensor, step.binary("ADD", _unary(step, "ABS", tensor), step.number(1))))
+
+
+@writes("Gelu", rule=elementwise)
+def write_gelu(step: Step) -> None:
+    """Write GELU."""
+    options = Options("GeluOptions", {"approximate": step.text("approximate", "none") == "tanh"})
+    step.give(_unary(step, "GELU", _float_input(step), options))
+
+
+@writes("Swish", rule=elementwise)
+def write_silu(step: Step) -> None:
+    """Write x * sigmoid(alpha * x)."""
+    tensor = _float_input(step)
+    alpha = step.attribute("alpha", 1.0)
+    scaled = tensor if alpha == 1 else step.binary("MUL", tensor, step.number(alpha))
+    step.give(step.binary("MUL", tensor, _unary(step, "LOGISTIC", scaled)))
+
+
+@writes("Erf", rule=elementwise)
+def write_erf(step: Step) -> None:
+    """Write a rational approximation; TFLite has no error function, only Gelu around it.
+
+    sign(x) * (1 - (a1 t + ... + a5 t^5) exp(-x^2)) with t = 1 / (1 + p |x|) is off by at most 1.5e-7.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+    """
+    tensor = _float_input(step)
+    size = _unary(step, "ABS", tensor)
+    line = step.binary("ADD", step.binary("MUL", size, step.number(0.3275911)), step.number(1))
+    t = step.binary("DIV", step.number(1), line)
+    sum_ = step.number(1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        sum_ = step.binary("ADD", step.binary("MUL", sum_, t), step.number(factor))
+    bell = _unary(step, "EXP", _unary(step, "NEG", step.binary("MUL", tensor, tensor)))
+    tail = step.binary("MUL", step.binary("MUL", sum_, t), bell)
+    step.give(step.binary("MUL", _unary(step, "SIGN", tensor), step.binary("SUB", step.number(1), tail)))
+
+
+def _float_input(step: Step) -> Tensor:
+    if step.dtype(0) != np.float32:
+        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for float32 it has")
+    return step.read(0)
+
+
+def _unary(step: Step, kind: str, tensor: Tensor, options: Options | None = None) -> Tensor:
+    return step.emit(kind, [tensor], tensor.shape, options)

@@ -1,0 +1,147 @@
+"""Arithmetic, comparison, logic and choice between tensors that are broadcast to each other."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import elementwise
+from edgekit_toolkit.tflite.step import Step
+
+_COMPARISONS: Final = {
+    "Equal": ("EQUAL", "EqualOptions"),
+    "Greater": ("GREATER", "GreaterOptions"),
+    "GreaterOrEqual": ("GREATER_EQUAL", "GreaterEqualOptions"),
+    "Less": ("LESS", "LessOptions"),
+    "LessOrEqual": ("LESS_EQUAL", "LessEqualOptions"),
+}
+_LOGIC: Final = {
+    "And": ("LOGICAL_AND", "LogicalAndOptions"),
+    "Or": ("LOGICAL_OR", "LogicalOrOptions"),
+    "Xor": ("NOT_EQUAL", "NotEqualOptions"),
+}
+# Element types that each kernel takes, besides float32.
+_INTEGERS: Final[Mapping[str, frozenset[str]]] = {
+    "ADD": frozenset({"int32", "int64"}),
+    "SUB": frozenset({"int32", "int64"}),
+    "MUL": frozenset({"int32", "int64"}),
+    "MAXIMUM": frozenset({"int8", "uint8", "int16", "int32", "int64"}),
+    "MINIMUM": frozenset({"int8", "uint8", "int16", "int32", "int64"}),
+    "FLOOR_MOD": frozenset({"int32", "int64"}),
+    "FLOOR_DIV": frozenset({"int32"}),
+    "POW": frozenset({"int32"}),
+}
+_COMPARED: Final = frozenset({"float32", "int32", "int64", "int8", "uint8"})
+
+
+@writes("Add", "Sub", "Mul", "Div", rule=elementwise, fuses=True)
+def write_arithmetic(step: Step) -> None:
+    """Write ADD, SUB, MUL or DIV."""
+    kind = step.node.op_type.upper()
+    _check(step, kind)
+    step.give(step.binary(kind, step.read(0), step.read(1), step.node.activation))
+
+
+@writes("Sum", "Mean", "Max", "Min", rule=elementwise)
+def write_variadic(step: Step) -> None:
+    """Write the operator of two tensors as often as there are more."""
+    kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
+    _check(step, kind)
+    result = step.read(0)
+    for place in range(1, len(step.node.inputs)):
+        result = _extreme(step, kind, result, step.read(place))
+    if step.node.op_type == "Mean" and len(step.node.inputs) > 1:
+        result = step.binary("MUL", result, step.number(1 / len(step.node.inputs)))
+    step.give(step.builder.copy(result, result.shape) if len(step.node.inputs) == 1 else result)
+
+
+@writes("Pow", rule=elementwise)
+def write_pow(step: Step) -> None:
+    """Write products and roots for the usual exponents, else POW."""
+    exponent = step.value(1)
+    tensor = step.read(0)
+    if step.dtype(0) != np.float32:
+        raise RefusedError(f"it has no TFLite kernel for {step.dtype(0)}, for float32 it has")
+    power = float(exponent.reshape(())) if exponent is not None and exponent.size == 1 else None
+    if tensor.shape == step.held() and power in {1.0, 2.0, 3.0, 0.5, -1.0}:
+        step.give(_known_power(step, tensor, power or 0.0))
+        return
+    if exponent is not None:
+        right = step.builder.reshape(step.read(1), step.read(1).shape)
+        if right.dtype != np.float32 and right.data is not None:
+            right = step.builder.constant(right.data.astype(np.float32))
+    else:
+        right = step.read(1)
+    if right.dtype != np.float32:
+        right = step.emit("CAST", [right], right.shape, Options("CastOptions"), dtype=np.dtype(np.float32))
+    step.give(step.emit("POW", [tensor, right], step.held(), Options("PowOptions")))
+
+
+def _known_power(step: Step, tensor: Tensor, power: float) -> Tensor:
+    if power == 0.5:
+        return step.emit("SQRT", [tensor], tensor.shape)
+    if power == -1:
+        return step.binary("DIV", step.number(1), tensor)
+    if power == 1:
+        return step.builder.copy(tensor, tensor.shape)
+    square = step.binary("MUL", tensor, tensor)
+    return square if power == 2 else step.binary("MUL", square, tensor)
+
+
+@writes("Mod", rule=elementwise)
+def write_mod(step: Step) -> None:
+    """Write FLOOR_MOD, whose result has the sign of the divisor like that of ONNX without `fmod`."""
+    _check(step, "FLOOR_MOD")
+    if step.attribute("fmod", 0):
+        raise RefusedError("fmod=1 takes the sign of the dividend, and TFLite has only the divisor's")
+    step.give(step.emit("FLOOR_MOD", [step.read(0), step.read(1)], step.held(), Options("FloorModOptions")))
+
+
+@writes("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", rule=elementwise)
+def write_comparison(step: Step) -> None:
+    """Write the comparison of the same name."""
+    known = _COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED
+    if step.dtype(0).name not in known:
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )
+    kind, table = _COMPARISONS[step.node.op_type]
+    inputs = [step.read(0), step.read(1)]
+    step.give(step.emit(kind, inputs, step.held(), Options(table), dtype=np.dtype(np.bool_)))
+
+
+@writes("And", "Or", "Xor", rule=elementwise)
+def write_logic(step: Step) -> None:
+    """Write LOGICAL_AND, LOGICAL_OR, or NOT_EQUAL of booleans."""
+    kind, table = _LOGIC[step.node.op_type]
+    step.give(step.emit(kind, [step.read(0), step.read(1)], step.held(), Options(table)))
+
+
+@writes("Where", rule=elementwise)
+def write_where(step: Step) -> None:
+    """Write SELECT_V2."""
+    inputs = [step.read(place) for place in range(3)]
+    step.give(step.emit("SELECT_V2", inputs, step.held(), Options("SelectV2Options"), dtype=inputs[1].dtype))
+
+
+def _extreme(step: Step, kind: str, left: Tensor, right: Tensor) -> Tensor:
+    if kind == "ADD":
+        return step.binary(kind, left, right)
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    return step.emit(kind, [left, right], shape, Options("MaximumMinimumOptions"))
+
+
+def _check(step: Step, kind: str) -> None:
+    """Return when the kernel takes the element type.
+
+    Raises:
+        RefusedError: it does not; integers are divided otherwise in TFLite than in ONNX.
+    """
+    known = _INTEGERS.get(kind, frozenset()) | {"float32"}
+    if step.dtype(0).name not in known:
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )

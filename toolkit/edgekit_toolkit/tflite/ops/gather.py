@@ -1,0 +1,69 @@
+"""Elements by index, and blocks of channels that become space and back."""
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import Rule, as_onnx, axiswise, removing, spatial
+from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.view import Graph, Node
+
+
+def _rule(node: Node, graph: Graph) -> Rule:
+    rank = len(graph.shape(node.inputs[1]))
+    if graph.is_constant(node.inputs[0]) or rank > 1:
+        return as_onnx(node, graph)
+    axis = node.attributes.get("axis", 0) % len(graph.shape(node.inputs[0]))
+    return axiswise(node, graph) if rank == 1 else removing((axis,), node, graph)
+
+
+@writes("Gather", rule=_rule)
+def write_gather(step: Step) -> None:
+    """Write GATHER with indices that count from the begin."""
+    axis = step.attribute("axis", 0) % len(step.shape(0))
+    size = step.shape(0)[axis]
+    place = step.axis(axis) if step.form else axis
+    options = Options("GatherOptions", {"axis": place})
+    step.give(step.emit("GATHER", [step.read(0), _from_begin(step, size)], step.held(), options, version=2))
+
+
+def _from_begin(step: Step, size: int) -> Tensor:
+    """Return the indices, those that count from the end replaced."""
+    indices = step.value(1)
+    if indices is not None:
+        return step.builder.constant(np.where(indices < 0, indices + size, indices).astype(np.int32))
+    tensor = step.read(1, tuple(range(len(step.shape(1)))))
+    options = Options("FloorModOptions")
+    return step.emit("FLOOR_MOD", [tensor, step.number(size, tensor.dtype)], tensor.shape, options)
+
+
+@writes("GatherND", rule=as_onnx)
+def write_gather_nd(step: Step) -> None:
+    """Write GATHER_ND."""
+    if step.attribute("batch_dims", 0):
+        raise RefusedError("batch_dims are not covered, 0 is")
+    indices = step.constant(1, "the indices")
+    sizes = np.array(step.shape(0)[: indices.shape[-1]])
+    places = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
+    step.give(step.emit("GATHER_ND", [step.read(0), places], step.held(), Options("GatherNdOptions")))
+
+
+@writes("DepthToSpace", rule=spatial)
+def write_depth_to_space(step: Step) -> None:
+    """Write DEPTH_TO_SPACE, whose channels lie as in ONNX's mode DCR; for CRD they are put so first."""
+    block, tensor = step.attribute("blocksize"), step.read(0)
+    if step.text("mode", "DCR") == "CRD":
+        channels = tensor.shape[-1]
+        order = np.arange(channels, dtype=np.int32).reshape(channels // block**2, block**2).T.reshape(-1)
+        options = Options("GatherOptions", {"axis": len(tensor.shape) - 1})
+        tensor = step.emit("GATHER", [tensor, step.builder.constant(order)], tensor.shape, options)
+    options = Options("DepthToSpaceOptions", {"blockSize": block})
+    step.give(step.emit("DEPTH_TO_SPACE", [tensor], step.held(), options))
+
+
+@writes("SpaceToDepth", rule=spatial)
+def write_space_to_depth(step: Step) -> None:
+    """Write SPACE_TO_DEPTH."""
+    options = Options("SpaceToDepthOptions", {"blockSize": step.attribute("blocksize")})
+    step.give(step.emit("SPACE_TO_DEPTH", [step.read(0)], step.held(), options))

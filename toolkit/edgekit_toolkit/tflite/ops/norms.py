@@ -1,0 +1,134 @@
+"""Normalisation: with stored statistics, over the features of a sample, over neighbouring channels."""
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.forms import plain
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import Rule, axiswise, spatial
+from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.view import Graph, Node
+
+
+@writes("BatchNormalization", rule=axiswise)
+def write_batch_norm(step: Step) -> None:
+    """Write x * scale + shift, both computed now from the stored statistics."""
+    if step.attribute("training_mode", 0):
+        raise RefusedError("training_mode=1 computes statistics of the batch, which is not for inference")
+    names = ("the scale", "the bias", "the mean", "the variance")
+    gain, bias, mean, variance = (
+        step.constant(place, name).astype(np.float64) for place, name in enumerate(names, start=1)
+    )
+    scale = gain / np.sqrt(variance + step.attribute("epsilon", 1e-5))
+    result = step.binary("MUL", step.read(0), _per_channel(step, scale))
+    step.give(step.binary("ADD", result, _per_channel(step, bias - mean * scale)))
+
+
+@writes("InstanceNormalization", rule=axiswise)
+def write_instance_norm(step: Step) -> None:
+    """Write the normalisation of each channel over its spatial axes."""
+    axes = sorted(step.axis(axis) for axis in range(2, len(step.shape(0))))
+    result = _normalized(step, step.read(0), axes, step.attribute("epsilon", 1e-5))
+    result = step.binary("MUL", result, _per_channel(step, step.constant(1, "the scale")))
+    step.give(step.binary("ADD", result, _per_channel(step, step.constant(2, "the bias"))))
+
+
+def _over_last(node: Node, graph: Graph) -> Rule:
+    if len([name for name in node.outputs if name]) > 1:
+        raise RefusedError("the statistics (the second and third output) are not covered")
+    return axiswise(node, graph)
+
+
+@writes("LayerNormalization", rule=_over_last)
+def write_layer_norm(step: Step) -> None:
+    """Write the normalisation over `axis` and all behind it."""
+    rank = len(step.shape(0))
+    first = step.attribute("axis", -1) % rank
+    axes = sorted(step.axis(axis) for axis in range(first, rank))
+    result = _normalized(step, step.read(0), axes, step.attribute("epsilon", 1e-5))
+    result = step.binary("MUL", result, _aligned(step, 1))
+    step.give(step.binary("ADD", result, _aligned(step, 2)) if step.has(2) else result)
+
+
+@writes("RMSNormalization", rule=_over_last)
+def write_rms_norm(step: Step) -> None:
+    """Write x / sqrt(mean(x^2) + epsilon) over `axis` and all behind it."""
+    rank = len(step.shape(0))
+    axes = sorted(step.axis(axis) for axis in range(step.attribute("axis", -1) % rank, rank))
+    tensor = step.read(0)
+    mean = _mean(step, step.binary("MUL", tensor, tensor), axes)
+    factor = _inverse_root(step, mean, step.attribute("epsilon", 1e-5))
+    step.give(step.binary("MUL", step.binary("MUL", tensor, factor), _aligned(step, 1)))
+
+
+@writes("LpNormalization", rule=axiswise)
+def write_lp_norm(step: Step) -> None:
+    """Write x / |x| along one axis; 0 where the norm is 0."""
+    order = step.attribute("p", 2)
+    if order != 2:
+        raise RefusedError(f"the norm p={order} is not covered, p=2 is")
+    tensor = step.read(0)
+    axis = [step.axis(step.attribute("axis", -1))]
+    squares = step.binary("MUL", tensor, tensor)
+    shape = [1 if place in axis else size for place, size in enumerate(tensor.shape)]
+    options = Options("ReducerOptions", {"keepDims": True})
+    sums = step.emit("SUM", [squares, step.numbers(axis)], shape, options)
+    smallest = step.number(float(np.finfo(np.float32).tiny))
+    sums = step.emit("MAXIMUM", [sums, smallest], shape, Options("MaximumMinimumOptions"))
+    step.give(step.binary("DIV", tensor, step.emit("SQRT", [sums], shape)))
+
+
+def _spatial_rule(node: Node, graph: Graph) -> Rule:
+    if len(graph.shape(node.inputs[0])) not in {3, 4}:
+        raise RefusedError("it has a TFLite kernel for images [N, C, H, W] only")
+    return spatial(node, graph)
+
+
+@writes("LRN", rule=_spatial_rule)
+def write_lrn(step: Step) -> None:
+    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for a channel, not for the mean."""
+    size = step.attribute("size")
+    if size % 2 == 0:
+        raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")
+    fields = {
+        "radius": (size - 1) // 2,
+        "bias": step.attribute("bias", 1.0),
+        "alpha": step.attribute("alpha", 1e-4) / size,
+        "beta": step.attribute("beta", 0.75),
+    }
+    options = Options("LocalResponseNormalizationOptions", fields)
+    step.give(step.emit("LOCAL_RESPONSE_NORMALIZATION", [step.read(0)], step.held(), options))
+
+
+def _normalized(step: Step, tensor: Tensor, axes: list[int], epsilon: float) -> Tensor:
+    centred = step.binary("SUB", tensor, _mean(step, tensor, axes))
+    variance = _mean(step, step.binary("MUL", centred, centred), axes)
+    return step.binary("MUL", centred, _inverse_root(step, variance, epsilon))
+
+
+def _mean(step: Step, tensor: Tensor, axes: list[int]) -> Tensor:
+    shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
+    return step.emit(
+        "MEAN", [tensor, step.numbers(axes)], shape, Options("ReducerOptions", {"keepDims": True})
+    )
+
+
+def _inverse_root(step: Step, tensor: Tensor, epsilon: float) -> Tensor:
+    raised = step.binary("ADD", tensor, step.number(epsilon))
+    return step.emit("RSQRT", [raised], raised.shape)
+
+
+def _per_channel(step: Step, values: np.typing.NDArray[np.floating]) -> Tensor:
+    """Return a constant [C] as a tensor that is broadcast along the held channels."""
+    place = step.axis(1)
+    shape = (values.size, *[1] * (len(step.form) - place - 1))
+    return step.builder.constant(values.astype(np.float32).reshape(shape))
+
+
+def _aligned(step: Step, place: int) -> Tensor:
+    """Return an input that ONNX aligns with the last axes, in the order of the held ones."""
+    rank = len(step.shape(0))
+    missing = rank - len(step.shape(place))
+    form = tuple(axis - missing if axis >= missing else -1 for axis in step.form)
+    return step.read(place, form) if missing else step.read(place, form or plain(rank))

@@ -1,0 +1,32 @@
+"""Changes of shape. Those that only rename axes are views (see `values`) and write nothing."""
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import as_onnx, elementwise, regrouping
+from edgekit_toolkit.tflite.step import Step
+
+
+@writes("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", rule=regrouping)
+def write_reshape(step: Step) -> None:
+    """Write RESHAPE."""
+    step.give(step.builder.reshape(step.read(0), step.held()))
+
+
+@writes("Dropout", rule=as_onnx)
+def write_dropout(step: Step) -> None:
+    """Refuse: a Dropout whose mask is not read is a view."""
+    raise RefusedError(f"the mask ('{step.node.outputs[1]}') is not covered")
+
+
+@writes("Expand", rule=elementwise)
+def write_expand(step: Step) -> None:
+    """Write BROADCAST_TO."""
+    sizes = step.builder.constant(np.array(step.held(), np.int32))
+    step.give(
+        step.emit(
+            "BROADCAST_TO", [step.read(0), sizes], step.held(), Options("BroadcastToOptions"), version=2
+        )
+    )

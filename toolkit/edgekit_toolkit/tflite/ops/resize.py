@@ -1,0 +1,156 @@
+"""Resizing of images: where TFLite samples at the same places, its own operators; else by index."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import Rule, spatial
+from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.view import Graph, Node
+
+# TFLite computes places in float32; on images of some thousand pixels that is off by less.
+PLACE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How TFLite samples: its two options."""
+
+    align_corners: bool
+    half_pixel_centers: bool
+
+    def places(self, size: int, length: int) -> NDArray[np.float64]:
+        """Return where each of `length` results lies between `size` elements, float64 [length]."""
+        scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
+        grid = np.arange(length, dtype=np.float64)
+        return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
+
+    def nearest(self, size: int, length: int) -> NDArray[np.int32]:
+        """Return which element each result takes, int32 [length].
+
+        Source: tensorflow/lite/kernels/internal/reference/resize_nearest_neighbor.h.
+        """
+        scale = np.float32((size - 1) / (length - 1) if self.align_corners and length > 1 else size / length)
+        grid = np.arange(length, dtype=np.float32) + np.float32(0.5 if self.half_pixel_centers else 0)
+        places = np.round(grid * scale) if self.align_corners else np.floor(grid * scale)
+        taken: NDArray[np.int32] = np.clip(places, 0, size - 1).astype(np.int32)
+        return taken
+
+
+SAMPLINGS = (Sampling(False, False), Sampling(False, True), Sampling(True, False))
+
+
+def _rule(node: Node, graph: Graph) -> Rule:
+    shape, result = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
+    if len(shape) not in {3, 4} or shape[:2] != result[:2]:
+        raise RefusedError(
+            f"resizing {list(shape)} to {list(result)} is not covered, of images [N, C, H, W] it is"
+        )
+    return spatial(node, graph)
+
+
+@writes("Resize", "Upsample", rule=_rule)
+def write_resize(step: Step) -> None:
+    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR."""
+    mode = step.text("mode", "nearest")
+    if (
+        step.attribute("antialias", 0)
+        or step.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    ):
+        raise RefusedError("antialias and tf_crop_and_resize are not covered")
+    if mode not in {"nearest", "linear"}:
+        raise RefusedError(f"mode '{mode}' is not covered, nearest and linear are")
+    tensor = step.read(0)
+    sizes, lengths = tensor.shape[1:3], step.held()[1:3]
+    places = [
+        _places(step, axis, size, length)
+        for axis, (size, length) in enumerate(zip(sizes, lengths, strict=True))
+    ]
+    if mode == "nearest":
+        step.give(_nearest(step, tensor, [_rounded(step, p, s) for p, s in zip(places, sizes, strict=True)]))
+        return
+    clipped = [np.clip(place, 0, size - 1) for place, size in zip(places, sizes, strict=True)]
+    for sampling in SAMPLINGS:
+        theirs = [np.clip(sampling.places(s, n), 0, s - 1) for s, n in zip(sizes, lengths, strict=True)]
+        if all(np.allclose(a, b, rtol=0, atol=PLACE_TOLERANCE) for a, b in zip(clipped, theirs, strict=True)):
+            step.give(_emit(step, "RESIZE_BILINEAR", "ResizeBilinearOptions", tensor, sampling))
+            return
+    mode = step.text("coordinate_transformation_mode", "half_pixel")
+    raise RefusedError(
+        f"linear resizing of {list(sizes)} to {list(lengths)} with '{mode}' has no kernel in TFLite"
+    )
+
+
+def _nearest(step: Step, tensor: Tensor, places: list[NDArray[np.int32]]) -> Tensor:
+    for sampling in SAMPLINGS:
+        theirs = [sampling.nearest(size, len(p)) for size, p in zip(tensor.shape[1:3], places, strict=True)]
+        if all(np.array_equal(a, b) for a, b in zip(places, theirs, strict=True)):
+            return _emit(step, "RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions", tensor, sampling)
+    for axis, place in enumerate(places, start=1):
+        if not np.array_equal(place, np.arange(tensor.shape[axis])):
+            shape = (*tensor.shape[:axis], len(place), *tensor.shape[axis + 1 :])
+            options = Options("GatherOptions", {"axis": axis})
+            tensor = step.emit("GATHER", [tensor, step.builder.constant(place)], shape, options)
+    return tensor
+
+
+def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling) -> Tensor:
+    fields = {"alignCorners": sampling.align_corners, "halfPixelCenters": sampling.half_pixel_centers}
+    inputs = [tensor, step.numbers(step.held()[1:3])]
+    return step.emit(kind, inputs, step.held(), Options(table, fields), version=3)
+
+
+def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64]:
+    """Return where ONNX samples one axis, float64 [length].
+
+    Source: ONNX operators, Resize, coordinate_transformation_mode.
+    """
+    grid = np.arange(length, dtype=np.float64)
+    scale = _scale(step, axis, size, length)
+    mode = step.text("coordinate_transformation_mode", "half_pixel")
+    if step.node.op_type == "Upsample":
+        mode = "asymmetric"
+    if mode == "asymmetric":
+        return grid / scale
+    if mode == "align_corners":
+        return grid * (size - 1) / (length - 1) if length > 1 else grid * 0
+    if mode == "pytorch_half_pixel" and length == 1:
+        return grid * 0
+    if mode in {"half_pixel", "pytorch_half_pixel"}:
+        return (grid + 0.5) / scale - 0.5
+    if mode == "half_pixel_symmetric":
+        adjustment = length / (scale * size)
+        return size / 2 * (1 - adjustment) + (grid + 0.5) / scale - 0.5
+    raise RefusedError(f"coordinate_transformation_mode '{mode}' is not covered")
+
+
+def _scale(step: Step, axis: int, size: int, length: int) -> float:
+    """Return the scale that ONNX samples with: what the model states, else the quotient of the sizes."""
+    rank = len(step.shape(0))
+    if rank == 3 and axis == 0:
+        return 1.0
+    place = 1 if step.node.op_type == "Upsample" else 2
+    scales = step.value(place)
+    if scales is None or scales.size == 0:
+        return length / size
+    axes = [int(item) % rank for item in step.attribute("axes", range(rank))]
+    own = axis + 1 if rank == 3 else axis + 2
+    return float(scales[axes.index(own)]) if own in axes else 1.0
+
+
+def _rounded(step: Step, places: NDArray[np.float64], size: int) -> NDArray[np.int32]:
+    """Return which element ONNX takes, int32 [length]."""
+    mode = step.text("nearest_mode", "round_prefer_floor")
+    if step.node.op_type == "Upsample":
+        mode = "floor"
+    rounded = {
+        "round_prefer_floor": np.ceil(places - 0.5),
+        "round_prefer_ceil": np.floor(places + 0.5),
+        "floor": np.floor(places),
+        "ceil": np.ceil(places),
+    }[mode]
+    return np.clip(rounded, 0, size - 1).astype(np.int32)

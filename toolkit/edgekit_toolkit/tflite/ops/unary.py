@@ -1,0 +1,71 @@
+"""Functions of one tensor that are no activations: roots, exponentials, rounding, signs, casts."""
+
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.registry import writes
+from edgekit_toolkit.tflite.rules import elementwise
+from edgekit_toolkit.tflite.step import Step
+
+# ONNX operator -> TFLite operator and its table of options, for float32.
+_FUNCTIONS: Final = {
+    "Abs": ("ABS", "AbsOptions"),
+    "Ceil": ("CEIL", None),
+    "Cos": ("COS", "CosOptions"),
+    "Exp": ("EXP", "ExpOptions"),
+    "Floor": ("FLOOR", None),
+    "Log": ("LOG", None),
+    "Neg": ("NEG", "NegOptions"),
+    "Round": ("ROUND", None),
+    "Sign": ("SIGN", None),
+    "Sin": ("SIN", None),
+    "Sqrt": ("SQRT", None),
+}
+_INTEGERS: Final = {"Neg": {"int32", "int64"}, "Abs": {"int32"}}
+
+
+@writes(*_FUNCTIONS, rule=elementwise)
+def write_function(step: Step) -> None:
+    """Write the TFLite operator of the same meaning."""
+    known = {"float32"} | _INTEGERS.get(step.node.op_type, set())
+    if step.dtype(0).name not in known:
+        raise RefusedError(
+            f"it has no TFLite kernel for {step.dtype(0)}, for {', '.join(sorted(known))} it has"
+        )
+    kind, table = _FUNCTIONS[step.node.op_type]
+    step.give(step.emit(kind, [step.read(0)], step.held(), Options(table) if table else None))
+
+
+@writes("Reciprocal", rule=elementwise)
+def write_reciprocal(step: Step) -> None:
+    """Write 1 / x."""
+    step.give(step.binary("DIV", step.number(1, step.dtype(0)), step.read(0)))
+
+
+@writes("Not", rule=elementwise)
+def write_not(step: Step) -> None:
+    """Write LOGICAL_NOT."""
+    step.give(step.emit("LOGICAL_NOT", [step.read(0)], step.held(), Options("LogicalNotOptions")))
+
+
+@writes("IsNaN", rule=elementwise)
+def write_is_nan(step: Step) -> None:
+    """Write x != x."""
+    tensor = step.read(0)
+    options = Options("NotEqualOptions")
+    step.give(step.emit("NOT_EQUAL", [tensor, tensor], step.held(), options, dtype=np.dtype(np.bool_)))
+
+
+@writes("Cast", rule=elementwise)
+def write_cast(step: Step) -> None:
+    """Write CAST; to booleans as a comparison with 0."""
+    source, target = step.dtype(0), step.out_dtype()
+    tensor = step.read(0)
+    if target == np.bool_:
+        inputs = [tensor, step.number(0, source)]
+        step.give(step.emit("NOT_EQUAL", inputs, step.held(), Options("NotEqualOptions"), dtype=target))
+        return
+    step.give(step.emit("CAST", [tensor], step.held(), Options("CastOptions"), dtype=target))

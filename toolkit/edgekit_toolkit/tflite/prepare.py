@@ -1,0 +1,95 @@
+"""A model made ready to be written: sizes bound, constants computed, shapes inferred. It works on a copy."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_toolkit.graph import opset
+from edgekit_toolkit.passes import convert_opset, fold_constants
+from edgekit_toolkit.shapes import with_shapes
+from edgekit_toolkit.specs import dimension, real_inputs
+from edgekit_toolkit.tflite.ops import OPERATORS
+from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
+from edgekit_toolkit.tflite.view import Node, node_of
+
+NO_MAPPING: Final = "there is no mapping to TFLite"
+# Protobuf cannot serialise more, and shape inference works on serialised models.
+MAX_MODEL_BYTES: Final = (1 << 31) - 1
+MIN_OPSET: Final = 13
+# Operators that are gone once constants are computed; where one stays, it depends on the inputs.
+CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"})
+
+
+def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
+    """Return a copy with the sizes `dims` for its free dimensions, without nodes on constants.
+
+    Raises:
+        ConversionError: a free dimension has no size, the model is too large, or shapes cannot be inferred.
+    """
+    if model.ByteSize() > MAX_MODEL_BYTES:
+        raise ConversionError(
+            f"the model has {model.ByteSize()} bytes, and at most {MAX_MODEL_BYTES} can be written as TFLite;"
+            " choose a smaller model for a device"
+        )
+    bound = _bound(model, dims)
+    if opset(bound) < MIN_OPSET:
+        bound = _converted(bound)
+    try:
+        known = with_shapes(bound, {})
+        folded = fold_constants.run(known, max_grown_bytes=MAX_MODEL_BYTES)
+        return with_shapes(folded, {})
+    except EdgekitError as cause:
+        check_operators(node_of(node) for node in model.graph.node)
+        raise ConversionError(f"the model cannot be written as TFLite: {cause}") from cause
+
+
+def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return convert_opset.run(model)
+    except Exception as cause:  # the converter's exceptions have no common base
+        raise ConversionError(
+            f"the model is in opset {opset(model)}, and cannot be converted to {convert_opset.TARGET_OPSET}:"
+            f" {cause}; export it with opset_version={convert_opset.TARGET_OPSET}"
+        ) from cause
+
+
+def check_operators(nodes: Iterable[Node]) -> None:
+    """Return when every node's operator has a mapping.
+
+    Raises:
+        ConversionError: names all that have none.
+    """
+    known = OPERATORS.keys() | CONSTANT_OPERATORS
+    refusals = tuple(
+        Refusal(node.operator, node.place, NO_MAPPING)
+        for node in nodes
+        if node.domain or node.op_type not in known
+    )
+    if refusals:
+        raise refuse_all(refusals)
+
+
+def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    missing: dict[str, str] = {}
+    for value in real_inputs(bound.graph):
+        if value.type.WhichOneof("value") != "tensor_type":
+            raise ConversionError(f"input '{value.name}' is no tensor; TFLite takes tensors only")
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            name = dimension(value.name, axis, size)
+            if isinstance(name, str):
+                if dims.get(name, 0) < 1:
+                    missing[name] = value.name
+                else:
+                    size.dim_value = dims[name]
+    if missing:
+        listed = ", ".join(f"'{name}' of input '{source}'" for name, source in missing.items())
+        wanted = " ".join(f"--dim {name}=VALUE" for name in missing)
+        raise ConversionError(
+            f"TFLite holds fixed sizes, and these dimensions are free: {listed}; give {wanted},"
+            " each at least 1"
+        )
+    return bound

@@ -1,0 +1,55 @@
+"""What the writer refuses, by name of operator and node."""
+
+from dataclasses import dataclass
+
+from edgekit_runtime.errors import ModelError
+
+
+class RefusedError(Exception):
+    """One node cannot be written; the text says why. It does not leave this package."""
+
+
+class UnknownTensorError(RefusedError):
+    """The shape or element type of a tensor is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one node cannot be written as TFLite.
+
+    Attributes:
+        operator: its type, with the domain where that is not ONNX's own.
+        node: what names it in messages: `node 'x'`, or the tensors that it makes.
+        reason: what is not covered.
+    """
+
+    operator: str
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"operator '{self.operator}' at {self.node}: {self.reason}"
+
+
+class ConversionError(ModelError):
+    """The model cannot be written as TFLite, or what was written does not compute the same.
+
+    Attributes:
+        refusals: every node that is not covered; empty where the reason is not a node.
+    """
+
+    def __init__(self, message: str, refusals: tuple[Refusal, ...] = ()) -> None:
+        super().__init__(message)
+        self.refusals = refusals
+
+
+def refuse_all(refusals: tuple[Refusal, ...]) -> ConversionError:
+    """Return the error that names every refused node."""
+    count = len(refusals)
+    listed = "\n".join(f"  {refusal}" for refusal in refusals)
+    return ConversionError(
+        f"the model cannot be written as TFLite: {count} {'node is' if count == 1 else 'nodes are'} not"
+        f" covered\n{listed}\npackage it for onnxruntime (--backend ort), or export it without these"
+        " operators",
+        refusals,
+    )

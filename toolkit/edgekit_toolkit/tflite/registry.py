@@ -1,0 +1,41 @@
+"""Which function writes which ONNX operator. The families in `ops/` register themselves on import."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from edgekit_toolkit.tflite.rules import MakeRule
+from edgekit_toolkit.tflite.step import Step
+
+Emit: TypeAlias = Callable[[Step], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """How an ONNX operator is written.
+
+    Attributes:
+        emit: writes one node; raises RefusedError where it cannot.
+        rule: makes the node's layout rule.
+        fuses: whether an activation that follows can be part of it.
+    """
+
+    emit: Emit
+    rule: MakeRule
+    fuses: bool = False
+
+
+OPERATORS: Final[dict[str, Operator]] = {}
+
+
+def writes(*names: str, rule: MakeRule, fuses: bool = False) -> Callable[[Emit], Emit]:
+    """Return a decorator that registers a function for the ONNX operators `names`."""
+
+    def register(emit: Emit) -> Emit:
+        for name in names:
+            if name in OPERATORS:
+                raise AssertionError(f"operator '{name}' is registered twice")
+            OPERATORS[name] = Operator(emit, rule, fuses)
+        return emit
+
+    return register

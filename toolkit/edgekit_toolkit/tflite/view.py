@@ -1,0 +1,162 @@
+"""A plain view of an ONNX graph: nodes, constants, shapes, dtypes. It is read-only, and free of protobuf."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgekit_toolkit.graph import opset
+from edgekit_toolkit.specs import real_inputs
+from edgekit_toolkit.tflite.forms import Shape
+from edgekit_toolkit.tflite.refusal import UnknownTensorError
+
+# The activation that an operator applies to its result, by TFLite's names.
+NO_ACTIVATION: Final = "NONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of the graph.
+
+    Attributes:
+        op_type: of ONNX, or a name of ours for what `fusion` joined.
+        inputs: tensor names; an empty one is an input that is left out.
+        outputs: tensor names; an empty one is not wanted.
+        attributes: by name.
+        name: of the node in the file; may be empty.
+        domain: of the operator; empty for ONNX's own.
+        activation: of TFLite, applied to the result.
+    """
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    domain: str = ""
+    activation: str = NO_ACTIVATION
+
+    @property
+    def place(self) -> str:
+        """What names the node in messages."""
+        made = ", ".join(name for name in self.outputs if name)
+        return f"node '{self.name}'" if self.name else f"the node that makes '{made}'"
+
+    @property
+    def operator(self) -> str:
+        """The operator's type, with its domain where that is not ONNX's own."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    def input(self, place: int) -> str:
+        """Return the name of an input; empty where it is left out."""
+        return self.inputs[place] if place < len(self.inputs) else ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All that the writer knows of a model.
+
+    Attributes:
+        nodes: in an order in which they can run.
+        inputs: names, in order.
+        outputs: names, in order.
+        constants: value by name.
+        shapes: of every tensor where it is known.
+        dtypes: of every tensor where it is known.
+        opset: version of ONNX's own operators.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, NDArray[Any]]
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, "np.dtype[Any]"]
+    opset: int
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Node]]:
+        """Nodes that read a tensor, one entry a reading input."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in node.inputs:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that makes a tensor."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    def sole_reader(self, name: str) -> Node | None:
+        """Return the only node that reads `name`, once; None where others or the caller see it too."""
+        readers = self.readers.get(name, ())
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+
+    def shape(self, name: str) -> Shape:
+        """Return the sizes of a tensor.
+
+        Raises:
+            UnknownTensorError: they are not known.
+        """
+        if name not in self.shapes:
+            raise UnknownTensorError(
+                f"the shape of '{name}' depends on the data or cannot be inferred, and TFLite needs it fixed"
+            )
+        return self.shapes[name]
+
+    def dtype(self, name: str) -> "np.dtype[Any]":
+        """Return the element type of a tensor.
+
+        Raises:
+            UnknownTensorError: it is not known, or numpy has no such type.
+        """
+        if name not in self.dtypes:
+            raise UnknownTensorError(f"the element type of '{name}' is not known, or no plain tensor's", name)
+        return self.dtypes[name]
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor has the same value in every run."""
+        return name in self.constants
+
+
+def graph_of(model: onnx.ModelProto) -> Graph:
+    """Return the view of a prepared model (see `prepare`)."""
+    graph = model.graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    shapes: dict[str, Shape] = {name: array.shape for name, array in constants.items()}
+    dtypes = {name: array.dtype for name, array in constants.items()}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") != "tensor_type" or value.name in constants:
+            continue
+        if kind.HasField("shape") and all(size.HasField("dim_value") for size in kind.shape.dim):
+            shapes[value.name] = tuple(int(size.dim_value) for size in kind.shape.dim)
+        if kind.elem_type and kind.elem_type != onnx.TensorProto.STRING:
+            dtypes[value.name] = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    return Graph(
+        nodes=tuple(node_of(node) for node in graph.node),
+        inputs=tuple(value.name for value in real_inputs(graph)),
+        outputs=tuple(value.name for value in graph.output),
+        constants=constants,
+        shapes=shapes,
+        dtypes=dtypes,
+        opset=opset(model),
+    )
+
+
+def node_of(node: onnx.NodeProto) -> Node:
+    """Return the view of one node."""
+    return Node(
+        op_type=node.op_type,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes={item.name: helper.get_attribute_value(item) for item in node.attribute},
+        name=node.name,
+        domain="" if node.domain == "ai.onnx" else node.domain,
+    )

@@ -1,0 +1,98 @@
+"""Windows that slide over an image: which padding they have, in ONNX and in TFLite. Pure arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgekit_toolkit.tflite.refusal import RefusedError
+
+Pads: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of a convolution or pooling, one entry a spatial axis.
+
+    Attributes:
+        sizes: of the input.
+        kernel: sizes of a window, without dilation.
+        strides: steps between windows.
+        dilations: steps inside a window.
+        outputs: how many windows there are.
+        pads: elements that are added before and after the input, enough for all windows.
+    """
+
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    outputs: tuple[int, ...]
+    pads: Pads
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Sizes of a window with its dilation."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def same(self) -> Pads:
+        """The padding of TFLite's SAME."""
+        result = []
+        for size, span, stride in zip(self.sizes, self.spans, self.strides, strict=True):
+            total = max((-(-size // stride) - 1) * stride + span - size, 0)
+            result.append((total // 2, total - total // 2))
+        return tuple(result)
+
+    @property
+    def padding(self) -> str | None:
+        """TFLite's word for the padding; None where it has none and the input must be padded first."""
+        if not any(before or after for before, after in self.pads):
+            return "VALID"
+        alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
+        return "SAME" if self.pads == self.same and alike == self.outputs else None
+
+
+def windows(
+    sizes: Sequence[int], kernel: Sequence[int], attributes: "WindowAttributes", outputs: Sequence[int]
+) -> Windows:
+    """Return the windows with their padding as numbers.
+
+    Args:
+        sizes: of the input.
+        kernel: sizes of a window.
+        attributes: of the ONNX node.
+        outputs: of the result, as shape inference found them; with `ceil_mode` the last window may lie beyond
+            the padding that the model states.
+
+    Raises:
+        RefusedError: negative padding.
+    """
+    rank = len(sizes)
+    strides = tuple(attributes.strides or [1] * rank)
+    dilations = tuple(attributes.dilations or [1] * rank)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = []
+    for axis in range(rank):
+        reach = (outputs[axis] - 1) * strides[axis] + spans[axis]  # what the windows cover
+        if attributes.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
+            total = max(reach - sizes[axis], 0)
+            before = total // 2 if attributes.auto_pad == "SAME_UPPER" else total - total // 2
+            pads.append((before, total - before))
+        else:
+            before = attributes.pads[axis] if attributes.pads else 0
+            after = attributes.pads[axis + rank] if attributes.pads else 0
+            if before < 0 or after < 0:
+                raise RefusedError(f"pads {attributes.pads} are negative")
+            # Padding that no window reaches is left out, so that more windows match SAME or VALID.
+            pads.append((before, max(reach - sizes[axis] - before, 0)))
+    return Windows(tuple(sizes), tuple(kernel), strides, dilations, tuple(outputs), tuple(pads))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAttributes:
+    """What an ONNX node says of its windows; None where it says nothing."""
+
+    strides: Sequence[int] | None
+    dilations: Sequence[int] | None
+    pads: Sequence[int] | None
+    auto_pad: str

@@ -1,0 +1,159 @@
+"""The TFLite file: a `Builder`'s graph as a flatbuffer, with the model's names in a signature."""
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
+
+import flatbuffers
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Operation, Tensor
+from edgekit_toolkit.tflite.refusal import ConversionError
+from edgekit_toolkit.tflite.schema import load_schema
+
+SIGNATURE_KEY: Final = "serving_default"
+FILE_IDENTIFIER: Final = b"TFL3"
+SCHEMA_VERSION: Final = 3
+# The schema's `force_align: 16` for the data of a buffer, which flatbuffers' Python writer does not know of.
+DATA_ALIGNMENT: Final = 16
+# Offsets are signed 32-bit; what is not weights is far smaller than this margin.
+MAX_DATA_BYTES: Final = (1 << 31) - (64 << 20)
+MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old readers look at
+
+
+class _AlignedBuilder(flatbuffers.Builder):  # type: ignore[misc]  # flatbuffers has no types
+    """A flatbuffer builder that puts numpy vectors where kernels may read them in place."""
+
+    def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802 - the name is flatbuffers'
+        self.StartVector(1, x.nbytes, DATA_ALIGNMENT)
+        self.head -= x.nbytes
+        self.Bytes[self.head : self.head + x.nbytes] = x.data
+        self.vectorNumElems = x.nbytes
+        end: int = self.EndVector()
+        return end
+
+
+def write(
+    builder: Builder, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+) -> bytes:
+    """Return the file.
+
+    Args:
+        builder: the graph.
+        inputs: name and tensor of each input, in order.
+        outputs: the same for the outputs.
+
+    Raises:
+        ConversionError: the weights are too large for one file.
+        BackendError: ai-edge-litert is not installed.
+    """
+    check_size(builder)
+    schema = load_schema()
+    model = schema.ModelT()
+    model.version = SCHEMA_VERSION
+    model.description = "edgekit"
+    model.buffers = [schema.BufferT()]  # buffer 0 is empty by the schema: tensors without data name it
+    used = _used(builder, [*inputs, *outputs])
+    places = {tensor.index: place for place, tensor in enumerate(used)}
+    graph = schema.SubGraphT()
+    graph.name = "main"
+    graph.tensors = [_tensor(schema, tensor, model.buffers) for tensor in used]
+    graph.inputs = [places[tensor.index] for _, tensor in inputs]
+    graph.outputs = [places[tensor.index] for _, tensor in outputs]
+    codes: dict[str, int] = {}
+    versions: dict[str, int] = {}
+    for operation in builder.operations:
+        codes.setdefault(operation.kind, len(codes))
+        versions[operation.kind] = max(versions.get(operation.kind, 1), operation.version)
+    graph.operators = [_operator(schema, operation, codes, places) for operation in builder.operations]
+    model.operatorCodes = [_code(schema, kind, versions[kind]) for kind in codes]
+    model.subgraphs = [graph]
+    model.signatureDefs = [_signature(schema, inputs, outputs, places)]
+    packer = _AlignedBuilder(sum(_data_bytes(tensor) for tensor in used) + (1 << 16))
+    packer.Finish(model.Pack(packer), FILE_IDENTIFIER)
+    return bytes(packer.Output())
+
+
+def check_size(builder: Builder) -> None:
+    """Return when the weights fit one file.
+
+    Raises:
+        ConversionError: they do not.
+    """
+    total = sum(_data_bytes(tensor) for tensor in builder.tensors)
+    if total > MAX_DATA_BYTES:
+        raise ConversionError(
+            f"the weights have {total} bytes, and a TFLite file holds at most {MAX_DATA_BYTES}; choose a"
+            " smaller model for a device"
+        )
+
+
+def _data_bytes(tensor: Tensor) -> int:
+    return 0 if tensor.data is None else math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+    """Return the tensors that something refers to, by index; a constant may have been read and remade."""
+    found = {tensor.index for _, tensor in ends}
+    for operation in builder.operations:
+        found |= {tensor.index for tensor in (*operation.inputs, *operation.outputs) if tensor is not None}
+    return [tensor for tensor in builder.tensors if tensor.index in found]
+
+
+def _tensor(schema: ModuleType, tensor: Tensor, buffers: list[Any]) -> Any:
+    result = schema.TensorT()
+    result.name = tensor.name or f"t{tensor.index}"
+    result.shape = list(tensor.shape)
+    result.type = getattr(schema.TensorType, TENSOR_TYPES[tensor.dtype.name])
+    result.hasRank = True
+    if tensor.data is not None:
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(tensor.data.tobytes(), np.uint8)
+        result.buffer = len(buffers)
+        buffers.append(buffer)
+    return result
+
+
+def _operator(schema: ModuleType, operation: Operation, codes: dict[str, int], places: dict[int, int]) -> Any:
+    result = schema.OperatorT()
+    result.opcodeIndex = codes[operation.kind]
+    result.inputs = [-1 if tensor is None else places[tensor.index] for tensor in operation.inputs]
+    result.outputs = [places[tensor.index] for tensor in operation.outputs]
+    options = operation.options
+    if options is not None:
+        result.builtinOptionsType = getattr(schema.BuiltinOptions, options.table)
+        result.builtinOptions = getattr(schema, f"{options.table}T")()
+        for name, value in options.fields.items():
+            setattr(result.builtinOptions, name, value)
+    return result
+
+
+def _code(schema: ModuleType, kind: str, version: int) -> Any:
+    result = schema.OperatorCodeT()
+    result.builtinCode = getattr(schema.BuiltinOperator, kind)
+    result.deprecatedBuiltinCode = min(result.builtinCode, MAX_OLD_OPERATOR_CODE)
+    result.version = version
+    return result
+
+
+def _signature(
+    schema: ModuleType,
+    inputs: Sequence[tuple[str, Tensor]],
+    outputs: Sequence[tuple[str, Tensor]],
+    places: dict[int, int],
+) -> Any:
+    result = schema.SignatureDefT()
+    result.signatureKey = SIGNATURE_KEY
+    result.subgraphIndex = 0
+    result.inputs = [_entry(schema, name, places[tensor.index]) for name, tensor in inputs]
+    result.outputs = [_entry(schema, name, places[tensor.index]) for name, tensor in outputs]
+    return result
+
+
+def _entry(schema: ModuleType, name: str, place: int) -> Any:
+    result = schema.TensorMapT()
+    result.name = name
+    result.tensorIndex = place
+    return result
