@@ -4,6 +4,8 @@ Inputs and outputs stay as they are in the source: a static int8 form converts i
 that the library never sees a sample. See docs/adr/0010-tflite-quantization.md for what it cannot do.
 """
 
+import contextlib
+import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +50,9 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         ranges = _ask(library, quantizer, prepared, form)
         if ranges is None:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it opens an interpreter that keeps all tensors, for a look
+        # It warns of an interpreter that it opens for a look, and draws bars for models that it finds large.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
             made = quantizer.quantize(ranges or None, enable_progress_bar=False, enable_progress_report=False)
     except RecipeError:
         raise
