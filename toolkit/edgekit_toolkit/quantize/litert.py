@@ -8,10 +8,11 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError, RecipeError
 from edgekit_runtime.sessions import EngineMissingError
@@ -26,6 +27,12 @@ from edgekit_toolkit.tflite_file import operator_name, operators, parsed, shape_
 _ALL: Final = ".*"
 _INT4_BLOCK: Final = 32
 _MIN_INT4_BYTES: Final = 4 * 4096
+# What has a kernel that quantizes its input at run time and is worth it: that of depthwise convolutions takes
+# twice to six times as long as the float one.
+_DYNAMIC: Final = ("BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED")
+_LAYERS: Final = frozenset(
+    {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
+)
 
 
 def build(prepared: bytes, form: Form) -> bytes | None:
@@ -41,26 +48,24 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         EngineMissingError: the library is not installed.
     """
     if form.kind == forms.FLOAT32:
-        return finish(prepared)
+        return None
     if form.factors:
         raise RecipeError("recipe: a LiteRT form has no channel factors; make the recipe again")
     library = _load()
     try:
-        quantizer = library.Quantizer(bytearray(prepared))
-        ranges = _ask(library, quantizer, prepared, form)
-        if ranges is None:
-            return None
         # It warns of an interpreter that it opens for a look, and draws bars for models that it finds large.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            made = quantizer.quantize(ranges or None, enable_progress_bar=False, enable_progress_report=False)
+            order = _Order(library, prepared)
+            if not order.ask(form):
+                return None
+            return finish(order.carry_out())
     except RecipeError:
         raise
     except Exception as error:  # the library raises whatever its parts do
         raise BackendError(
             f"ai-edge-quantizer cannot make {form.kind} of the model: {' '.join(str(error).split())}"
         ) from error
-    return finish(made.quantized_model)
 
 
 def _load() -> Any:
@@ -73,101 +78,90 @@ def _load() -> Any:
     return quantizer
 
 
-def _ask(library: Any, quantizer: Any, prepared: bytes, form: Form) -> Mapping[str, Any] | None:
-    """Tell the library what to make; returns ranges, empty where none are needed, None for nothing to do."""
-    if form.plan is not None:
-        return _ask_static(library, quantizer, prepared, form.plan)
-    model = parsed(prepared)
-    kinds = {operator_name(model, operator) for _, _, operator in operators(model)}
-    if not kinds & _WEIGHTED[form.kind]:
-        return None
-    return {} if _ASK[form.kind](library, quantizer, prepared) else None
+class _Order:
+    """What is asked of the library for one form. Of two settings that match an operator, the later counts."""
 
+    def __init__(self, library: Any, prepared: bytes) -> None:
+        self._library = library
+        self._quantizer = library.Quantizer(bytearray(prepared))
+        self._kinds = library.qtyping.TFLOperationName
+        self._model = parsed(prepared)
+        self._spans: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
-def _ask_static(library: Any, quantizer: Any, prepared: bytes, plan: Plan) -> Mapping[str, Any]:
-    model = parsed(prepared)
-    known = {tensor_name(graph.tensors[op.outputs[0]]): (graph, op) for graph, _, op in operators(model)}
-    try:
-        scopes = [scope(*known[name]) for name in sorted(plan.kernels)]
-    except KeyError as error:
-        raise RecipeError(f"recipe: the form does not fit the model: no operator makes {error}") from error
-    _half(library, quantizer, prepared)
-    quantizer.add_static_config(
-        _exactly(scopes),
-        library.qtyping.TFLOperationName.ALL_SUPPORTED,
-        8,
-        8,
-        _granularity(library, "CHANNELWISE" if plan.per_channel else "TENSORWISE"),
-    )
-    # The name of an output's last operator is the output's too, and would make it int8.
-    none = library.AlgorithmName.NO_QUANTIZE
-    quantizer.update_quantization_recipe(_ALL, library.qtyping.TFLOperationName.OUTPUT, algorithm_key=none)
-    spans = {
-        name: (np.asarray([low], np.float32), np.asarray([high], np.float32))
-        for name, (low, high) in plan.ranges.items()
-    }
-    spans |= {name: (-bound, bound) for name, bound in weight_bounds(model, plan).items()}
-    return {name: {"min": low, "max": high} for name, (low, high) in spans.items()}
+    def carry_out(self) -> bytes:
+        """Return the file that the library makes."""
+        ranges = {name: {"min": low, "max": high} for name, (low, high) in self._spans.items()}
+        made = self._quantizer.quantize(
+            ranges or None, enable_progress_bar=False, enable_progress_report=False
+        )
+        return bytes(made.quantized_model)
+
+    def ask(self, form: Form) -> bool:
+        """Ask for a form; returns whether that changes anything.
+
+        Raises:
+            RecipeError: the plan does not belong to this model.
+        """
+        if form.plan is not None:
+            self._ask_static(form.plan)
+            return True
+        if form.kind == forms.INT4_WEIGHTS:
+            return self._ask_int4()
+        if not any(
+            operator_name(self._model, operator) in _LAYERS for *_, operator in operators(self._model)
+        ):
+            return False
+        if form.kind == forms.FLOAT16_WEIGHTS:
+            self._ask_half()
+            return True
+        self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 8)
+        if form.kind == forms.DYNAMIC_INT8:
+            for name in _DYNAMIC:
+                self._quantizer.add_dynamic_config(_ALL, self._kinds[name], 8)
+        return True
+
+    def _ask_half(self) -> None:
+        casting = self._library.AlgorithmName.FLOAT_CASTING
+        self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 16, algorithm_key=casting)
+
+    def _ask_int4(self) -> bool:
+        """Blocks of 32 inputs; the kernel that exists for them quantizes its input at run time."""
+        scopes = []
+        for graph, _, operator in operators(self._model):
+            if operator_name(self._model, operator) != "FULLY_CONNECTED":
+                continue
+            weight = graph.tensors[operator.inputs[1]]
+            large = stored_bytes(self._model, weight) >= _MIN_INT4_BYTES
+            if large and shape_of(weight)[1] % _INT4_BLOCK == 0:
+                scopes.append(scope(graph, operator))
+        if scopes:
+            blocks = self._library.qtyping.QuantGranularity[f"BLOCKWISE_{_INT4_BLOCK}"]
+            kind = self._kinds.FULLY_CONNECTED
+            self._quantizer.add_dynamic_config(_exactly(scopes), kind, 4, granularity=blocks)
+        return bool(scopes)
+
+    def _ask_static(self, plan: Plan) -> None:
+        known = {
+            tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
+            for graph, _, operator in operators(self._model)
+        }
+        try:
+            scopes = [known[name] for name in sorted(plan.kernels)]
+        except KeyError as error:
+            raise RecipeError(
+                f"recipe: the form does not fit the model: no operator makes {error}"
+            ) from error
+        self._ask_half()  # of what stays in float
+        scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
+        self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
+        # The name of an output's last operator is the output's too, and would make it int8.
+        none = self._library.AlgorithmName.NO_QUANTIZE
+        self._quantizer.update_quantization_recipe(_ALL, self._kinds.OUTPUT, algorithm_key=none)
+        for name, (low, high) in plan.ranges.items():
+            self._spans[name] = np.asarray([low], np.float32), np.asarray([high], np.float32)
+        for name, bound in weight_bounds(self._model, plan).items():
+            self._spans[name] = -bound, bound
 
 
 def _exactly(scopes: Sequence[str]) -> str:
     return f"^(?:{'|'.join(map(re.escape, scopes))})$"
-
-
-def _granularity(library: Any, name: str) -> Any:
-    return library.qtyping.QuantGranularity[name]
-
-
-def _half(library: Any, quantizer: Any, prepared: bytes) -> bool:
-    del prepared
-    quantizer.add_weight_only_config(
-        _ALL,
-        library.qtyping.TFLOperationName.ALL_SUPPORTED,
-        16,
-        algorithm_key=library.AlgorithmName.FLOAT_CASTING,
-    )
-    return True
-
-
-def _int8(library: Any, quantizer: Any, prepared: bytes) -> bool:
-    del prepared
-    quantizer.add_weight_only_config(_ALL, library.qtyping.TFLOperationName.ALL_SUPPORTED, 8)
-    return True
-
-
-def _dynamic(library: Any, quantizer: Any, prepared: bytes) -> bool:
-    """Not depthwise convolutions, whose kernel for it takes twice to six times as long as the float one."""
-    _int8(library, quantizer, prepared)
-    for name in ("BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED"):
-        quantizer.add_dynamic_config(_ALL, library.qtyping.TFLOperationName[name], 8)
-    return True
-
-
-def _int4(library: Any, quantizer: Any, prepared: bytes) -> bool:
-    """Blocks of 32 inputs; the kernel that exists for them quantizes its input at run time."""
-    model = parsed(prepared)
-    scopes = []
-    for graph, _, operator in operators(model):
-        if operator_name(model, operator) != "FULLY_CONNECTED":
-            continue
-        weight = graph.tensors[operator.inputs[1]]
-        if stored_bytes(model, weight) >= _MIN_INT4_BYTES and shape_of(weight)[1] % _INT4_BLOCK == 0:
-            scopes.append(scope(graph, operator))
-    if scopes:
-        granularity = _granularity(library, f"BLOCKWISE_{_INT4_BLOCK}")
-        quantizer.add_dynamic_config(
-            _exactly(scopes), library.qtyping.TFLOperationName.FULLY_CONNECTED, 4, granularity=granularity
-        )
-    return bool(scopes)
-
-
-_LAYERS: Final = frozenset(
-    {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
-)
-_ASK: Final[Mapping[str, Callable[[Any, Any, bytes], bool]]] = {
-    forms.FLOAT16_WEIGHTS: _half,
-    forms.INT8_WEIGHTS: _int8,
-    forms.INT4_WEIGHTS: _int4,
-    forms.DYNAMIC_INT8: _dynamic,
-}
-_WEIGHTED: Final = {**dict.fromkeys(_ASK, _LAYERS), forms.INT4_WEIGHTS: frozenset({"FULLY_CONNECTED"})}

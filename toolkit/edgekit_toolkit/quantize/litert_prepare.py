@@ -38,8 +38,9 @@ def prepare(content: bytes) -> bytes:
         code.builtinCode = builtin_code(code)
     for name in ("signatureDefs", "metadata", "metadataBuffer"):
         setattr(model, name, [] if getattr(model, name) is None else getattr(model, name))
+    taken: set[str] = set()
     for graph in model.subgraphs:
-        _name_apart(graph)
+        _name_apart(graph, taken)
     for graph, _, operator in operators(model):
         if operator_name(model, operator) in _RESHAPES:
             _reshape(model, graph, operator)
@@ -61,10 +62,10 @@ def finish(content: bytes | bytearray) -> bytes:
     return pack(model)
 
 
-def _name_apart(graph: SubGraph) -> None:
+def _name_apart(graph: SubGraph, taken: set[str]) -> None:
+    """Give each tensor a name that is not among `taken`; the first sub-graph's ends keep theirs."""
     ends = [int(index) for index in (*graph.inputs, *graph.outputs)]
     order = dict.fromkeys([*ends, *range(len(graph.tensors))])
-    taken: set[str] = set()
     for place in order:
         tensor = graph.tensors[place]
         name = tensor_name(tensor) or "tensor"

@@ -101,7 +101,7 @@ class LiteRtQuantizer:
 
     def build(self, form: Form) -> bytes | None:
         """Return the form's model, or None where the form changes nothing."""
-        return litert.build(self._prepared, form)
+        return self.model if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return what can become an integer kernel, in order."""
