@@ -327,3 +327,15 @@ def test_operators_that_are_prepared_have_names_of_their_own() -> None:
     names = [tensor_name(tensor) for tensor in model.subgraphs[0].tensors]
     assert len(set(names)) == len(names)
     assert len(list(operators(model))) == 7
+
+
+def test_model_with_control_flow_gets_weights_but_no_static_form() -> None:
+    """A branch may never run while ranges are collected."""
+    model = parse(small_cnn().content())
+    model.subgraphs.append(parse(small_cnn().content()).subgraphs[0])
+    found = find_candidates(
+        LiteRtQuantizer(pack(model), threads=1), calibration, per_channel=True,
+        kinds=frozenset(forms.KINDS), time_limit_s=1, progress=lambda *_: None,
+    )  # fmt: skip
+    assert found.dropped == ["static int8: the model has 2 sub-graphs (control flow)"]
+    assert "float16 weights" in [one.label for one in found.candidates]

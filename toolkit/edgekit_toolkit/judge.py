@@ -8,19 +8,17 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import DataError, EdgekitError, ModelError
+from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.found import Candidate
 from edgekit_toolkit.measure import Latency, LatencyLimits, measure_engine_bytes, measure_latency
 from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
 from edgekit_toolkit.node_costs import node_costs
-from edgekit_toolkit.quantize.engine import run_session, session_for
-from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
+from edgekit_toolkit.quantize.quantizer import Runner
 from edgekit_toolkit.samples import Part
 from edgekit_toolkit.shapes import dynamic_dims
 from edgekit_toolkit.shards import Batching
-from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.targets import Target
 
 # Samples in a batch where the model leaves it free; one for models whose activations are large anyway.
@@ -50,50 +48,58 @@ class Scores:
         return round(max(0.0, 100 * (self.baseline - self.scores[position])), 4)
 
 
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A model as it is judged, whatever its engine.
+
+    Attributes:
+        run: makes one inference.
+        alone: whether it takes one sample at a time: its batch is fixed, or its ranges come from the batch.
+    """
+
+    run: Runner
+    alone: bool
+
+
 def score_candidates(
-    source: onnx.ModelProto,
-    candidates: Sequence[Candidate[onnx.ModelProto]],
+    source: Runner,
+    candidates: Sequence[Contestant],
     part: Part,
     metric_name: str,
     *,
-    threads: int,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
     progress: Callable[[int, int], None],
 ) -> Scores:
     """Return the scores of the source model and of the candidates.
 
     Args:
         source: the float model as the user gave it, which is also the reference of relative metrics.
-        candidates: to judge.
+        candidates: to judge; they take and give what the source does, in its order.
         part: evaluation samples.
         metric_name: as for `metrics.find_metric`.
-        threads: threads of the engine.
+        inputs: what the source takes.
+        outputs: what it gives.
         progress: called with samples done and their number.
 
     Raises:
         DataError: the metric does not suit the model or the data.
         BackendError: a model does not run on a sample.
     """
-    names = [spec.name for spec in tensor_specs(source)[1]]
-    reference_session = session_for(source, threads=threads)
-    sessions = [session_for(candidate.model, threads=threads) for candidate in candidates]
+    names = [spec.name for spec in outputs]
     metric: Metric | None = None
     totals = np.zeros(len(candidates) + 1)
     done = 0
-    # Dynamic int8 takes its ranges from the whole batch: alone, a sample is computed as on the device.
-    dynamic = any(candidate.form.kind == DYNAMIC_INT8 for candidate in candidates)
-    batch = 1 if dynamic else _batch(next(part.stream(1))[0])
-    stacked = Batching.of(tensor_specs(source)[0]).stacked
+    alone = any(candidate.alone for candidate in candidates)
+    batch = 1 if alone else _batch(next(part.stream(1))[0])
+    stacked = Batching.of(inputs).stacked
     for feeds, labels in part.stream(batch):
-        reference: Outputs = dict(zip(names, run_session(reference_session, feeds, names), strict=True))
+        reference: Outputs = dict(zip(names, source(feeds), strict=True))
         metric = metric or find_metric(metric_name, reference, part.labelled)
         count = len(next(iter(feeds.values()))) if stacked else 1
-        for position, session in enumerate([None, *sessions]):
-            outputs = (
-                reference
-                if session is None
-                else dict(zip(names, run_session(session, feeds, names), strict=True))
-            )
-            totals[position] += float(metric.score(outputs, reference, labels).mean()) * count
+        for position, candidate in enumerate([None, *candidates]):
+            found = reference if candidate is None else dict(zip(names, candidate.run(feeds), strict=True))
+            totals[position] += float(metric.score(found, reference, labels).mean()) * count
         done += count
         progress(min(done, part.count), part.count)
     if metric is None or not done:
@@ -107,14 +113,12 @@ def _batch(feeds: Feeds) -> int:
 
 
 def measure_latencies(
-    source: onnx.ModelProto, candidates: Sequence[Candidate[onnx.ModelProto]], feeds: Feeds, *, threads: int
+    source: Runner, candidates: Sequence[Runner], feeds: Feeds
 ) -> tuple[Latency, tuple[Latency, ...]]:
     """Return the latency here of the source model and of each candidate, from interleaved runs."""
-    models = {"source": source, **{str(number): one.model for number, one in enumerate(candidates)}}
-    sessions = {name: session_for(model, threads=threads) for name, model in models.items()}
-    calls = {name: partial(run_session, session, feeds) for name, session in sessions.items()}
+    calls = {str(number): partial(run, feeds) for number, run in enumerate([source, *candidates])}
     found = measure_latency(calls, _LATENCY_LIMITS)
-    return found["source"], tuple(found[str(number)] for number in range(len(candidates)))
+    return found["0"], tuple(found[str(number)] for number in range(1, len(calls)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,13 @@ from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
-from edgekit_toolkit.judge import estimate_memory, measure_latencies, model_on_target, score_candidates
+from edgekit_toolkit.judge import (
+    Contestant,
+    estimate_memory,
+    measure_latencies,
+    model_on_target,
+    score_candidates,
+)
 from edgekit_toolkit.measure import measure_peak_memory
 from edgekit_toolkit.pack import MODEL_PATH
 from edgekit_toolkit.passes.pipeline import optimise
@@ -72,9 +78,10 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
     """
     phases = _Phases(progress)
     prepared = _prepare(request, phases)
+    quantizer = OnnxQuantizer(prepared.floats, _scheme(request.target), threads=request.threads)
     with phases.phase("search"):
-        found = _find(request, prepared, progress)
-    judged = _judge(request, prepared, found, phases)
+        found = _find(request, prepared, quantizer, progress)
+    judged = _judge(request, prepared, quantizer, found, phases)
     with phases.phase("choose"):
         drafts = draft_packages(request, prepared, found, judged, signer)
         measured = [draft.measured for draft in drafts]
@@ -119,10 +126,12 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     )
 
 
-def _find(request: Request, prepared: Prepared, progress: Progress) -> Found[onnx.ModelProto]:
+def _find(
+    request: Request, prepared: Prepared, quantizer: OnnxQuantizer, progress: Progress
+) -> Found[onnx.ModelProto]:
     target = request.target
     return find_candidates(
-        OnnxQuantizer(prepared.floats, _scheme(target), threads=request.threads),
+        quantizer,
         lambda: feeds_only(prepared.samples.calibration),
         per_channel=target.quantization.per_channel,
         kinds=_KINDS.get(target.backend.default, _KINDS["ort"]),
@@ -131,16 +140,30 @@ def _find(request: Request, prepared: Prepared, progress: Progress) -> Found[onn
     )
 
 
-def _judge(request: Request, prepared: Prepared, found: Found[onnx.ModelProto], phases: _Phases) -> Judged:
-    source, target, dims = prepared.source.model, request.target, prepared.dims
+def _judge(
+    request: Request,
+    prepared: Prepared,
+    quantizer: OnnxQuantizer,
+    found: Found[onnx.ModelProto],
+    phases: _Phases,
+) -> Judged:
+    source, target, dims = prepared.source, request.target, prepared.dims
     with phases.phase("judge"):
         scores = score_candidates(
-            source, found.candidates, prepared.samples.evaluation, request.metric, threads=request.threads,
+            quantizer.open(source.model),
+            [
+                # Dynamic int8 takes its ranges from the whole batch: alone, as on the device.
+                Contestant(quantizer.open(one.model), one.form.kind == forms.DYNAMIC_INT8)
+                for one in found.candidates
+            ],
+            prepared.samples.evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
             progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
     with phases.phase("measure"):
         source_latency, latencies = measure_latencies(
-            source, found.candidates, prepared.feeds[0], threads=request.threads
+            quantizer.open(source.model),
+            [quantizer.open(one.model) for one in found.candidates],
+            prepared.feeds[0],
         )
         modelled = tuple(model_on_target(one.model, target, dims) for one in found.candidates)
         estimates = [estimate_memory(one.model, target, dims) for one in found.candidates]
