@@ -133,8 +133,8 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
     """The part of a tensor's range that its readers can tell apart.
 
-    A hard sigmoid alone is the same beyond its two ends; hard-swish x * HardSigmoid(x) is 0 below the lower one:
-    nothing is lost where values beyond saturate there.
+    A hard sigmoid alone is the same beyond its two ends; hard-swish x * HardSigmoid(x) is 0 below the lower
+    one: nothing is lost where values beyond saturate there.
     """
     readers = index.consumers(name)
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)
