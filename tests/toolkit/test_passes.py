@@ -490,6 +490,25 @@ def test_lesser_form_of_a_pass_is_tried_and_the_reason_kept():
     assert basic.nodes_after < basic.nodes_before
 
 
+def test_relu_still_comes_before_depth_to_space_where_a_wider_convolution_would_be_too_large():
+    weights = [
+        stored("w", RNG.normal(size=(256 * 4, 2, 1, 1)).astype(np.float32)),
+        stored("v", RNG.normal(size=(32, 256, 1, 1)).astype(np.float32)),
+    ]
+    graph = [
+        helper.make_node("Conv", ["x", "w"], ["d"]),
+        helper.make_node("DepthToSpace", ["d"], ["s"], blocksize=2, mode="CRD"),
+        helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("Conv", ["r", "v"], ["y"]),
+    ]
+    source = model_of(graph, weights, [value("x", (1, 2, 3, 4))], [value("y", (1, 32, 6, 8))])
+    result = optimise(source, batch=None, feeds=feeds_of(source))
+    deferred = step(result, "defer_depth_to_space")
+    assert deferred.applied
+    assert "would grow by" in deferred.reason
+    assert operators(result.model) == ["Conv", "Relu", "DepthToSpace", "Conv"]
+
+
 def test_batch_of_a_model_that_fixes_another_is_refused():
     source = conv_net(batch=1)
     with pytest.raises(ModelError, match="no free batch that could be fixed to 4"):

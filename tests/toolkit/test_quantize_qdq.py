@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +244,31 @@ def test_dead_channel_with_a_large_bias_keeps_its_value(rng: np.random.Generator
         assert "QLinearConv" in optimised_operators(written, tmp_path)
         got = run(written, feeds, optimise=True)["y"]
         assert np.abs(got - want)[:, 1:].max() <= 2 * step
+
+
+@by_scheme
+@pytest.mark.parametrize("size", [0, 1e-10, 1e-6])
+@pytest.mark.parametrize("kernels", [["a", "c", "y"], ["a", "y"]], ids=["all", "middle in float"])
+def test_bias_beside_which_the_input_is_nothing_survives_optimisation(
+    kernels: Sequence[str], size: float, scheme: Scheme, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Conv", ["a", "v", "b"], ["c"]),
+        node("Conv", ["c", "u"], ["y"]),
+    ]
+    weights = {
+        "w": np.float32(size) * random_weight(rng, 4, 3, 1, 1),
+        "v": random_weight(rng, 4, 4, 1, 1),
+        "b": np.array([3, -2, 1, 0.5], np.float32),
+        "u": random_weight(rng, 4, 4, 1, 1),
+    }
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    feeds = random_feeds(model, rng)
+    written = quantized(model, scheme, feeds, kernels=kernels)
+    want = run(model, feeds)["y"]
+    assert snr_db(want, run(written, feeds)["y"]) > 35
+    assert snr_db(want, run(written, feeds, optimise=True)["y"]) > 35
 
 
 def test_input_that_is_always_zero_overflows_nothing(rng: np.random.Generator) -> None:

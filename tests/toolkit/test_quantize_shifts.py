@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.quantized_models import (
     PADDED,
     constant,
@@ -193,6 +193,21 @@ def hardswish_model(rng: np.random.Generator, weight: float = 8, **attributes: f
         node("Mul", ["c", "g"], ["y"]),
     ]
     return model_of(nodes, {"w": weight * random_weight(rng, 4, 3, 1, 1)}, {"x": (1, 3, 16, 16)})
+
+
+@pytest.mark.parametrize("weight", [2, 8, 40])
+def test_codes_before_a_hard_sigmoid_alone_are_spent_between_its_ends(
+    weight: float, rng: np.random.Generator
+) -> None:
+    model = hardswish_model(rng, weight)
+    model.graph.node[2].input[0] = "k"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([[[[2.5]]]]), "k"))
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    assert "HardSigmoid" not in operators(written)
+    codes = next(item for item in nodes_of(written, "QuantizeLinear") if item.input[0] == "c")
+    assert constant(written, codes.input[1]) <= 1.02 * 6 / 255
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 30
 
 
 def test_codes_before_a_hard_swish_are_not_spent_where_it_is_zero(rng: np.random.Generator) -> None:

@@ -19,12 +19,18 @@ from edgekit_toolkit.passes.rewriting import rewrite_all
 _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"}
 
 
-def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which DepthToSpace comes as late as it pays."""
-    return rewrite_all(model, _defer_one)
+def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
+    """Return a copy of `model` in which DepthToSpace comes as late as it pays.
+
+    Args:
+        model: to copy.
+        may_widen: whether a convolution may come first, too; its weights grow by the square of the block's
+            area.
+    """
+    return rewrite_all(model, lambda graph: _defer_one(graph, may_widen=may_widen))
 
 
-def _defer_one(graph: onnx.GraphProto) -> bool:
+def _defer_one(graph: onnx.GraphProto, *, may_widen: bool) -> bool:
     index = GraphIndex(graph)
     for space in graph.node:
         if space.op_type != "DepthToSpace" or attribute(space, "mode", b"DCR") != b"CRD":
@@ -36,7 +42,7 @@ def _defer_one(graph: onnx.GraphProto) -> bool:
         if reader.op_type in _POINT_BY_POINT and reader.input[0] == space.output[0]:
             _swap(index, space, reader, list(reader.input[1:]))
             return True
-        if is_pointwise(index, reader) and _pays(index, space, reader):
+        if may_widen and is_pointwise(index, reader) and _pays(index, space, reader):
             _swap(index, space, reader, _spread(index, reader, _area(space)))
             return True
         if reader.op_type == "DepthToSpace" and attribute(reader, "mode", b"DCR") == b"CRD":

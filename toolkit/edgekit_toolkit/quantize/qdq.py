@@ -281,10 +281,11 @@ class _Writer:
     def _write_weights(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         weight = np.asarray(self.index.constant(node.input[1]), np.float32)
         axis = weight_axis(node) if self.plan.per_channel else None
-        has_int32_bias = self.plan.scheme.int32_bias and len(node.input) > 2
-        bias = self.index.constant(node.input[2]) if has_int32_bias else None
+        bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         input_scale = float(self._param(node.input[0]).scale)
-        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
+        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale. One that stays float as well:
+        # onnxruntime, which judges such models too, makes it an int32 unasked, and does not look whether it
+        # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
         # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there.
@@ -292,7 +293,7 @@ class _Writer:
         copy.input[1] = self.emitter.constant(
             node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
         )
-        if bias is None:  # a float bias stays as it is
+        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
