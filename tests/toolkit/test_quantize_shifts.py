@@ -285,6 +285,23 @@ def test_hard_sigmoid_behind_moved_codes_leaves_their_parameters_alone(rng: np.r
     assert snr_db(run(model, feeds)["m"], run(written, feeds)["m"]) > 35
 
 
+def test_means_of_a_hard_sigmoid_of_codes_are_not_rounded_to_them(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("HardSigmoid", ["c"], ["g"]),
+        node("Mul", ["c", "g"], ["z"]),  # a second reader, for which c keeps its range
+        node("Resize", ["g", "", "scales"], ["y"], mode="linear"),
+    ]
+    weights = {"w": 12 * random_weight(rng, 4, 3, 1, 1), "scales": np.array([1, 1, 2, 2], np.float32)}
+    model = model_of(nodes, weights, {"x": (1, 3, 16, 16)}, ("y", "z"))
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "z"])
+    assert "HardSigmoid" not in operators(written)
+    got = run(written, feeds)["y"]
+    assert len(np.unique(got)) > 256  # more than there are codes
+    assert snr_db(run(model, feeds)["y"], got) > 25
+
+
 def test_second_hard_sigmoid_of_the_same_codes_is_right_too(rng: np.random.Generator) -> None:
     model = hardswish_model(rng)
     model.graph.node.append(node("HardSigmoid", ["c"], ["h"], alpha=0.3, beta=0.4))

@@ -16,6 +16,8 @@ from edgekit_toolkit.graph import GraphIndex, add_constant, attribute, fresh_nam
 from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
 from edgekit_toolkit.passes.rewriting import rewrite_all
 
+# With 2x2 blocks onnxruntime took 0.3 of the time for 16 channels to 1, 0.7 for 64 to 16, 1.3 for 256 to 64.
+_MOST_OUTPUTS = 16
 _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"}
 
 
@@ -59,12 +61,13 @@ def _area(space: onnx.NodeProto) -> int:
 
 
 def _pays(index: GraphIndex, space: onnx.NodeProto, conv: onnx.NodeProto) -> bool:
-    """Whether the wider convolution has no more outputs than the narrow one has inputs.
+    """Whether the wider convolution has no more outputs than the narrow one has inputs, and few of them.
 
-    It makes all pixels of a block at once, from weights that are mostly zero.
+    It makes all pixels of a block at once, from weights that are mostly zero: the work grows by the block's
+    area, while fewer values are moved.
     """
     outs, ins = matrix(index, conv)[0].shape
-    return bool(outs * _area(space) <= ins)
+    return bool(outs * _area(space) <= ins and outs <= _MOST_OUTPUTS)
 
 
 def _swap(index: GraphIndex, space: onnx.NodeProto, reader: onnx.NodeProto, operands: list[str]) -> None:

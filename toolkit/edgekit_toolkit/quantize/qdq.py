@@ -103,12 +103,18 @@ class _Writer:
                 if self.plan.scheme.quantized_outputs:
                     self._param(output)
                     self.produced.add(output)
-            elif moves_codes(node) and node.input[0] in self.produced:
+            elif self._moves(node):
                 self.kernels.append(node)
                 self.settled.add(node.input[0])
                 for name in node.output:
                     self.params[name] = self.params[node.input[0]]
                     self.produced.add(name)
+
+    def _moves(self, node: onnx.NodeProto) -> bool:
+        """Whether a node continues a kernel with its codes; few codes are too coarse for means of them."""
+        if not moves_codes(node) or node.input[0] not in self.produced:
+            return False
+        return node.op_type != "Resize" or node.input[0] not in self.rereads
 
     def _reread(self, node: onnx.NodeProto) -> bool:
         """Make an operator after a kernel free, where its output is the kernel's codes read another way."""
