@@ -33,6 +33,11 @@ from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETR
 from edgekit_toolkit.tensorrt_check import check_tensorrt
 
 
+needs_tensorrt = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT is not installed"
+)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(11)
@@ -181,9 +186,7 @@ def test_symmetric_form_has_a_pair_for_each_reader(rng: np.random.Generator) -> 
     assert [item.input[0] for item in nodes_of(written, "QuantizeLinear")].count("r1") == 2
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT is not installed"
-)
+@needs_tensorrt
 def test_symmetric_form_is_accepted_by_tensorrt(rng: np.random.Generator) -> None:
     model = small_network(rng)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
@@ -367,6 +370,25 @@ def test_constant_operand_of_a_sum_is_stored_as_codes(scheme: Scheme, rng: np.ra
     written = quantized(model, scheme, feeds)
     assert "k" not in {tensor.name for tensor in written.graph.initializer}
     assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 20
+
+
+@needs_tensorrt
+@pytest.mark.parametrize("shape", [(), (1,), (1, 4, 1, 1)])
+def test_tensorrt_builds_a_sum_with_a_constant(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Add", ["c", "k"], ["s"]),
+        node("Conv", ["s", "v"], ["y"]),
+    ]
+    weights = {
+        "w": random_weight(rng, 4, 3, 3, 3),
+        "v": random_weight(rng, 4, 4, 3, 3),
+        "k": np.full(shape, -3, np.float32),
+    }
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    written = quantized(model, SYMMETRIC, random_feeds(model, rng))
+    assert "k" not in {tensor.name for tensor in written.graph.initializer}
+    assert check_tensorrt(written).errors == ()
 
 
 def test_seven_bit_form_runs_on_the_same_kernels_with_weights_of_seven_bits(

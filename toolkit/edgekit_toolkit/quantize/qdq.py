@@ -278,7 +278,8 @@ class _Writer:
 
     def _operand(self, name: str) -> str:
         """A constant operand of an element-wise kernel, as codes."""
-        value = np.asarray(self.index.constant(name), np.float32)
+        # TensorRT takes no quantized scalars.
+        value = np.atleast_1d(np.asarray(self.index.constant(name), np.float32))
         params = activation_params(float(value.min()), float(value.max()), self.plan.scheme)
         info = np.iinfo(params.zero_point.dtype)
         codes = np.clip(np.rint(value / params.scale) + params.zero_point, info.min, info.max)
