@@ -49,11 +49,12 @@ def model_of(nodes_, weights, inputs, outputs, opset=17, ir=8):
 
 def conv_net(batch="N", opset=17):
     """Conv, BatchNormalization, Relu, a Reshape whose shape is computed from constants, and MatMul."""
+    rng = np.random.default_rng(2)  # its own: a test alone sees the same weights as among others
     weights = [
-        stored("w", RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)),
-        *(stored(name, RNG.random(4).astype(np.float32) + 0.5) for name in ("scale", "bias", "mean", "var")),
+        stored("w", rng.normal(size=(4, 3, 3, 3)).astype(np.float32)),
+        *(stored(name, rng.random(4).astype(np.float32) + 0.5) for name in ("scale", "bias", "mean", "var")),
         stored("one", np.array([1], np.int64)),
-        stored("dense", RNG.normal(size=(144, 10)).astype(np.float32)),
+        stored("dense", rng.normal(size=(144, 10)).astype(np.float32)),
     ]
     graph = [
         helper.make_node("Conv", ["x", "w"], ["c"]),
@@ -488,6 +489,25 @@ def test_lesser_form_of_a_pass_is_tried_and_the_reason_kept():
     assert basic.reason.startswith("the model would grow by 799")  # about 10 * 20,000 float32
     assert basic.applied
     assert basic.nodes_after < basic.nodes_before
+
+
+def test_relu_still_comes_before_depth_to_space_where_a_wider_convolution_would_be_too_large():
+    weights = [
+        stored("w", RNG.normal(size=(256 * 4, 2, 1, 1)).astype(np.float32)),
+        stored("v", RNG.normal(size=(16, 256, 1, 1)).astype(np.float32)),
+    ]
+    graph = [
+        helper.make_node("Conv", ["x", "w"], ["d"]),
+        helper.make_node("DepthToSpace", ["d"], ["s"], blocksize=2, mode="CRD"),
+        helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("Conv", ["r", "v"], ["y"]),
+    ]
+    source = model_of(graph, weights, [value("x", (1, 2, 3, 4))], [value("y", (1, 32, 6, 8))])
+    result = optimise(source, batch=None, feeds=feeds_of(source))
+    deferred = step(result, "defer_depth_to_space")
+    assert deferred.applied
+    assert "would grow by" in deferred.reason
+    assert operators(result.model) == ["Conv", "Relu", "DepthToSpace", "Conv"]
 
 
 def test_batch_of_a_model_that_fixes_another_is_refused():

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,10 @@ from tests.toolkit.small_models import (
 
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, Scheme
 from edgekit_toolkit.tensorrt_check import check_tensorrt
+
+needs_tensorrt = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT is not installed"
+)
 
 
 @pytest.fixture
@@ -180,9 +185,7 @@ def test_symmetric_form_has_a_pair_for_each_reader(rng: np.random.Generator) -> 
     assert [item.input[0] for item in nodes_of(written, "QuantizeLinear")].count("r1") == 2
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT is not installed"
-)
+@needs_tensorrt
 def test_symmetric_form_is_accepted_by_tensorrt(rng: np.random.Generator) -> None:
     model = small_network(rng)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
@@ -243,6 +246,31 @@ def test_dead_channel_with_a_large_bias_keeps_its_value(rng: np.random.Generator
         assert "QLinearConv" in optimised_operators(written, tmp_path)
         got = run(written, feeds, optimise=True)["y"]
         assert np.abs(got - want)[:, 1:].max() <= 2 * step
+
+
+@by_scheme
+@pytest.mark.parametrize("size", [0, 1e-10, 1e-6])
+@pytest.mark.parametrize("kernels", [["a", "c", "y"], ["a", "y"]], ids=["all", "middle in float"])
+def test_bias_beside_which_the_input_is_nothing_survives_optimisation(
+    kernels: Sequence[str], size: float, scheme: Scheme, rng: np.random.Generator
+) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Conv", ["a", "v", "b"], ["c"]),
+        node("Conv", ["c", "u"], ["y"]),
+    ]
+    weights = {
+        "w": np.float32(size) * random_weight(rng, 4, 3, 1, 1),
+        "v": random_weight(rng, 4, 4, 1, 1),
+        "b": np.array([3, -2, 1, 0.5], np.float32),
+        "u": random_weight(rng, 4, 4, 1, 1),
+    }
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    feeds = random_feeds(model, rng)
+    written = quantized(model, scheme, feeds, kernels=kernels)
+    want = run(model, feeds)["y"]
+    assert snr_db(want, run(written, feeds)["y"]) > 35
+    assert snr_db(want, run(written, feeds, optimise=True)["y"]) > 35
 
 
 def test_input_that_is_always_zero_overflows_nothing(rng: np.random.Generator) -> None:
@@ -341,6 +369,25 @@ def test_constant_operand_of_a_sum_is_stored_as_codes(scheme: Scheme, rng: np.ra
     written = quantized(model, scheme, feeds)
     assert "k" not in {tensor.name for tensor in written.graph.initializer}
     assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 20
+
+
+@needs_tensorrt
+@pytest.mark.parametrize("shape", [(), (1,), (1, 4, 1, 1)])
+def test_tensorrt_builds_a_sum_with_a_constant(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("Add", ["c", "k"], ["s"]),
+        node("Conv", ["s", "v"], ["y"]),
+    ]
+    weights = {
+        "w": random_weight(rng, 4, 3, 3, 3),
+        "v": random_weight(rng, 4, 4, 3, 3),
+        "k": np.full(shape, -3, np.float32),
+    }
+    model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
+    written = quantized(model, SYMMETRIC, random_feeds(model, rng))
+    assert "k" not in {tensor.name for tensor in written.graph.initializer}
+    assert check_tensorrt(written).errors == ()
 
 
 def test_seven_bit_form_runs_on_the_same_kernels_with_weights_of_seven_bits(

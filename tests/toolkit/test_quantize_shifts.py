@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.quantized_models import (
     PADDED,
     constant,
@@ -195,6 +195,21 @@ def hardswish_model(rng: np.random.Generator, weight: float = 8, **attributes: f
     return model_of(nodes, {"w": weight * random_weight(rng, 4, 3, 1, 1)}, {"x": (1, 3, 16, 16)})
 
 
+@pytest.mark.parametrize("weight", [2, 8, 40])
+def test_codes_before_a_hard_sigmoid_alone_are_spent_between_its_ends(
+    weight: float, rng: np.random.Generator
+) -> None:
+    model = hardswish_model(rng, weight)
+    model.graph.node[2].input[0] = "k"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([[[[2.5]]]]), "k"))
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
+    assert "HardSigmoid" not in operators(written)
+    codes = next(item for item in nodes_of(written, "QuantizeLinear") if item.input[0] == "c")
+    assert constant(written, codes.input[1]) <= 1.02 * 6 / 255
+    assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 30
+
+
 def test_codes_before_a_hard_swish_are_not_spent_where_it_is_zero(rng: np.random.Generator) -> None:
     model = hardswish_model(rng)
     feeds = random_feeds(model, rng)
@@ -268,6 +283,23 @@ def test_hard_sigmoid_behind_moved_codes_leaves_their_parameters_alone(rng: np.r
     feeds = random_feeds(model, rng)
     written = quantized(model, ASYMMETRIC, feeds, kernels=["c"])
     assert snr_db(run(model, feeds)["m"], run(written, feeds)["m"]) > 35
+
+
+def test_means_of_a_hard_sigmoid_of_codes_are_not_rounded_to_them(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("HardSigmoid", ["c"], ["g"]),
+        node("Mul", ["c", "g"], ["z"]),  # a second reader, for which c keeps its range
+        node("Resize", ["g", "", "scales"], ["y"], mode="linear"),
+    ]
+    weights = {"w": 12 * random_weight(rng, 4, 3, 1, 1), "scales": np.array([1, 1, 2, 2], np.float32)}
+    model = model_of(nodes, weights, {"x": (1, 3, 16, 16)}, ("y", "z"))
+    feeds = random_feeds(model, rng)
+    written = quantized(model, ASYMMETRIC, feeds, kernels=["c", "z"])
+    assert "HardSigmoid" not in operators(written)
+    got = run(written, feeds)["y"]
+    assert len(np.unique(got)) > 256  # more than there are codes
+    assert snr_db(run(model, feeds)["y"], got) > 25
 
 
 def test_second_hard_sigmoid_of_the_same_codes_is_right_too(rng: np.random.Generator) -> None:

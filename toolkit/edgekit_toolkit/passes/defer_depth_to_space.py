@@ -16,15 +16,23 @@ from edgekit_toolkit.graph import GraphIndex, add_constant, attribute, fresh_nam
 from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
 from edgekit_toolkit.passes.rewriting import rewrite_all
 
+# With 2x2 blocks onnxruntime took 0.3 of the time for 16 channels to 1, 0.7 for 64 to 16, 1.3 for 256 to 64.
+_MOST_OUTPUTS = 16
 _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"}
 
 
-def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which DepthToSpace comes as late as it pays."""
-    return rewrite_all(model, _defer_one)
+def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
+    """Return a copy of `model` in which DepthToSpace comes as late as it pays.
+
+    Args:
+        model: to copy.
+        may_widen: whether a convolution may come first, too; its weights grow by the square of the block's
+            area.
+    """
+    return rewrite_all(model, lambda graph: _defer_one(graph, may_widen=may_widen))
 
 
-def _defer_one(graph: onnx.GraphProto) -> bool:
+def _defer_one(graph: onnx.GraphProto, *, may_widen: bool) -> bool:
     index = GraphIndex(graph)
     for space in graph.node:
         if space.op_type != "DepthToSpace" or attribute(space, "mode", b"DCR") != b"CRD":
@@ -36,7 +44,7 @@ def _defer_one(graph: onnx.GraphProto) -> bool:
         if reader.op_type in _POINT_BY_POINT and reader.input[0] == space.output[0]:
             _swap(index, space, reader, list(reader.input[1:]))
             return True
-        if is_pointwise(index, reader) and _pays(index, space, reader):
+        if may_widen and is_pointwise(index, reader) and _pays(index, space, reader):
             _swap(index, space, reader, _spread(index, reader, _area(space)))
             return True
         if reader.op_type == "DepthToSpace" and attribute(reader, "mode", b"DCR") == b"CRD":
@@ -53,12 +61,13 @@ def _area(space: onnx.NodeProto) -> int:
 
 
 def _pays(index: GraphIndex, space: onnx.NodeProto, conv: onnx.NodeProto) -> bool:
-    """Whether the wider convolution has no more outputs than the narrow one has inputs.
+    """Whether the wider convolution has no more outputs than the narrow one has inputs, and few of them.
 
-    It makes all pixels of a block at once, from weights that are mostly zero.
+    It makes all pixels of a block at once, from weights that are mostly zero: the work grows by the block's
+    area, while fewer values are moved.
     """
     outs, ins = matrix(index, conv)[0].shape
-    return bool(outs * _area(space) <= ins)
+    return bool(outs * _area(space) <= ins and outs <= _MOST_OUTPUTS)
 
 
 def _swap(index: GraphIndex, space: onnx.NodeProto, reader: onnx.NodeProto, operands: list[str]) -> None:

@@ -151,7 +151,10 @@ def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
         ("merge_linear_convs", [merge_linear_convs.run]),
         ("distribute_gate", [distribute_gate.run]),
         ("conv_transpose_to_depth", [conv_transpose_to_depth.run]),
-        ("defer_depth_to_space", [defer_depth_to_space.run]),
+        (
+            "defer_depth_to_space",
+            [defer_depth_to_space.run, partial(defer_depth_to_space.run, may_widen=False)],
+        ),
         ("share_weights", [share_weights.run]),
         ("drop_unused", [drop_unused.run]),
     ]

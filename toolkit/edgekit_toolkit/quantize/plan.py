@@ -133,14 +133,19 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
     """The part of a tensor's range that its readers can tell apart.
 
-    Hard-swish x * HardSigmoid(x) is 0 below -beta/alpha: nothing is lost where smaller values saturate there.
+    A hard sigmoid alone is the same beyond its two ends; hard-swish x * HardSigmoid(x) is 0 below the lower
+    one: nothing is lost where values beyond saturate there.
     """
     readers = index.consumers(name)
-    if name in index.outputs or len(readers) != 2:
-        return low, high
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)
-    mul = next((node for node in readers if node.op_type == "Mul"), None)
-    if sigmoid is None or mul is None or set(mul.input) != {name, sigmoid.output[0]}:
+    if name in index.outputs or sigmoid is None:
         return low, high
-    alpha = attribute(sigmoid, "alpha", 0.2)
-    return (max(low, -attribute(sigmoid, "beta", 0.5) / alpha), high) if alpha > 0 else (low, high)
+    alpha, beta = attribute(sigmoid, "alpha", 0.2), attribute(sigmoid, "beta", 0.5)
+    if alpha <= 0:
+        return low, high
+    if len(readers) == 1:
+        return max(low, -beta / alpha), min(high, (1 - beta) / alpha)
+    mul = next((node for node in readers if node.op_type == "Mul"), None)
+    if len(readers) != 2 or mul is None or set(mul.input) != {name, sigmoid.output[0]}:
+        return low, high
+    return max(low, -beta / alpha), high

@@ -103,12 +103,18 @@ class _Writer:
                 if self.plan.scheme.quantized_outputs:
                     self._param(output)
                     self.produced.add(output)
-            elif moves_codes(node) and node.input[0] in self.produced:
+            elif self._moves(node):
                 self.kernels.append(node)
                 self.settled.add(node.input[0])
                 for name in node.output:
                     self.params[name] = self.params[node.input[0]]
                     self.produced.add(name)
+
+    def _moves(self, node: onnx.NodeProto) -> bool:
+        """Whether a node continues a kernel with its codes; few codes are too coarse for means of them."""
+        if not moves_codes(node) or node.input[0] not in self.produced:
+            return False
+        return node.op_type != "Resize" or node.input[0] not in self.rereads
 
     def _reread(self, node: onnx.NodeProto) -> bool:
         """Make an operator after a kernel free, where its output is the kernel's codes read another way."""
@@ -272,7 +278,8 @@ class _Writer:
 
     def _operand(self, name: str) -> str:
         """A constant operand of an element-wise kernel, as codes."""
-        value = np.asarray(self.index.constant(name), np.float32)
+        # TensorRT takes no quantized scalars.
+        value = np.atleast_1d(np.asarray(self.index.constant(name), np.float32))
         params = activation_params(float(value.min()), float(value.max()), self.plan.scheme)
         info = np.iinfo(params.zero_point.dtype)
         codes = np.clip(np.rint(value / params.scale) + params.zero_point, info.min, info.max)
@@ -281,10 +288,11 @@ class _Writer:
     def _write_weights(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
         weight = np.asarray(self.index.constant(node.input[1]), np.float32)
         axis = weight_axis(node) if self.plan.per_channel else None
-        has_int32_bias = self.plan.scheme.int32_bias and len(node.input) > 2
-        bias = self.index.constant(node.input[2]) if has_int32_bias else None
+        bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         input_scale = float(self._param(node.input[0]).scale)
-        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale.
+        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale. One that stays float as well:
+        # onnxruntime, which judges such models too, makes it an int32 unasked, and does not look whether it
+        # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
         # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there.
@@ -292,7 +300,7 @@ class _Writer:
         copy.input[1] = self.emitter.constant(
             node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
         )
-        if bias is None:  # a float bias stays as it is
+        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)

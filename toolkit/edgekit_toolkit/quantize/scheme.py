@@ -60,6 +60,11 @@ LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT)}
 
 
+# A tensor that only ever was 0 gets an ordinary scale: a product of tiny scales is one in which int32 cannot
+# hold a bias, and onnxruntime brings the biases of products that stay in float into int32 too.
+_SMALLEST_RANGE = 1e-12
+
+
 @dataclass(frozen=True, slots=True)
 class Affine:
     """Scale (float32 [] or [channels]) and zero point (uint8, int8 or int32, same shape)."""
@@ -71,10 +76,12 @@ class Affine:
 def activation_params(low: float, high: float, scheme: Scheme) -> Affine:
     """Scale and zero point of an activation whose values lie in low..high; zero is always exact."""
     low, high = min(low, 0.0), max(high, 0.0)
+    if high - low < _SMALLEST_RANGE:
+        high = 1.0
     if scheme.symmetric:
-        scale = np.float32(max(-low, high, 1e-12) / 127)
+        scale = np.float32(max(-low, high) / 127)
         return Affine(np.asarray(scale), np.asarray(0, np.int8))
-    scale = np.float32(max(high - low, 1e-12) / 255)
+    scale = np.float32((high - low) / 255)
     zero = np.clip(np.rint(-low / np.float64(scale)), 0, 255)
     return Affine(np.asarray(scale), np.asarray(zero, np.uint8))
 
