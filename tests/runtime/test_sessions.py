@@ -242,7 +242,7 @@ def test_a_missing_engine_names_what_to_install(maker: Any, package_path: Path) 
         open_session(package_path, trust=maker.trust)
 
 
-CHOICE = BackendChoice("tensorrt", "model.onnx", {}, BackendChoice("ort", "model.onnx", {"threads": 1}))
+CHOICE = BackendChoice("absent", "model.onnx", {}, BackendChoice("ort", "model.onnx", {"threads": 1}))
 
 
 def test_a_missing_engine_gives_way_to_the_fallback(
@@ -258,7 +258,7 @@ def test_a_missing_engine_gives_way_to_the_fallback(
 @pytest.mark.usefixtures("without_ort")
 def test_two_missing_engines_are_both_named(maker: Any, package_path: Path) -> None:
     maker.write(package_path, backend=CHOICE)
-    with pytest.raises(EngineMissingError, match=r"no backend 'tensorrt'.*its fallback.*edgekit\[device\]"):
+    with pytest.raises(EngineMissingError, match=r"no backend 'absent'.*its fallback.*edgekit\[device\]"):
         open_session(package_path, trust=maker.trust)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 
+from edgekit_runtime.latency import Latency
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.candidates import Candidate, Found, find_candidates
@@ -31,7 +32,6 @@ from edgekit_toolkit.judge import (
     model_on_target,
     score_candidates,
 )
-from edgekit_toolkit.measure import Latency
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference, package_bytes
 from edgekit_toolkit.passes.pipeline import Optimised, optimise

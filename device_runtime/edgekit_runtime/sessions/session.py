@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP: Final = "edgekit.backends"
 # Imported when used: each needs an engine, and a device has one or two of them.
 _BUILT_IN: Final[Mapping[str, tuple[str, str]]] = {
     "ort": ("edgekit_runtime.sessions.ort", "open_ort"),
+    "tensorrt": ("edgekit_runtime.sessions.tensorrt", "open_tensorrt"),
     "litert": ("edgekit_runtime.sessions.litert", "open_litert"),
 }
 
@@ -85,7 +86,7 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of the manifest's backend, or of its fallback where that engine is missing.
+    """Return a session of the manifest's backend, or of its next fallback where that engine is missing.
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
@@ -98,14 +99,24 @@ def open_session(
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
-        return _open(package, threads)
+        return open_choice(package, package.manifest.backend, threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
-        return _open(opened, threads)
+        return open_choice(opened, opened.manifest.backend, threads)
 
 
-def _open(package: OpenedPackage, threads: int | None) -> Session:
-    choice = package.manifest.backend
+def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
+    """Return a session of `choice`, or of its next fallback whose engine is there.
+
+    Args:
+        package: verified.
+        choice: a backend with its artifact, options and fallbacks.
+        threads: of one inference, or None for those of the options.
+
+    Raises:
+        EngineMissingError: no engine of them is installed; the message has every reason.
+        BackendError: the first engine that is installed refused the model or an option.
+    """
     try:
         return _find_backend(choice.name)(package, choice, threads)
     except EngineMissingError as cause:
@@ -113,7 +124,7 @@ def _open(package: OpenedPackage, threads: int | None) -> Session:
             raise
         _logger.warning("%s; using the fallback '%s'", cause, choice.fallback.name)
         try:
-            return _find_backend(choice.fallback.name)(package, choice.fallback, threads)
+            return open_choice(package, choice.fallback, threads)
         except EngineMissingError as second:
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
 
