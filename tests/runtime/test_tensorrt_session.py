@@ -15,7 +15,6 @@ from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.tensorrt import TensorRtOptions, TensorRtSession, open_on
-from edgekit_runtime.sessions.tensorrt.cache import find_cache_folder
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 
 pytest.importorskip("onnxruntime")
@@ -328,11 +327,3 @@ def test_inputs_that_do_not_fit_are_refused_whoever_runs(bench: Bench, open_it: 
 def test_wrong_options_are_a_backend_error(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
         TensorRtOptions.from_json(options)
-
-
-def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEKIT_CACHE", "/data/cache")
-    assert find_cache_folder() == Path("/data/cache")
-    monkeypatch.delenv("EDGEKIT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert find_cache_folder() == Path("/xdg/edgekit")

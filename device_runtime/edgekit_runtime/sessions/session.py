@@ -12,6 +12,7 @@ import numpy as np
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
 
@@ -88,6 +89,8 @@ def open_session(
 ) -> Session:
     """Return a session of the manifest's backend, or of its next fallback where that engine is missing.
 
+    Where a tournament was held on this machine, its winner comes first.
+
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
         trust: whose packages are accepted; by default the keys in `find_keys_folder()`.
@@ -99,10 +102,10 @@ def open_session(
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
-        return open_choice(package, package.manifest.backend, threads)
+        return open_choice(package, recall_order(package.manifest), threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
-        return open_choice(opened, opened.manifest.backend, threads)
+        return open_choice(opened, recall_order(opened.manifest), threads)
 
 
 def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.files import find_cache_folder
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.selftest import read_golden
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
@@ -20,7 +21,6 @@ from edgekit_runtime.sessions.tensorrt.build import build_engines
 from edgekit_runtime.sessions.tensorrt.cache import (
     EngineCache,
     EngineKey,
-    find_cache_folder,
     read_power_mode,
 )
 from edgekit_runtime.sessions.tensorrt.cuda import Cuda

@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -194,14 +193,6 @@ def _try_lock(descriptor: int) -> bool:
 
 def _make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def find_cache_folder() -> Path:
-    """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if given := os.environ.get("EDGEKIT_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgekit"
 
 
 def read_power_mode() -> str:
