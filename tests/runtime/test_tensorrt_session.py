@@ -238,6 +238,13 @@ def test_a_damaged_cache_is_built_again(name: str, content: bytes, bench: Bench,
     assert len(bench.builds) == 2
 
 
+def test_the_cache_keeps_the_newest_engines(bench: Bench, open_it: Open) -> None:
+    for version in range(12):
+        assert open_it(version=f"10.{version}").wait(WAIT_S).phase == "serving"
+    entries = [json.loads(path.read_text()) for path in (bench.folder / "tensorrt").glob("*/entry.json")]
+    assert {entry["key"]["tensorrt"] for entry in entries} == {f"10.{version}" for version in range(4, 12)}
+
+
 def test_a_cache_that_cannot_be_written_costs_only_the_cache(
     bench: Bench, open_it: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from edgekit_runtime.files import write_atomically
 _BUILDER: Final = 1  # of ours; raised when the same model and options give another engine
 _ENTRY, _PLAN = "entry.json", "engine.plan"
 _POLL_S: Final = 0.2
+_MAX_ENTRIES: Final = 8  # engines of 10 MB are usual, and the disk of a device is small
 
 
 class StoppedError(Exception):
@@ -130,9 +132,17 @@ class EngineCache:
             "notes": list(entry.notes),
             "plan_sha256": sha256,
         }
+        self._prune(folder)
         # Last: it names the digest of the engine that it goes with.
         with write_atomically(folder / _ENTRY, mode=0o600) as file:
             file.write(json.dumps(stated, indent=1).encode())
+
+    def _prune(self, new: Path) -> None:
+        """Remove all but the newest entries; an update of model or JetPack leaves its old engine behind."""
+        entries = [path.parent for path in self.root.glob(f"*/{_ENTRY}") if path.parent != new]
+        entries.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in entries[_MAX_ENTRIES - 1 :]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:

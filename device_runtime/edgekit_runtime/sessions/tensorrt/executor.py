@@ -42,6 +42,7 @@ class Executor:
         "_lock",
         "_log",
         "_ranges",
+        "_runtime",
         "_stream",
         "inputs",
         "outputs",
@@ -61,7 +62,8 @@ class Executor:
         self._cuda, self._lock = cuda, threading.Lock()
         cuda.enter()
         self._log = make_log(trt)  # must live as long as the engine
-        self._engine: Any = trt.Runtime(self._log).deserialize_cuda_engine(plan)
+        self._runtime: Any = trt.Runtime(self._log)  # so must this
+        self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             raise BackendError(f"backend 'tensorrt': the engine cannot be loaded: {self._log.text}")
         self._context: Any = self._engine.create_execution_context()
@@ -156,7 +158,7 @@ class Executor:
             if self._context is None:
                 return
             self._cuda.enter()
-            self._context = self._engine = None
+            self._context = self._engine = self._runtime = None
             for address, _ in self._buffers.values():
                 self._cuda.free(address)
             self._buffers.clear()
