@@ -47,12 +47,14 @@ def judge(latencies: Mapping[str, Latency]) -> Verdict:
         latencies: of one call of `measure_latency`, at least one, the preferred first.
     """
     fastest = min(latencies, key=lambda name: latencies[name].median_s)
-    tied = tuple(
-        name
-        for name, latency in latencies.items()
-        if name == fastest or _lowest_ratio(latency, latencies[fastest]) <= 1 + _TIE_SHARE
-    )
+    tied = tuple(name for name, latency in latencies.items() if _is_tied(latency, latencies[fastest]))
     return Verdict(tied[0], tied)
+
+
+def _is_tied(latency: Latency, fastest: Latency) -> bool:
+    # Either, since they err apart: medians under a load that comes and goes, ratios with two paces.
+    limit = 1 + _TIE_SHARE
+    return latency.median_s <= limit * fastest.median_s or _lowest_ratio(latency, fastest) <= limit
 
 
 def _lowest_ratio(latency: Latency, reference: Latency) -> float:
