@@ -1,6 +1,6 @@
 """How many packages and bytes an install of edgekit takes, measured in fresh environments.
 
-    .venv/bin/python benchmarks/install_size.py [device] [host]
+    .venv/bin/python benchmarks/install_size.py [device] [device-litert] [host]
 
 Installs the pinned requirements and the wheel of this checkout, without pip itself and without bytecode (a
 device with a read-only root never writes any); the bytecode of every module is then measured separately.
@@ -63,12 +63,12 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure each kind named on the command line (default: both)."""
+    """Measure each kind named on the command line (default: all)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build_wheel(folder)
         print(f"Python {sys.version.split()[0]}, wheel {wheel.stat().st_size / 1e6:.2f} MB")
-        for kind in sys.argv[1:] or ["device", "host"]:
+        for kind in sys.argv[1:] or ["device", "device-litert", "host"]:
             made = install(kind, wheel, folder / kind)
             sizes = made.bytes_by_folder()
             _run([str(made.python), "-m", "compileall", "-q", str(made.site_packages)])

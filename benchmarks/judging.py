@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import metrics
+from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.sessions import Session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.measure import Latency, LatencyLimits, measure_latency
 
 Arrays = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]

@@ -19,11 +19,11 @@ from typing import TextIO
 import click
 import numpy as np
 
+from edgekit_runtime.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.candidates import Candidate, find_candidates
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.importers.tflite import load_tflite
-from edgekit_toolkit.measure import LatencyLimits, measure_latency
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
 from edgekit_toolkit.search import SAME_LATENCY

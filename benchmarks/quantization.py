@@ -25,9 +25,9 @@ import numpy as np
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.latency import LatencyLimits
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.signing import TrustStore
-from edgekit_toolkit.measure import LatencyLimits
 from judging import THREADS, Judge, Open, open_model
 from olive_environment import olive_python
 from results import Result, Row, judge_goals, machine, markdown

@@ -69,10 +69,25 @@ def wheel(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
+@pytest.fixture(scope="module", params=["device", "device-litert"])
+def any_device(
+    request: pytest.FixtureRequest,
+    install_size: ModuleType,
+    wheel: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """A bare device install with onnxruntime as its engine, and one with LiteRT."""
+    return make_install(install_size, request.param, wheel, tmp_path_factory)
+
+
 @pytest.fixture(scope="module")
 def device(install_size: ModuleType, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_install(install_size, "device", wheel, tmp_path_factory)
+
+
+def make_install(install_size: ModuleType, kind: str, wheel: Path, factory: pytest.TempPathFactory) -> Any:
     try:
-        return install_size.install("device", wheel, tmp_path_factory.mktemp("device") / "venv")
+        return install_size.install(kind, wheel, factory.mktemp(kind) / "venv")
     except subprocess.CalledProcessError as error:
         if "connection broken by" in error.output:
             pytest.skip("the package index cannot be reached")
@@ -100,8 +115,8 @@ def test_wheel_holds_every_file_of_the_packages_with_their_data(wheel: Path) -> 
     assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES)
 
 
-def test_device_install_imports_every_runtime_module_without_host_libraries(device: Any) -> None:
-    python: Path = device.python
+def test_device_install_imports_every_runtime_module_without_host_libraries(any_device: Any) -> None:
+    python: Path = any_device.python
     result = subprocess.run(
         [python, "-I", "-B", "-c", IMPORT_ALL], capture_output=True, text=True, check=False
     )
@@ -112,11 +127,31 @@ def test_device_install_imports_every_runtime_module_without_host_libraries(devi
     assert not {name.split(".")[0] for name in seen["loaded"]} & (NOT_ON_A_DEVICE | {"edgekit_toolkit"})
 
 
-def test_device_install_keeps_its_size_limits(device: Any) -> None:
-    sizes = device.bytes_by_folder()
+def test_device_install_keeps_its_size_limits(any_device: Any) -> None:
+    sizes = any_device.bytes_by_folder()
     own_bytes = sum(size for name, size in sizes.items() if name.startswith("edgekit"))
     assert own_bytes <= 2_000_000
     assert sum(sizes.values()) <= 130_000_000, sizes.most_common(6)
+
+
+def test_device_install_opens_a_model_with_its_engine(any_device: Any, tmp_path: Path) -> None:
+    # Requirements that an engine does not need are left out of the file; this shows that it does not.
+    code = (
+        "import importlib.util as u, sys\n"
+        "if u.find_spec('ai_edge_litert'):\n"
+        "    from edgekit_runtime.sessions.litert import LiteRtSession as Session\n"
+        "else:\n"
+        "    from edgekit_runtime.sessions.ort import OrtSession as Session\n"
+        "from edgekit_runtime.errors import BackendError\n"
+        "try:\n"
+        "    Session(b'no model')\n"
+        "except BackendError as error:\n"
+        "    sys.exit(0 if 'refused the model' in str(error) else str(error))\n"
+    )
+    result = subprocess.run(
+        [any_device.python, "-I", "-B", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_package_made_on_the_host_passes_its_self_test_in_a_device_install(

@@ -12,6 +12,7 @@ from edgekit_runtime.names import find_name_problem
 FORMAT_VERSION: Final = 1
 SUPPORTED_CRITICAL: Final[frozenset[str]] = frozenset()
 MANIFEST_NAME: Final = "manifest.json"
+MAX_BACKENDS: Final = 4  # a choice with its fallbacks; bounds the recursion too
 
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -137,7 +138,7 @@ class BackendChoice:
         name: of the backend, such as `ort`.
         artifact: path of the model artifact.
         options: what the backend defines.
-        fallback: the second choice, itself without one.
+        fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -153,23 +154,37 @@ class BackendChoice:
         require_token(self.name, "backend name")
         require(isinstance(self.artifact, str), f"backend '{self.name}': artifact must be a path")
         require_object(self.options, f"backend '{self.name}': options")
-        chained = self.fallback is not None and self.fallback.fallback is not None
-        require(not chained, f"backend '{self.name}': a fallback has no fallback of its own")
+        require(
+            len(self.chain) <= MAX_BACKENDS,
+            f"backend '{self.name}': {len(self.chain)} choices, expected at most {MAX_BACKENDS}",
+        )
+
+    @property
+    def chain(self) -> "tuple[BackendChoice, ...]":
+        """This choice and its fallbacks, in the order in which they are tried."""
+        rest = () if self.fallback is None else self.fallback.chain
+        return (self, *rest)
 
     @classmethod
-    def from_json(cls, value: object, where: str, *, is_fallback: bool = False) -> "BackendChoice":
-        """Return the choice that a parsed JSON object states; a fallback has no field `fallback`."""
+    def from_json(cls, value: object, where: str, *, depth: int = 0) -> "BackendChoice":
+        """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
+
+        Raises:
+            ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
+        """
+        require(depth < MAX_BACKENDS, f"{where}: more than {MAX_BACKENDS} choices")
         fields = Fields(value, where, ManifestError)
         name, artifact, options = fields.take("name"), fields.take("artifact"), fields.take("options")
-        fallback = None if is_fallback else fields.take("fallback")
+        fallback = fields.take_optional("fallback", None) if depth else fields.take("fallback")
         if fallback is not None:
-            fallback = cls.from_json(fallback, f"{where}.fallback", is_fallback=True)
+            fallback = cls.from_json(fallback, f"{where}.fallback", depth=depth + 1)
         return cls(name, artifact, options, fallback, fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
         """Return the JSON object of this choice."""
         known: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
-        if is_fallback:
-            return {**self.extra, **known}
-        fallback = self.fallback.to_json(is_fallback=True) if self.fallback else None
-        return {**self.extra, **known, "fallback": fallback}
+        if self.fallback is not None:
+            known["fallback"] = self.fallback.to_json(is_fallback=True)
+        elif not is_fallback:
+            known["fallback"] = None
+        return {**self.extra, **known}

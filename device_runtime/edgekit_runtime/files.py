@@ -1,4 +1,4 @@
-"""Atomic file writing and digests of files."""
+"""Atomic file writing, digests of files, and where a device keeps what it can make anew."""
 
 import contextlib
 import hashlib
@@ -65,3 +65,11 @@ def hash_file(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def find_cache_folder() -> Path:
+    """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    if given := os.environ.get("EDGEKIT_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "edgekit"

@@ -95,9 +95,8 @@ class Manifest:
         require(paths == sorted(paths), "artifacts are not sorted by path")
         problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
         require(problem is None, f"artifacts: {problem}")
-        for choice in (self.backend, self.backend.fallback):
-            if choice is not None:
-                self._find(choice.artifact, "model", f"backend '{choice.name}'")
+        for choice in self.backend.chain:
+            self._find(choice.artifact, "model", f"backend '{choice.name}'")
         if self.preprocessing is not None:
             self._find(self.preprocessing, "preprocessing", "preprocessing")
         if self.labels is not None:

@@ -48,6 +48,39 @@ class SelfTest:
         return all(check.passed for check in self.checks)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GoldenCase:
+    """The golden tensors of a package in memory, which outlive the package.
+
+    Attributes:
+        inputs: input name -> array, ready for `Session.run`.
+        expected: each golden output with its stored values.
+    """
+
+    inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+    expected: tuple[tuple[GoldenOutput, np.ndarray[Any, np.dtype[Any]]], ...]
+
+    def check(self, session: Session) -> SelfTest:
+        """Return how the session's outputs compare with the golden outputs.
+
+        Raises:
+            DataError: the session takes other inputs.
+            BackendError: the engine failed.
+        """
+        outputs = session.run(self.inputs)
+        return SelfTest(tuple(_check(golden, values, outputs) for golden, values in self.expected))
+
+
+def read_golden(package: OpenedPackage) -> GoldenCase:
+    """Return the golden tensors of a package."""
+    return GoldenCase(
+        read_golden_inputs(package),
+        tuple(
+            (golden, golden.decode(package.read(golden.path))) for golden in package.manifest.golden.outputs
+        ),
+    )
+
+
 def read_golden_inputs(package: OpenedPackage) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """Return the golden inputs of a package, ready for `Session.run`."""
     return {
@@ -66,13 +99,7 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
         DataError: the session takes other inputs than the package states.
         BackendError: the engine failed.
     """
-    outputs = session.run(read_golden_inputs(package))
-    return SelfTest(
-        tuple(
-            _check(golden, golden.decode(package.read(golden.path)), outputs)
-            for golden in package.manifest.golden.outputs
-        )
-    )
+    return read_golden(package).check(session)
 
 
 def _check(

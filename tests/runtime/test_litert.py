@@ -195,6 +195,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "strings": (lambda: linear(dtype="string"), "refused the model"),
     "no name": (lambda: linear(name=""), "name is ''"),
+    "a name that is no text": (lambda: linear(name=b"\xed\xa0"), "cannot be read"),
 }
 
 
@@ -299,3 +300,38 @@ def test_a_fresh_process_prints_nothing_of_the_engines(tmp_path: Path) -> None:
         check=True,
     )
     assert (result.stdout, result.stderr) == ("", "own line\n")
+
+
+DAMAGE = """
+import random, sys
+from pathlib import Path
+import numpy as np
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.sessions.litert import LiteRtSession
+
+content = Path(sys.argv[1]).read_bytes()
+rng = random.Random(0)
+refused = 0
+for length in range(0, len(content), 7):
+    changed = content[:length]
+    if rng.random() < 0.5:  # zeros in the place of what is cut off
+        changed += bytes(len(content) - length)
+    try:
+        session = LiteRtSession(changed)
+        session.run({spec.name: np.ones((1, 4), np.float32) for spec in session.inputs})
+    except (BackendError, DataError):
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("make", [linear, quantized_linear])
+def test_truncated_and_blanked_files_are_refused_or_computed(
+    make: Callable[[], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "model.tflite").write_bytes(make())
+    result = subprocess.run(
+        [sys.executable, "-c", DAMAGE, tmp_path / "model.tflite"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-1000:]
+    assert int(result.stdout) > 60  # of about 80; a file without its tail of padding still computes

@@ -200,10 +200,32 @@ def test_figures_that_are_no_json_are_refused_on_writing(maker: Any) -> None:
         maker.manifest(figures={"accuracy": float("nan")}).to_bytes()
 
 
-def test_a_fallback_of_a_fallback_is_refused() -> None:
-    second = BackendChoice("b", "m", {}, BackendChoice("c", "m", {}))
-    with pytest.raises(ManifestError, match="no fallback of its own"):
-        BackendChoice("a", "m", {}, second)
+def chain_of(count: int) -> BackendChoice:
+    choice = None
+    for index in reversed(range(count)):
+        choice = BackendChoice(f"b{index}", "model.onnx", {}, choice)
+    assert choice is not None
+    return choice
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_chain_of_fallbacks_survives_the_round_trip(count: int, maker: Any) -> None:
+    manifest = maker.manifest(backend=chain_of(count))
+    read = parse_manifest(manifest.to_bytes())
+    assert read == manifest
+    assert [choice.name for choice in read.backend.chain] == [f"b{index}" for index in range(count)]
+
+
+def test_more_than_four_backends_are_refused(maker: Any) -> None:
+    with pytest.raises(ManifestError, match="5 choices, expected at most 4"):
+        chain_of(5)
+    document = json.loads(maker.manifest(backend=chain_of(4)).to_bytes())
+    last = document["backend"]
+    while last.get("fallback"):
+        last = last["fallback"]
+    last["fallback"] = {"name": "b4", "artifact": "model.onnx", "options": {}}
+    with pytest.raises(ManifestError, match="more than 4 choices"):
+        parse_manifest(encode(document))
 
 
 def test_the_file_name_joins_name_version_and_target(maker: Any) -> None:

@@ -44,7 +44,12 @@ def test_a_session_states_its_inputs_and_outputs(session: OrtSession) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [OrtOptions(), OrtOptions(threads=2, spinning=True), OrtOptions(threads=1, optimise=False)],
+    [
+        OrtOptions(),
+        OrtOptions(threads=2, spinning=True),
+        OrtOptions(threads=1, optimise=False),
+        OrtOptions(arena=False),
+    ],
 )
 def test_options_do_not_change_the_result(options: OrtOptions, maker: Any) -> None:
     np.testing.assert_array_equal(OrtSession(maker.artifacts["model.onnx"], options).run({"x": X})["y"], Y)
@@ -61,10 +66,13 @@ def test_a_model_is_loaded_from_memory_and_from_a_file(kind: str, maker: Any, tm
 def test_options_reach_the_engine(maker: Any) -> None:
     import onnxruntime
 
-    session = OrtSession(maker.artifacts["model.onnx"], OrtOptions(threads=2, spinning=False, optimise=False))
+    session = OrtSession(
+        maker.artifacts["model.onnx"], OrtOptions(threads=2, spinning=False, arena=False, optimise=False)
+    )
     assert session._session is not None
     settings = session._session.get_session_options()
     assert settings.intra_op_num_threads == 2
+    assert not settings.enable_cpu_mem_arena
     assert settings.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert settings.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
@@ -169,6 +177,7 @@ def test_a_model_with_sequences_is_a_backend_error() -> None:
         ({"threads": "two"}, "threads is 'two'"),
         ({"threads": True}, "threads is True"),
         ({"spinning": 1}, "spinning is 1"),
+        ({"arena": 1}, "arena is 1"),
         ({"optimise": None}, "optimise is None"),
         ({"turbo": True}, r"unknown options \['turbo'\]"),
     ],
@@ -242,7 +251,7 @@ def test_a_missing_engine_names_what_to_install(maker: Any, package_path: Path) 
         open_session(package_path, trust=maker.trust)
 
 
-CHOICE = BackendChoice("tensorrt", "model.onnx", {}, BackendChoice("ort", "model.onnx", {"threads": 1}))
+CHOICE = BackendChoice("absent", "model.onnx", {}, BackendChoice("ort", "model.onnx", {"threads": 1}))
 
 
 def test_a_missing_engine_gives_way_to_the_fallback(
@@ -258,7 +267,7 @@ def test_a_missing_engine_gives_way_to_the_fallback(
 @pytest.mark.usefixtures("without_ort")
 def test_two_missing_engines_are_both_named(maker: Any, package_path: Path) -> None:
     maker.write(package_path, backend=CHOICE)
-    with pytest.raises(EngineMissingError, match=r"no backend 'tensorrt'.*its fallback.*edgekit\[device\]"):
+    with pytest.raises(EngineMissingError, match=r"no backend 'absent'.*its fallback.*edgekit\[device\]"):
         open_session(package_path, trust=maker.trust)
 
 

@@ -26,7 +26,7 @@ _TYPES = {
 class Tensor:
     """One tensor; `signature` states the sizes with -1 for free ones, `values` makes it a constant."""
 
-    name: str
+    name: str | bytes
     shape: Sequence[int]
     dtype: str = "float32"
     signature: Sequence[int] | None = None

@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import DataError, EdgekitError, ModelError
+from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.measure import Latency, LatencyLimits, measure_engine_bytes, measure_latency
+from edgekit_toolkit.measure import measure_engine_bytes
 from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
 from edgekit_toolkit.node_costs import node_costs

@@ -1,19 +1,16 @@
-"""Measurement on this machine: latency of several sessions side by side, and peak memory of a fresh process.
+"""Peak memory of a fresh process on this machine that runs one model (times: `edgekit_runtime.latency`).
 
 It measures the host, not a target; figures of a target need that device. See `memory` for the estimate.
 """
 
 import functools
 import json
-import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,123 +23,6 @@ from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.feeds import Feeds
 
 _PROC_STATUS = Path("/proc/self/status")
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyLimits:
-    """When `measure_latency` stops.
-
-    Attributes:
-        warmup_rounds: rounds that are run first and not counted.
-        min_rounds: rounds that are counted whatever the time.
-        max_rounds: most rounds that are counted.
-        time_limit_s: no round starts later than this after the first, the warm-up included.
-        precision: stop early once the 95 % interval of every median is within this share of it.
-    """
-
-    warmup_rounds: int = 2
-    min_rounds: int = 5
-    max_rounds: int = 200
-    time_limit_s: float = 10.0
-    precision: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.warmup_rounds < 0 or not 1 <= self.min_rounds <= self.max_rounds:
-            raise ValueError(f"expected warmup_rounds >= 0 and 1 <= min_rounds <= max_rounds, got {self}")
-        if not self.time_limit_s > 0 or not 0 <= self.precision < 1:
-            raise ValueError(f"expected time_limit_s > 0 and 0 <= precision < 1, got {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Latencies of one session, in seconds, in the order of the rounds.
-
-    Attributes:
-        seconds: one entry a round, at least one.
-    """
-
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """Median of the rounds."""
-        return statistics.median(self.seconds)
-
-    @property
-    def quartiles_s(self) -> tuple[float, float]:
-        """Lower and upper quartile of the rounds."""
-        lower, upper = np.quantile(self.seconds, (0.25, 0.75))
-        return float(lower), float(upper)
-
-    def ratio_to(self, reference: "Latency") -> float:
-        """Median over the rounds of this latency divided by that of `reference` in the same round.
-
-        Both must come from one call of `measure_latency`: then a load on the machine that lasts longer than
-        a round strikes both alike.
-        """
-        pairs = zip(self.seconds, reference.seconds, strict=True)
-        return statistics.median(own / other for own, other in pairs)
-
-
-def measure_latency(
-    sessions: Mapping[str, Callable[[], object]],
-    limits: LatencyLimits | None = None,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    seed: int = 0,
-) -> dict[str, Latency]:
-    """Latency of each session; a round runs each once, in an order that is drawn anew each round.
-
-    Args:
-        sessions: name -> a call that makes one inference.
-        limits: when to stop; by default `LatencyLimits()`.
-        clock: seconds since any moment; grows.
-        seed: of the orders.
-    """
-    limits = limits or LatencyLimits()
-    orders = np.random.default_rng(seed)
-    names = list(sessions)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    start = clock()
-    for _ in range(limits.warmup_rounds):
-        _round(sessions, names, clock)
-    for count in range(limits.max_rounds):
-        if count >= limits.min_rounds and (
-            clock() - start >= limits.time_limit_s
-            or all(_is_settled(values, limits.precision) for values in seconds.values())
-        ):
-            break
-        order = [names[index] for index in orders.permutation(len(names))]
-        for name, elapsed_s in _round(sessions, order, clock).items():
-            seconds[name].append(elapsed_s)
-    return {name: Latency(tuple(values)) for name, values in seconds.items()}
-
-
-def _round(
-    sessions: Mapping[str, Callable[[], object]], order: Sequence[str], clock: Callable[[], float]
-) -> dict[str, float]:
-    elapsed_s = {}
-    for name in order:
-        begin = clock()
-        sessions[name]()
-        elapsed_s[name] = clock() - begin
-    return elapsed_s
-
-
-def _is_settled(seconds: Sequence[float], precision: float) -> bool:
-    """Whether the 95 % interval of the median is within `precision` of it on both sides.
-
-    Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1: the interval between the
-    order statistics n/2 -+ 1.96 sqrt(n)/2 holds the median of any distribution.
-    """
-    count = len(seconds)
-    reach = 1.96 * math.sqrt(count) / 2
-    low, high = math.floor(count / 2 - reach), math.ceil(count / 2 + reach)
-    if low < 0 or high >= count:
-        return False
-    ordered = sorted(seconds)
-    median = statistics.median(ordered)
-    return ordered[high] - median <= precision * median and median - ordered[low] <= precision * median
 
 
 @dataclass(frozen=True, slots=True)

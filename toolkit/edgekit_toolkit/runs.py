@@ -8,12 +8,13 @@ from typing import Any
 
 import onnx
 
+from edgekit_runtime.latency import Latency
 from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import Modelled, Scores
-from edgekit_toolkit.measure import Latency, PeakMemory
+from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled
 from edgekit_toolkit.passes.pipeline import Optimised

@@ -5,7 +5,8 @@ from edgekit_runtime.sessions.session import (
     EngineMissingError,
     OpenBackend,
     Session,
+    open_choice,
     open_session,
 )
 
-__all__ = ["ENTRY_POINT_GROUP", "EngineMissingError", "OpenBackend", "Session", "open_session"]
+__all__ = ["ENTRY_POINT_GROUP", "EngineMissingError", "OpenBackend", "Session", "open_choice", "open_session"]

@@ -40,9 +40,16 @@ def read_tensors(
         float_io: whether quantized tensors are float32 to the caller.
 
     Raises:
-        BackendError: a tensor is no plain tensor, has a quantization that cannot be computed with, or two
-            have one name.
+        BackendError: a tensor is no plain tensor, has a quantization that cannot be computed with or a name
+            that is no text, or two have one name.
     """
+    try:
+        return _read(interpreter, float_io=float_io)
+    except (ValueError, TypeError, RuntimeError) as cause:  # a name that is not UTF-8, an unknown type
+        raise BackendError(f"backend 'litert': the inputs and outputs cannot be read: {cause}") from cause
+
+
+def _read(interpreter: Any, *, float_io: bool) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor, ...]]:
     found = (interpreter.get_input_details(), interpreter.get_output_details())
     named = _signature(interpreter, found) or tuple(_by_tensor_name(details) for details in found)
     inputs, outputs = (

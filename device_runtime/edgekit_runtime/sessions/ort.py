@@ -37,6 +37,8 @@ class OrtOptions:
     Attributes:
         threads: that share one inference; None leaves it to onnxruntime (one a core).
         spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
+        arena: whether the memory of activations is kept for the next run; off is for models whose activations
+            vary greatly in size, and slower and larger in those of docs/memory.md.
         optimise: whether the graph is optimised on loading; off for a model that was saved optimised.
 
     Raises:
@@ -45,11 +47,13 @@ class OrtOptions:
 
     threads: int | None = None
     spinning: bool = False
+    arena: bool = True
     optimise: bool = True
 
     def __post_init__(self) -> None:
         require_count("ort", "threads", self.threads)
         require_flag("ort", "spinning", self.spinning)
+        require_flag("ort", "arena", self.arena)
         require_flag("ort", "optimise", self.optimise)
 
     @classmethod
@@ -142,6 +146,7 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
     settings.intra_op_num_threads = options.threads or 0  # 0: as many as cores
     settings.inter_op_num_threads = 1
     make_lean(settings)
+    settings.enable_cpu_mem_arena = options.arena
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     level = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL

@@ -12,6 +12,7 @@ import numpy as np
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
 
@@ -22,6 +23,7 @@ ENTRY_POINT_GROUP: Final = "edgekit.backends"
 # Imported when used: each needs an engine, and a device has one or two of them.
 _BUILT_IN: Final[Mapping[str, tuple[str, str]]] = {
     "ort": ("edgekit_runtime.sessions.ort", "open_ort"),
+    "tensorrt": ("edgekit_runtime.sessions.tensorrt", "open_tensorrt"),
     "litert": ("edgekit_runtime.sessions.litert", "open_litert"),
 }
 
@@ -85,7 +87,9 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of the manifest's backend, or of its fallback where that engine is missing.
+    """Return a session of the manifest's backend, or of its next fallback where that engine is missing.
+
+    Where a tournament was held on this machine, its winner comes first.
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
@@ -98,14 +102,24 @@ def open_session(
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
-        return _open(package, threads)
+        return open_choice(package, recall_order(package.manifest), threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
-        return _open(opened, threads)
+        return open_choice(opened, recall_order(opened.manifest), threads)
 
 
-def _open(package: OpenedPackage, threads: int | None) -> Session:
-    choice = package.manifest.backend
+def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
+    """Return a session of `choice`, or of its next fallback whose engine is there.
+
+    Args:
+        package: verified.
+        choice: a backend with its artifact, options and fallbacks.
+        threads: of one inference, or None for those of the options.
+
+    Raises:
+        EngineMissingError: no engine of them is installed; the message has every reason.
+        BackendError: the first engine that is installed refused the model or an option.
+    """
     try:
         return _find_backend(choice.name)(package, choice, threads)
     except EngineMissingError as cause:
@@ -113,7 +127,7 @@ def _open(package: OpenedPackage, threads: int | None) -> Session:
             raise
         _logger.warning("%s; using the fallback '%s'", cause, choice.fallback.name)
         try:
-            return _find_backend(choice.fallback.name)(package, choice.fallback, threads)
+            return open_choice(package, choice.fallback, threads)
         except EngineMissingError as second:
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
 

@@ -172,12 +172,12 @@ def _artifact_rows(manifest: Manifest) -> Iterator[tuple[str]]:
 
 
 def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
-    for title, choice in (("first", backend), ("fallback", backend.fallback)):
-        if choice is None:
-            yield title, "none"
-        else:
-            options = ", ".join(f"{name} {_value(value)}" for name, value in choice.options.items())
-            yield title, f"{choice.name} runs {choice.artifact}; options: {options or 'none'}"
+    for index, choice in enumerate(backend.chain):
+        options = ", ".join(f"{name} {_value(value)}" for name, value in choice.options.items())
+        text = f"{choice.name} runs {choice.artifact}; options: {options or 'none'}"
+        yield "fallback" if index else "first", text
+    if backend.fallback is None:
+        yield "fallback", "none"
 
 
 def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:

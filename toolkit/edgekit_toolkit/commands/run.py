@@ -91,7 +91,7 @@ def command(
 
 
 def _time(session: Session, result: Inference, repeat: int) -> dict[str, Any]:
-    from edgekit_toolkit.measure import LatencyLimits, measure_latency
+    from edgekit_runtime.latency import LatencyLimits, measure_latency
 
     limits = LatencyLimits(min_rounds=repeat, max_rounds=repeat)
     latency = measure_latency({"": lambda: session.run(result.first)}, limits)[""]

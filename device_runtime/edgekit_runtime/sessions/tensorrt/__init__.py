@@ -1,0 +1,112 @@
+"""The TensorRT backend: ONNX models on an NVIDIA GPU, by engines that the device builds for itself.
+
+A package carries the model, never an engine: engines are tied to one version of TensorRT and one GPU. The
+device builds them once, in the background and in a process of its own, while the fallback of the package
+serves. docs/tensorrt.md says which part has run where.
+"""
+
+import functools
+import hashlib
+import importlib
+import logging
+from types import ModuleType
+
+from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.files import find_cache_folder
+from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.selftest import read_golden
+from edgekit_runtime.sessions.session import EngineMissingError, open_choice
+from edgekit_runtime.sessions.tensorrt.build import build_engines
+from edgekit_runtime.sessions.tensorrt.cache import (
+    EngineCache,
+    EngineKey,
+    read_power_mode,
+)
+from edgekit_runtime.sessions.tensorrt.cuda import Cuda
+from edgekit_runtime.sessions.tensorrt.executor import Executor
+from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
+from edgekit_runtime.sessions.tensorrt.prepare import Job, Machine, prepare
+from edgekit_runtime.sessions.tensorrt.session import EngineState, TensorRtSession
+
+__all__ = [
+    "EngineState",
+    "Machine",
+    "TensorRtOptions",
+    "TensorRtSession",
+    "find_machine",
+    "open_on",
+    "open_tensorrt",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> TensorRtSession:
+    """Return a session for the artifact that `choice` names; see `OpenBackend`.
+
+    It runs on the fallback of `choice` until the engine is ready. Without one, or where its engine is missing
+    too, this returns when the engine is ready.
+
+    Raises:
+        EngineMissingError: there is no TensorRT or no GPU here.
+        BackendError: an option is wrong, the fallback refused the model, or there is no fallback and no
+            engine could be built.
+    """
+    return open_on(find_machine(), package, choice, threads)
+
+
+def open_on(
+    machine: Machine, package: OpenedPackage, choice: BackendChoice, threads: int | None
+) -> TensorRtSession:
+    """Return a session on `machine`; see `open_tensorrt`."""
+    options = TensorRtOptions.from_json(choice.options)
+    model = bytes(package.read(choice.artifact))
+    key = EngineKey(
+        model_sha256=hashlib.sha256(model).hexdigest(),
+        tensorrt=machine.version,
+        gpu=machine.gpu.name,
+        compute_capability=machine.gpu.compute_capability,
+        power_mode=machine.power_mode,
+        options=encode_json(options.to_json()).decode(),
+    )
+    timings = () if options.timing_cache is None else (bytes(package.read(options.timing_cache)),)
+    manifest = package.manifest
+    job = Job(key, model, options, read_golden(package), manifest.inputs, manifest.outputs, timings)
+    fallback = None
+    if choice.fallback is not None:
+        try:
+            fallback = open_choice(package, choice.fallback, options.threads if threads is None else threads)
+        except EngineMissingError as cause:
+            _logger.warning("%s; waiting for TensorRT's engine", cause)
+    return TensorRtSession(
+        manifest.inputs, manifest.outputs, fallback, functools.partial(prepare, job, machine)
+    )
+
+
+def find_machine() -> Machine:
+    """Return this device with the TensorRT that is installed on it.
+
+    Raises:
+        EngineMissingError: there is no TensorRT or no GPU here.
+    """
+    trt = _find_tensorrt()
+    cuda = Cuda()
+    return Machine(
+        version=trt.__version__,
+        gpu=cuda.gpu,
+        power_mode=read_power_mode(),
+        cache=EngineCache(find_cache_folder()),
+        build=build_engines,
+        load=lambda plan: Executor(trt, cuda, plan),
+    )
+
+
+def _find_tensorrt() -> ModuleType:
+    try:
+        return importlib.import_module("tensorrt")
+    except ImportError as cause:
+        raise EngineMissingError(
+            f"backend 'tensorrt' needs TensorRT 10 ({cause}); on a Jetson it comes with JetPack:"
+            " apt-get install python3-libnvinfer, and make the environment with --system-site-packages"
+        ) from cause

@@ -1,0 +1,106 @@
+"""Building engines in a process of their own, from the side of the session that waits for them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.tensorrt.cache import StoppedError
+from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
+
+BUILD_TIME_LIMIT_S: Final = 3600.0  # large models take tens of minutes on a Jetson Orin Nano
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What building gave.
+
+    Attributes:
+        plans: precision -> serialized engine.
+        refused: precision (or `model`) -> why there is none.
+        timing: TensorRT's timing cache, or None.
+    """
+
+    plans: Mapping[str, bytes]
+    refused: Mapping[str, str]
+    timing: bytes | None
+
+
+def build_engines(
+    model: bytes,
+    options: TensorRtOptions,
+    *,
+    timings: tuple[bytes, ...],
+    stop: threading.Event,
+    library: str = "tensorrt",
+    compute_capability: str | None = None,
+) -> Engines:
+    """Return the engines of `model`, built in a process of low priority.
+
+    Args:
+        model: ONNX, whole.
+        options: what to build.
+        timings: timing caches to start from.
+        stop: set when nobody wants the engines any more.
+        library: name of the TensorRT module.
+        compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU.
+
+    Raises:
+        StoppedError: `stop` was set.
+        BackendError: the process died or took too long; a refusal is no error but in `refused`.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
+        folder = Path(name)
+        (folder / "model.onnx").write_bytes(model)
+        for index, timing in enumerate(timings):
+            (folder / f"timing-{index}.cache").write_bytes(timing)
+        request = {**options.to_json(), "library": library, "compute_capability": compute_capability}
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        _run_child(folder, stop)
+        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        plans = {precision: (folder / f"{precision}.plan").read_bytes() for precision in answer["built"]}
+        timing_path = folder / "timing.cache"
+        found = timing_path.read_bytes() if timing_path.exists() else None
+    return Engines(plans, answer["refused"], found)
+
+
+def _run_child(folder: Path, stop: threading.Event) -> None:
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    with (folder / "stderr.txt").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgekit_runtime.sessions.tensorrt.child"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the library prints there
+            stderr=stderr,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    waited_s = 0.0
+    try:
+        while process.poll() is None:
+            if stop.wait(_POLL_S):
+                raise StoppedError
+            waited_s += _POLL_S
+            if waited_s >= BUILD_TIME_LIMIT_S:
+                raise BackendError(f"building engines took over {BUILD_TIME_LIMIT_S:g} s; shrink the model")
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        words = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise BackendError(
+            f"building engines ended {_how(process.returncode)}: {words[-1] if words else 'no message'}"
+        )
+
+
+def _how(code: int) -> str:
+    return f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"

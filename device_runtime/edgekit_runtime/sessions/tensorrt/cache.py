@@ -1,0 +1,216 @@
+"""Engines on the disk of the device, each under everything that it depends on.
+
+An engine is native code for one version of TensorRT on one GPU, so an entry whose key differs in anything is
+never loaded. The folder belongs to the runtime's user alone: whoever can write there chooses what runs.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.canonical import JsonValue, encode_json
+from edgekit_runtime.files import write_atomically
+
+_BUILDER: Final = 1  # of ours; raised when the same model and options give another engine
+_ENTRY, _PLAN = "entry.json", "engine.plan"
+_POLL_S: Final = 0.2
+_MAX_ENTRIES: Final = 8  # engines of 10 MB are usual, and the disk of a device is small
+
+
+class StoppedError(Exception):
+    """The session was closed before its engine was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """All that an engine depends on.
+
+    Attributes:
+        model_sha256: of the ONNX model.
+        tensorrt: version of the library.
+        gpu, compute_capability: of the device.
+        power_mode: which clocks the kernels were chosen for, see `read_power_mode`.
+        options: build options as canonical JSON.
+        builder: revision of this code.
+    """
+
+    model_sha256: str
+    tensorrt: str
+    gpu: str
+    compute_capability: str
+    power_mode: str
+    options: str
+    builder: int = _BUILDER
+
+    @property
+    def digest(self) -> str:
+        """Name of the entry."""
+        return _digest(asdict(self))
+
+    @property
+    def machine_digest(self) -> str:
+        """Name of the timing cache, which all models share that are built by one version on one GPU."""
+        fields = asdict(self)
+        return _digest(
+            {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
+        )
+
+
+def _digest(fields: Mapping[str, JsonValue]) -> str:
+    return hashlib.sha256(encode_json(dict(fields))).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one key.
+
+    Attributes:
+        precision: of the engine that was kept.
+        seconds: precision -> median latency, of those that were measured.
+        notes: why other engines were not kept.
+        plan: the engine, or None where TensorRT or the golden outputs refused every one, for the reasons in
+            `notes`: building again would end the same.
+    """
+
+    precision: str | None
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+    plan: bytes | None
+
+
+class EngineCache:
+    """The entries in one folder."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: Path) -> None:
+        """Use `root`, which need not exist."""
+        self.root = root / "tensorrt"
+
+    def read(self, key: EngineKey) -> Entry | None:
+        """Return the entry of `key`, or None where there is none that is whole and of this very key."""
+        folder = self.root / key.digest
+        try:
+            stated: Any = json.loads((folder / _ENTRY).read_bytes())
+            if stated["key"] != asdict(key):
+                return None
+            plan = None
+            if stated["plan_sha256"] is not None:
+                plan = (folder / _PLAN).read_bytes()
+                if hashlib.sha256(plan).hexdigest() != stated["plan_sha256"]:
+                    return None
+            return Entry(stated["precision"], dict(stated["seconds"]), tuple(stated["notes"]), plan)
+        except (OSError, ValueError, TypeError, KeyError):  # missing, cut short or of another writer
+            return None
+
+    def write(self, key: EngineKey, entry: Entry) -> None:
+        """Keep `entry`; after a power cut there is the old one, the new one or none that is whole.
+
+        Raises:
+            OutputError: the folder cannot be written.
+            OSError: it cannot be made.
+        """
+        folder = self.root / key.digest
+        _make_folder(folder)
+        sha256 = None
+        if entry.plan is not None:
+            sha256 = hashlib.sha256(entry.plan).hexdigest()
+            with write_atomically(folder / _PLAN, mode=0o600) as file:
+                file.write(entry.plan)
+        stated = {
+            "key": asdict(key),
+            "precision": entry.precision,
+            "seconds": dict(entry.seconds),
+            "notes": list(entry.notes),
+            "plan_sha256": sha256,
+        }
+        self._prune(folder)
+        # Last: it names the digest of the engine that it goes with.
+        with write_atomically(folder / _ENTRY, mode=0o600) as file:
+            file.write(json.dumps(stated, indent=1).encode())
+
+    def _prune(self, new: Path) -> None:
+        """Remove all but the newest entries; an update of model or JetPack leaves its old engine behind."""
+        entries = [path.parent for path in self.root.glob(f"*/{_ENTRY}") if path.parent != new]
+        entries.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in entries[_MAX_ENTRIES - 1 :]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
+        """Hold the entry of `key` against other processes and threads; the system releases it if this dies.
+
+        Args:
+            key: of the entry.
+            stop: set when the entry is no longer wanted.
+
+        Raises:
+            StoppedError: `stop` was set before the entry was free.
+        """
+        try:
+            _make_folder(self.root)
+            lock = (self.root / f"{key.digest}.lock").open("wb")
+        except OSError:  # a cache that cannot be written is not shared either
+            yield
+            return
+        with lock:
+            while not _try_lock(lock.fileno()):
+                if stop.wait(_POLL_S):
+                    raise StoppedError
+            yield
+
+    def forget(self, key: EngineKey) -> None:
+        """Remove the entry of `key`, where there is one."""
+        (self.root / key.digest / _ENTRY).unlink(missing_ok=True)
+
+    def read_timing(self, key: EngineKey) -> bytes | None:
+        """Return the timing cache for the machine of `key`, or None."""
+        try:
+            return self._timing_path(key).read_bytes()
+        except OSError:
+            return None
+
+    def write_timing(self, key: EngineKey, timing: bytes) -> None:
+        """Keep the timing cache for the machine of `key`.
+
+        Raises:
+            OutputError: the folder cannot be written.
+            OSError: it cannot be made.
+        """
+        _make_folder(self.root)
+        with write_atomically(self._timing_path(key), mode=0o600) as file:
+            file.write(timing)
+
+    def _timing_path(self, key: EngineKey) -> Path:
+        return self.root / f"timing-{key.machine_digest}.cache"
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def read_power_mode() -> str:
+    """Return the power mode of a Jetson as `nvpmodel -q` states it, or `none` where there is none."""
+    try:
+        done = subprocess.run(
+            ["nvpmodel", "-q"], capture_output=True, text=True, errors="replace", timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return " ".join(done.stdout.split())

@@ -1,0 +1,135 @@
+"""The process that builds engines: `python -m edgekit_runtime.sessions.tensorrt.child`.
+
+It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder, and writes `PRECISION.plan`,
+`timing.cache` and, last, `answer.json` there. It is a process of its own because a native crash ends the
+process that it happens in, and because TensorRT gives back what it took for building only at the end of one.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.sessions.tensorrt.network import (
+    RefusedError,
+    is_quantized,
+    make_log,
+    make_profile,
+    parse,
+    remove_quantization,
+)
+
+# The builder walks the graph recursively: with the usual 8 MB a chain of 3000 nodes overflows the stack.
+STACK_BYTES: Final = 512 * 2**20
+_NICENESS: Final = 10  # a session is serving on the CPU meanwhile
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Build each engine that is asked for, and return the answer."""
+    model = (folder / "model.onnx").read_bytes()
+    built, refused = [], {}
+    try:
+        precisions = request["precisions"] or _usual_precisions(trt, model)
+        for precision in precisions:
+            try:
+                plan = _build(trt, request, folder, model, precision)
+            except RefusedError as error:
+                refused[precision] = "; ".join(error.args)
+                continue
+            (folder / f"{precision}.plan").write_bytes(plan)
+            built.append(precision)
+    except RefusedError as error:
+        refused["model"] = "; ".join(error.args)
+    return {"version": trt.__version__, "built": built, "refused": refused}
+
+
+def _has_flags(trt: Any) -> bool:
+    """Whether precisions are the builder's choice; TensorRT-RTX takes every type from the model."""
+    return hasattr(trt.BuilderFlag, "FP16")
+
+
+def _usual_precisions(trt: Any, model: bytes) -> list[str]:
+    log = make_log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parse(trt, log, network, model)
+    plain = ["fp16"] if _has_flags(trt) else ["fp32"]
+    if is_quantized(trt, network):
+        return ["int8", *plain]
+    return [*plain, "fp32"] if _has_flags(trt) else plain
+
+
+def _build(trt: Any, request: Mapping[str, Any], folder: Path, model: bytes, precision: str) -> bytes:
+    log = make_log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parse(trt, log, network, model)
+    config = builder.create_builder_config()
+    # TensorRT refers to these values while it builds.
+    kept = [] if precision == "int8" else remove_quantization(trt, network)
+    _set_precision(trt, config, precision)
+    profile = make_profile(builder, network, request["shapes"])
+    if profile is not None:
+        config.add_optimization_profile(profile)
+    if request["workspace_bytes"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request["workspace_bytes"])
+    if request["compute_capability"] is not None:  # TensorRT-RTX alone can build for a GPU that is not there
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, request["compute_capability"]), 0)
+    timing = _add_timing(config, folder)
+    plan = builder.build_serialized_network(network, config)
+    del kept
+    if plan is None:
+        raise RefusedError(*(log.errors or ["the builder gave no engine and no reason"]))
+    if timing is not None:
+        (folder / "timing.cache").write_bytes(bytes(timing.serialize()))
+    return bytes(plan)
+
+
+def _set_precision(trt: Any, config: Any, precision: str) -> None:
+    if not _has_flags(trt):
+        if precision == "fp16":
+            raise RefusedError("this TensorRT takes every type from the model: half needs a model in half")
+        return
+    if precision != "fp32":
+        config.set_flag(trt.BuilderFlag.FP16)  # of what int8 leaves in float, too
+    if precision == "int8":
+        config.set_flag(trt.BuilderFlag.INT8)
+
+
+def _add_timing(config: Any, folder: Path) -> Any:
+    """Give `config` the timings that are there; those of another version or GPU it refuses by itself.
+
+    `timing.cache` are those of the engines before in this process, `timing-*.cache` were given.
+    """
+    cache = config.create_timing_cache(b"")
+    if cache is None or not config.set_timing_cache(cache, False):
+        return None
+    for path in sorted(folder.glob("timing*.cache")):
+        other = config.create_timing_cache(path.read_bytes())
+        if other is not None:
+            cache.combine(other, False)
+    return cache
+
+
+def _main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for it any more
+    os.nice(_NICENESS)
+    folder = Path.cwd()
+    request: dict[str, Any] = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    trt = importlib.import_module(request["library"])
+    threading.stack_size(STACK_BYTES)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        answer = thread.submit(build_all, trt, request, folder).result()
+    (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main()

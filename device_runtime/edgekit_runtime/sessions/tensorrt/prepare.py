@@ -1,0 +1,204 @@
+"""From a model to the engine that takes its traffic: cached or built, checked, and the fastest right one.
+
+All that touches a GPU, a process or a library comes in through `Machine`.
+"""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.latency import LatencyLimits, measure_latency
+from edgekit_runtime.selftest import GoldenCase
+from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.tensorrt.build import Engines
+from edgekit_runtime.sessions.tensorrt.cache import EngineCache, EngineKey, Entry, StoppedError
+from edgekit_runtime.sessions.tensorrt.cuda import Gpu
+from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
+from edgekit_runtime.tensors import TensorSpec
+
+_TIMING: Final = LatencyLimits(warmup_rounds=5, min_rounds=20, time_limit_s=5.0)
+
+_logger = logging.getLogger(__name__)
+
+
+class Engine(Session, Protocol):
+    """A loaded engine."""
+
+    def accepts(self, inputs: Mapping[str, Array]) -> bool:
+        """Return whether the shapes lie within what the engine was built for."""
+
+
+class BuildEngines(Protocol):
+    """What `build.build_engines` does."""
+
+    def __call__(
+        self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
+    ) -> Engines:
+        """Return the engines of `model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What engines are built for and run on.
+
+    Attributes:
+        version: of TensorRT.
+        gpu: of this device.
+        power_mode: see `cache.read_power_mode`.
+        cache: of engines.
+        build: from a model to serialized engines.
+        load: from a serialized engine to one that runs.
+    """
+
+    version: str
+    gpu: Gpu
+    power_mode: str
+    cache: EngineCache
+    build: BuildEngines
+    load: Callable[[bytes], Engine]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What is wanted; it outlives the package.
+
+    Attributes:
+        key: of the engine.
+        model: ONNX, whole.
+        options: how to build.
+        golden: what an engine must reproduce before it takes traffic.
+        inputs, outputs: of the package's manifest.
+        timings: timing caches that the package brings.
+    """
+
+    key: EngineKey
+    model: bytes
+    options: TensorRtOptions
+    golden: GoldenCase
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    timings: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """An engine that has passed the golden outputs.
+
+    Attributes:
+        engine: ready to run.
+        precision: it was built with.
+        entry: what is known of it and of those that were not kept.
+    """
+
+    engine: Engine
+    precision: str
+    entry: Entry
+
+
+class _WrongError(BackendError):
+    """An engine computes something else than the package promises: building it again would not help."""
+
+
+def prepare(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
+    """Return the engine for `job`, from the cache or newly built.
+
+    Args:
+        job: what is wanted.
+        machine: what builds and runs it.
+        stop: set when nobody wants it any more.
+
+    Raises:
+        StoppedError: `stop` was set.
+        BackendError: no engine could be built that reproduces the golden outputs, with every reason.
+    """
+    with machine.cache.only_one(job.key, stop):
+        entry = machine.cache.read(job.key)
+        if entry is not None and entry.plan is None:
+            raise BackendError(
+                f"{'; '.join(entry.notes)} (found before; {machine.cache.root} remembers it, delete"
+                f" {job.key.digest} there to try again)"
+            )
+        if entry is not None and entry.plan is not None and entry.precision is not None:
+            try:
+                return Prepared(_admit(job, machine, entry.plan), entry.precision, entry)
+            except BackendError as cause:
+                _logger.warning("the cached engine is not used, and built again: %s", cause)
+                machine.cache.forget(job.key)
+        return _build(job, machine, stop)
+
+
+def _build(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
+    known = machine.cache.read_timing(job.key)
+    timings = job.timings if known is None else (known, *job.timings)
+    engines = machine.build(job.model, job.options, timings=timings, stop=stop)
+    if engines.timing is not None:
+        _keep(functools.partial(machine.cache.write_timing, job.key, engines.timing))
+    notes = [f"{what}: {why}" for what, why in engines.refused.items()]
+    admitted: dict[str, Engine] = {}
+    is_final = engines.refused.keys() <= {"model"}
+    for precision, plan in engines.plans.items():
+        if stop.is_set():
+            raise StoppedError
+        try:
+            admitted[precision] = _admit(job, machine, plan)
+        except BackendError as cause:
+            notes.append(f"{precision}: {cause}")
+            is_final = is_final and isinstance(cause, _WrongError)
+    if not admitted:
+        if is_final:
+            _keep(functools.partial(machine.cache.write, job.key, Entry(None, {}, tuple(notes), None)))
+        raise BackendError("; ".join(notes) or "TensorRT built nothing")
+    seconds = _measure(admitted, job.golden)
+    kept = min(seconds, key=seconds.__getitem__)
+    for precision, engine in admitted.items():
+        if precision != kept:
+            engine.close()
+    entry = Entry(kept, seconds, tuple(notes), engines.plans[kept])
+    _keep(functools.partial(machine.cache.write, job.key, entry))
+    return Prepared(admitted[kept], kept, entry)
+
+
+def _keep(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except (OutputError, OSError) as cause:  # the engine serves all the same
+        _logger.warning("the engine is not cached and will be built again: %s", cause)
+
+
+def _admit(job: Job, machine: Machine, plan: bytes) -> Engine:
+    """Return the loaded engine once it has reproduced the golden outputs.
+
+    Raises:
+        BackendError: it cannot be loaded or run; of the subclass `_WrongError` where it computes wrongly.
+    """
+    engine = machine.load(plan)
+    try:
+        _check(job, engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _check(job: Job, engine: Engine) -> None:
+    for what, found, stated in (
+        ("inputs", engine.inputs, job.inputs),
+        ("outputs", engine.outputs, job.outputs),
+    ):
+        got = {spec.name: spec.dtype for spec in found}
+        expected = {spec.name: spec.dtype for spec in stated}
+        if got != expected:
+            raise _WrongError(f"the engine has {what} {got}, the manifest says {expected}")
+    test = job.golden.check(engine)
+    if not test.passed:
+        raise _WrongError("; ".join(check.message for check in test.checks if not check.passed))
+
+
+def _measure(engines: dict[str, Engine], golden: GoldenCase) -> dict[str, float]:
+    """Return the median latencies in seconds, interleaved."""
+    calls = {precision: functools.partial(engine.run, golden.inputs) for precision, engine in engines.items()}
+    return {precision: found.median_s for precision, found in measure_latency(calls, _TIMING).items()}

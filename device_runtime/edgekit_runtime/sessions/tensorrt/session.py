@@ -1,0 +1,128 @@
+"""The session that runs on its fallback until TensorRT's engine has proved itself, and then on that."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.tensorrt.cache import StoppedError
+from edgekit_runtime.sessions.tensorrt.prepare import Engine, Prepared
+from edgekit_runtime.tensors import TensorSpec
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """How far the engine is.
+
+    Attributes:
+        phase: `building` (or loading), `serving`, `failed` or `closed`.
+        precision: of the engine that serves.
+        seconds: precision -> median latency, of the engines that were measured against each other.
+        notes: why the phase is `failed`, or other engines were not kept.
+    """
+
+    phase: str
+    precision: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+
+class TensorRtSession:
+    """A model that runs on a fallback now and on TensorRT as soon as that is right; see `Session`.
+
+    Inputs whose shapes lie outside the engine's range go on running on the fallback.
+
+    Attributes:
+        inputs: what `run` takes.
+        outputs: what `run` returns.
+    """
+
+    __slots__ = ("_serving", "_state", "_stop", "_thread", "inputs", "outputs")
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        fallback: Session | None,
+        prepare: Callable[[threading.Event], Prepared],
+    ) -> None:
+        """Start to prepare the engine in the background; without a fallback, return when it serves.
+
+        Args:
+            inputs: as the manifest states them.
+            outputs: as the manifest states them.
+            fallback: runs meanwhile and is then freed, or None.
+            prepare: returns the engine; it is given an event that is set when it is no longer wanted.
+
+        Raises:
+            BackendError: there is no fallback, and the engine could not be prepared.
+        """
+        self.inputs, self.outputs = inputs, outputs
+        # One attribute, so that a run sees both or neither of what an exchange changes.
+        self._serving: tuple[Engine | None, Session | None] = (None, fallback)
+        self._state = EngineState("building")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._prepare, args=(prepare,), name="tensorrt", daemon=True)
+        self._thread.start()
+        if fallback is None:
+            self._thread.join()
+            if self._state.phase == "failed":
+                raise BackendError(f"backend 'tensorrt': {'; '.join(self._state.notes)}")
+
+    @property
+    def state(self) -> EngineState:
+        """How far the engine is."""
+        return self._state
+
+    def wait(self, timeout_s: float | None = None) -> EngineState:
+        """Return the state once the engine serves or has failed, or after `timeout_s`."""
+        self._thread.join(timeout_s)
+        return self._state
+
+    def _prepare(self, prepare: Callable[[threading.Event], Prepared]) -> None:
+        try:
+            prepared = prepare(self._stop)
+        except StoppedError:
+            return
+        except (EdgekitError, OSError) as cause:
+            self._state = EngineState("failed", notes=(str(cause),))
+            _logger.warning("TensorRT does not serve this model, its fallback goes on: %s", cause)
+            return
+        except Exception as cause:
+            self._state = EngineState("failed", notes=(f"{type(cause).__name__}: {cause}",))
+            _logger.exception("TensorRT does not serve this model, its fallback goes on")
+            return
+        is_fixed = all(spec.size_bytes is not None for spec in prepared.engine.inputs)
+        # Not closed but let go: a run that has just taken the fallback must still end on it.
+        self._serving = (prepared.engine, None if is_fixed else self._serving[1])
+        entry = prepared.entry
+        self._state = EngineState("serving", prepared.precision, entry.seconds, entry.notes)
+        _logger.info("TensorRT serves this model in %s", prepared.precision)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for one set of inputs; see `Session.run`.
+
+        Raises:
+            DataError: a name is missing or unknown, or an array does not fit its spec.
+            BackendError: the engine failed, or the session is closed.
+        """
+        engine, fallback = self._serving
+        if engine is not None and (fallback is None or engine.accepts(inputs)):
+            return engine.run(inputs)
+        if fallback is None:
+            raise BackendError("backend 'tensorrt': the session is closed")
+        return fallback.run(inputs)
+
+    def close(self) -> None:
+        """Stop building and free the model; a second call does nothing."""
+        self._stop.set()
+        self._thread.join()
+        engine, fallback = self._serving
+        self._serving, self._state = (None, None), EngineState("closed")
+        for session in (engine, fallback):
+            if session is not None:
+                session.close()
