@@ -255,3 +255,12 @@ def test_places_of_extremes_are_the_same(operator: str, axis: int, keepdims: int
         node("Cast", ["places"], ["y"], to=onnx.TensorProto.FLOAT),
     ]
     converted(nodes, {"w": random_weight(np.random.default_rng(0), 4, 3, 1, 1)}, X)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_means_of_many_elements_are_exact(keepdims: int) -> None:
+    mean = node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=keepdims)
+    model = model_of([mean], {}, {"x": [1, 3, 160, 200]})
+    x = np.random.default_rng(0).uniform(8, 9, (1, 3, 160, 200)).astype(np.float32)
+    x[0] += np.array([0, 0.1, 0.2], np.float32)[:, None, None]  # means close together, so that errors show
+    checked(model, feeds=[{"x": x}])
