@@ -22,11 +22,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.feeds import Feeds, bind_dims, generate_feeds
-from edgekit_toolkit.graph import GraphIndex
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.parity import Parity, compare, worst
 from edgekit_toolkit.passes.pipeline import optimise
@@ -100,7 +99,12 @@ def measure(public: PublicModel) -> Row:
     """Convert one model and compare it."""
     path = public.path()
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    source = load_onnx(path).model
+    size = path.stat().st_size
+    try:
+        source = load_onnx(path).model
+    except ModelError as refused:
+        reason = str(refused).removeprefix(f"{path}: ")
+        return Row(public, size, "", f"refused on import: {reason}", None, None, 0, True)
     if not public.weights:
         source = with_random_weights(source)
     dims = bind_dims(source, public.dims, public.ranges)
@@ -116,7 +120,7 @@ def measure(public: PublicModel) -> Row:
         seconds = time.perf_counter() - start
         result = "refused: " + reasons(refused)
     after = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Row(public, path.stat().st_size, inputs, result, content, parity, seconds, before == after)
+    return Row(public, size, inputs, result, content, parity, seconds, before == after)
 
 
 def reasons(refused: ConversionError) -> str:
@@ -161,13 +165,13 @@ def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     rng = np.random.default_rng(0)
-    index, kept = GraphIndex(result.graph), []
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    kept = []
     for node in result.graph.node:
-        sizes = index.constant(node.input[0]) if node.op_type == "ConstantOfShape" else None
-        if sizes is None:
+        if node.op_type != "ConstantOfShape":
             kept.append(node)
         else:
-            value = random_weight(rng, tuple(int(size) for size in sizes))
+            value = random_weight(rng, tuple(int(size) for size in stored[node.input[0]]))
             result.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
     del result.graph.node[:]
     result.graph.node.extend(kept)

@@ -10,6 +10,9 @@ pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 from tests.toolkit.tflite_models import checked, converted
 
+from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_toolkit.tflite.convert import convert
+
 X = {"x": [2, 3, 7, 5]}
 
 
@@ -255,3 +258,17 @@ def test_places_of_extremes_are_the_same(operator: str, axis: int, keepdims: int
         node("Cast", ["places"], ["y"], to=onnx.TensorProto.FLOAT),
     ]
     converted(nodes, {"w": random_weight(np.random.default_rng(0), 4, 3, 1, 1)}, X)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_means_of_many_elements_are_exact(keepdims: int) -> None:
+    nodes = [
+        node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        node("ReduceMean", ["t"], ["y"], axes=[2, 3], keepdims=keepdims),
+    ]
+    model = model_of(nodes, {}, {"x": [1, 160, 200, 3]})
+    # Nearly equal elements, as behind a sigmoid: added up one by one, their rounding errors add up as well.
+    x = np.random.default_rng(0).uniform(0.9996, 0.9999, (1, 160, 200, 3)).astype(np.float32)
+    got = LiteRtSession(convert(model, {})).run({"x": x})["y"]
+    exact = x.astype(np.float64).mean((1, 2)).reshape(got.shape)
+    np.testing.assert_allclose(got, exact, rtol=2e-6)  # 1.5e-4 where one sum adds them all

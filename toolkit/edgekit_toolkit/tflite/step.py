@@ -141,10 +141,6 @@ class Step:
         """Hand over the tensor that holds an output in the form of the node's rule."""
         self._values.give(self.node.outputs[place], self._writes[place], tensor)
 
-    def give_as(self, form: Form, tensor: Tensor, place: int = 0) -> None:
-        """Hand over an output in another form than the rule's."""
-        self._values.give(self.node.outputs[place], form, tensor)
-
 
 def fused(activation: str) -> dict[str, Any]:
     """Return the option field of a fused activation, by the schema's numbers."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from edgekit_toolkit.tflite.builder import Builder, Tensor
 from edgekit_toolkit.tflite.forms import NEW, Form, complete, conversion_cost, core, held_shape, plain
+from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.view import Graph, Node
 
 
@@ -55,8 +56,8 @@ def _renaming(node: Node, graph: Graph) -> Form | None:
     if source not in graph.shapes or result not in graph.shapes:
         return None
     before, after = graph.shapes[source], graph.shapes[result]
-    if len([name for name in node.outputs if name in graph.readers or name in graph.outputs]) > 1:
-        return None  # the mask of a Dropout
+    if node.op_type == "Dropout" and not _is_idle(node, graph):
+        return None
     if node.op_type in {"Identity", "Dropout"} or (
         node.op_type == "Cast" and graph.dtypes.get(source) == graph.dtypes.get(result)
     ):
@@ -69,6 +70,13 @@ def _renaming(node: Node, graph: Graph) -> Form | None:
             left = iter(longer)
             return tuple(NEW if size == 1 else next(left) for size in after)
     return None
+
+
+def _is_idle(node: Node, graph: Graph) -> bool:
+    """Whether a Dropout drops nothing, and nobody reads its mask."""
+    training = graph.constants.get(node.input(2))
+    is_off = not node.input(2) or (training is not None and not training.any())
+    return is_off and not any(name in graph.readers or name in graph.outputs for name in node.outputs[1:])
 
 
 class Values:
@@ -87,9 +95,17 @@ class Values:
         self._held: dict[str, dict[Form, Tensor]] = {}
 
     def give(self, name: str, form: Form, tensor: Tensor) -> None:
-        """Say that `tensor` holds the value `name` in `form`."""
-        if tensor.shape != held_shape(form, self._graph.shape(name)):
-            raise AssertionError(f"'{name}' in form {form} cannot be a tensor of shape {tensor.shape}")
+        """Say that `tensor` holds the value `name` in `form`.
+
+        Raises:
+            RefusedError: it has another shape than ONNX's inference found.
+        """
+        expected = held_shape(form, self._graph.shape(name))
+        if tensor.shape != expected:
+            raise RefusedError(
+                f"TFLite computes '{name}' with the held shape {list(tensor.shape)}, and ONNX's shape"
+                f" inference says {list(expected)}"
+            )
         if not tensor.name:
             tensor.name = name if form == plain(len(form)) else f"{name};{''.join(_letter(a) for a in form)}"
         self._held.setdefault(name, {})[form] = tensor

@@ -4,6 +4,7 @@ import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.forms import plain
+from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.rules import Rule, axiswise, spatial
@@ -57,7 +58,7 @@ def write_rms_norm(step: Step) -> None:
     rank = len(step.shape(0))
     axes = sorted(step.axis(axis) for axis in range(step.attribute("axis", -1) % rank, rank))
     tensor = step.read(0)
-    mean = _mean(step, step.binary("MUL", tensor, tensor), axes)
+    mean = emit_reduction(step, "MEAN", step.binary("MUL", tensor, tensor), axes)
     factor = _inverse_root(step, mean, step.attribute("epsilon", 1e-5))
     step.give(step.binary("MUL", step.binary("MUL", tensor, factor), _aligned(step, 1)))
 
@@ -71,12 +72,10 @@ def write_lp_norm(step: Step) -> None:
     tensor = step.read(0)
     axis = [step.axis(step.attribute("axis", -1))]
     squares = step.binary("MUL", tensor, tensor)
-    shape = [1 if place in axis else size for place, size in enumerate(tensor.shape)]
-    options = Options("ReducerOptions", {"keepDims": True})
-    sums = step.emit("SUM", [squares, step.numbers(axis)], shape, options)
+    sums = emit_reduction(step, "SUM", squares, axis)
     smallest = step.number(float(np.finfo(np.float32).tiny))
-    sums = step.emit("MAXIMUM", [sums, smallest], shape, Options("MaximumMinimumOptions"))
-    step.give(step.binary("DIV", tensor, step.emit("SQRT", [sums], shape)))
+    sums = step.emit("MAXIMUM", [sums, smallest], sums.shape, Options("MaximumMinimumOptions"))
+    step.give(step.binary("DIV", tensor, step.emit("SQRT", [sums], sums.shape)))
 
 
 def _spatial_rule(node: Node, graph: Graph) -> Rule:
@@ -102,16 +101,9 @@ def write_lrn(step: Step) -> None:
 
 
 def _normalized(step: Step, tensor: Tensor, axes: list[int], epsilon: float) -> Tensor:
-    centred = step.binary("SUB", tensor, _mean(step, tensor, axes))
-    variance = _mean(step, step.binary("MUL", centred, centred), axes)
+    centred = step.binary("SUB", tensor, emit_reduction(step, "MEAN", tensor, axes))
+    variance = emit_reduction(step, "MEAN", step.binary("MUL", centred, centred), axes)
     return step.binary("MUL", centred, _inverse_root(step, variance, epsilon))
-
-
-def _mean(step: Step, tensor: Tensor, axes: list[int]) -> Tensor:
-    shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
-    return step.emit(
-        "MEAN", [tensor, step.numbers(axes)], shape, Options("ReducerOptions", {"keepDims": True})
-    )
 
 
 def _inverse_root(step: Step, tensor: Tensor, epsilon: float) -> Tensor:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options
 from edgekit_toolkit.tflite.ops.sliding import attributes_of, pad_spatial, padded, strides_of, windows_of
+from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.rules import Rule, axiswise, spatial
@@ -66,8 +67,7 @@ def write_global_pool(step: Step) -> None:
     """Write MEAN or REDUCE_MAX over all but batch and channels, in whatever form the input is held."""
     axes = sorted(step.axis(axis) for axis in range(2, len(step.shape(0))))
     kind = "MEAN" if step.node.op_type == "GlobalAveragePool" else "REDUCE_MAX"
-    options = Options("ReducerOptions", {"keepDims": True})
-    step.give(step.emit(kind, [step.read(0), step.numbers(axes)], step.held(), options))
+    step.give(emit_reduction(step, kind, step.read(0), axes))
 
 
 def _windows(step: Step) -> Windows:

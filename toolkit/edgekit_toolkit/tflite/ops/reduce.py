@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.rules import Rule, axiswise, removing
@@ -69,11 +70,7 @@ def _reduced(step: Step, kind: str, tensor: Tensor, keep: bool | None = None) ->
     keep = bool(step.attribute("keepdims", 1)) if keep is None else keep
     if not axes:
         return step.builder.copy(tensor, tensor.shape)
-    shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
-    if not keep:
-        shape = [size for axis, size in enumerate(tensor.shape) if axis not in axes]
-    options = Options("ReducerOptions", {"keepDims": keep})
-    return step.emit(kind, [tensor, step.numbers(sorted(axes))], shape, options)
+    return emit_reduction(step, kind, tensor, axes, keep=keep)
 
 
 def _write_log_sum_exp(step: Step, tensor: Tensor) -> None:

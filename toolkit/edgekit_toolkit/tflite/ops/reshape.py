@@ -17,8 +17,8 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Refuse: a Dropout whose mask is not read is a view."""
-    raise RefusedError(f"the mask ('{step.node.outputs[1]}') is not covered")
+    """Refuse: a Dropout that does nothing is a view."""
+    raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 
 @writes("Expand", rule=elementwise)

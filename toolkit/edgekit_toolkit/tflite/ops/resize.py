@@ -62,6 +62,8 @@ def write_resize(step: Step) -> None:
         or step.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     ):
         raise RefusedError("antialias and tf_crop_and_resize are not covered")
+    if step.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise RefusedError("keep_aspect_ratio_policy is not covered")
     if mode not in {"nearest", "linear"}:
         raise RefusedError(f"mode '{mode}' is not covered, nearest and linear are")
     tensor = step.read(0)

@@ -1,0 +1,47 @@
+"""Sums and means of many elements, in turns: LiteRT adds up one after the other in float32.
+
+Over an image of 160 x 160 of PP-OCRv6 that is off by 1.4e-4 of the range, and its gates carry that to the
+output; row sums that are then summed are off by 7e-6.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.step import Step
+
+# Up to here one sum is exact enough, and one operator is faster than two.
+MAX_SUMMED: Final = 1024
+
+
+def emit_reduction(
+    step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
+) -> Tensor:
+    """Add MEAN, SUM or another reduction.
+
+    Args:
+        step: being written.
+        kind: of the operator.
+        tensor: any shape.
+        axes: held axes, at least one.
+        keep: whether they stay as axes of size 1.
+    """
+    if (
+        kind in {"MEAN", "SUM"}
+        and len(axes) > 1
+        and math.prod(tensor.shape[axis] for axis in axes) > MAX_SUMMED
+    ):
+        shape = [size for axis, size in enumerate(tensor.shape) if axis not in axes]
+        for axis in sorted(axes, reverse=True):
+            tensor = _reduce(step, kind, tensor, [axis], keep=True)
+        return tensor if keep else step.builder.reshape(tensor, shape)
+    return _reduce(step, kind, tensor, sorted(axes), keep=keep)
+
+
+def _reduce(step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool) -> Tensor:
+    shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
+    if not keep:
+        shape = [size for axis, size in enumerate(tensor.shape) if axis not in axes]
+    options = Options("ReducerOptions", {"keepDims": keep})
+    return step.emit(kind, [tensor, step.numbers(axes)], shape, options)
