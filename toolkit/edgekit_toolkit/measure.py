@@ -13,14 +13,17 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.feeds import Feeds
+
+Engine = Literal["ort", "litert"]
 
 _PROC_STATUS = Path("/proc/self/status")
 
@@ -61,12 +64,18 @@ class PeakMemory:
 
 
 def measure_peak_memory(
-    model: bytes | Path, feeds: Feeds, *, threads: int = 1, limits: MemoryLimits | None = None
+    model: bytes | Path,
+    feeds: Feeds,
+    *,
+    engine: Engine = "ort",
+    threads: int = 1,
+    limits: MemoryLimits | None = None,
 ) -> PeakMemory:
     """Peak memory of a fresh process on this machine that loads `model` from a file and runs it.
 
     Args:
-        model: content or path of an ONNX model.
+        model: content or path of a model that the engine loads.
+        engine: which runs it.
         feeds: input name -> array, one for each input.
         threads: of one inference, at least 1.
         limits: by default `MemoryLimits()`.
@@ -75,12 +84,12 @@ def measure_peak_memory(
         BackendError: the process died or took too long, or this system has no /proc.
     """
     limits = limits or MemoryLimits()
-    engine_bytes = measure_engine_bytes(threads)
-    return PeakMemory(_peak_bytes(model, feeds, threads, limits), engine_bytes)
+    engine_bytes = measure_engine_bytes(engine, threads)
+    return PeakMemory(_peak_bytes(model, feeds, engine, threads, limits), engine_bytes)
 
 
 @functools.cache
-def measure_engine_bytes(threads: int = 1) -> int:
+def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
     """Peak memory of a bare engine on this machine: imports, and a session of one Relu that runs once.
 
     Measured once a process and number of threads: the engine that is imported does not change meanwhile.
@@ -89,25 +98,32 @@ def measure_engine_bytes(threads: int = 1) -> int:
         BackendError: as for `measure_peak_memory`.
     """
     feeds: Feeds = {"x": np.zeros(1, np.float32)}
-    return _peak_bytes(_trivial_model(), feeds, threads, MemoryLimits())
+    trivial = _trivial_model()
+    if engine == "litert":
+        from edgekit_toolkit.tflite.convert import convert
+
+        return _peak_bytes(convert(trivial, {}), feeds, engine, threads, MemoryLimits())
+    return _peak_bytes(trivial.SerializeToString(), feeds, engine, threads, MemoryLimits())
 
 
-def _trivial_model() -> bytes:
+def _trivial_model() -> onnx.ModelProto:
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
-    content: bytes = model.SerializeToString()
-    return content
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
 
 
 def _peak_bytes(
-    model: bytes | Path, feeds: Mapping[str, NDArray[Any]], threads: int, limits: MemoryLimits
+    model: bytes | Path,
+    feeds: Mapping[str, NDArray[Any]],
+    engine: Engine,
+    threads: int,
+    limits: MemoryLimits,
 ) -> int:
     if not _PROC_STATUS.exists():
         raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
     try:
-        return _measure_child(model, feeds, threads, limits)
+        return _measure_child(model, feeds, engine, threads, limits)
     except OSError as error:
         raise BackendError(
             f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
@@ -115,18 +131,28 @@ def _peak_bytes(
 
 
 def _measure_child(
-    model: bytes | Path, feeds: Mapping[str, NDArray[Any]], threads: int, limits: MemoryLimits
+    model: bytes | Path,
+    feeds: Mapping[str, NDArray[Any]],
+    engine: Engine,
+    threads: int,
+    limits: MemoryLimits,
 ) -> int:
     with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
         folder = Path(name)
         if isinstance(model, bytes):
-            (folder / "model.onnx").write_bytes(model)
-            model = folder / "model.onnx"
+            (folder / "model").write_bytes(model)
+            model = folder / "model"
         paths = {}
         for index, (input_name, array) in enumerate(feeds.items()):
             paths[input_name] = str(folder / f"{index}.npy")
             np.save(paths[input_name], array, allow_pickle=False)
-        request = {"model": str(model.resolve()), "feeds": paths, "threads": threads, "runs": limits.runs}
+        request = {
+            "model": str(model.resolve()),
+            "engine": engine,
+            "feeds": paths,
+            "threads": threads,
+            "runs": limits.runs,
+        }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         return _run_child(folder / "request.json", limits)
 

@@ -1,21 +1,26 @@
 """The process whose memory `measure` reads: `python -m edgekit_toolkit.measure_child REQUEST.json`.
 
-It imports and does what a minimal device process does: numpy, onnxruntime, load a model from a file, run it.
+It imports and does what a minimal device process does: numpy, the engine, load a model from a file, run it.
+So it goes around our own sessions, which import what verifies packages.
 It writes one JSON object to the standard output: `{"peak_bytes": int}`.
 """
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
-from edgekit_runtime.ort_memory import lean_loading, make_lean
+Run = Callable[[Mapping[str, Any]], object]
 
 
-def _open(model: str, threads: int) -> onnxruntime.InferenceSession:
+def _open_ort(model: str, threads: int) -> Run:
+    import onnxruntime
+
+    from edgekit_runtime.ort_memory import lean_loading, make_lean
+
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.intra_op_num_threads = threads
@@ -23,9 +28,22 @@ def _open(model: str, threads: int) -> onnxruntime.InferenceSession:
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     make_lean(settings)
     with lean_loading():
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             model, settings, providers=["CPUExecutionProvider"], enable_fallback=0
         )
+    return lambda feeds: session.run(None, feeds)
+
+
+def _open_litert(model: str, threads: int) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=model, num_threads=threads)
+    runner = interpreter.get_signature_runner()  # of the only signature
+    interpreter.allocate_tensors()
+    return lambda feeds: runner(**feeds)
+
+
+_OPEN: Mapping[str, Callable[[str, int], Run]] = {"ort": _open_ort, "litert": _open_litert}
 
 
 def _peak_bytes() -> int:
@@ -37,10 +55,10 @@ def _peak_bytes() -> int:
 
 def _main(request_path: str) -> None:
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    session = _open(request["model"], request["threads"])
+    run = _OPEN[request["engine"]](request["model"], request["threads"])
     feeds = {name: np.load(path, allow_pickle=False) for name, path in request["feeds"].items()}
     for _ in range(request["runs"]):
-        session.run(None, feeds)  # the outputs are dropped before the next run
+        run(feeds)  # the outputs are dropped before the next run
     json.dump({"peak_bytes": _peak_bytes()}, sys.stdout)
 
 

@@ -1,0 +1,84 @@
+"""What one inference of a `.tflite` model computes and moves, operator by operator.
+
+The counterpart of `node_costs` for LiteRT. Operators that XNNPACK runs as one kernel with the next are
+counted apart. Sizes are those of the file's first allocation: a free batch counts as one.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from edgekit_toolkit.energy import NodeCost
+from edgekit_toolkit.importers.tflite_summary import computes_in_integers
+from edgekit_toolkit.tflite_file import (
+    Model,
+    Operator,
+    SubGraph,
+    Tensor,
+    expected_bytes,
+    operator_name,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
+
+Shape = tuple[int, ...]
+
+# Multiply-accumulates from the shapes of the inputs and of the output.
+_MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
+    # Filter [out, height, width, in / groups].
+    "CONV_2D": lambda ins, out: math.prod(out) * math.prod(ins[1][1:]),
+    # Filter [1, height, width, out].
+    "DEPTHWISE_CONV_2D": lambda ins, out: math.prod(out) * ins[1][1] * ins[1][2],
+    # Output sizes, filter [out, height, width, in], input.
+    "TRANSPOSE_CONV": lambda ins, _: math.prod(ins[2][:3]) * math.prod(ins[1]),
+    # Weights [out, in].
+    "FULLY_CONNECTED": lambda ins, out: math.prod(out) * ins[1][1],
+    "BATCH_MATMUL": lambda ins, out: math.prod(ins[0]) * out[-1],
+}
+# These name memory in another way.
+_FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
+
+
+def tflite_costs(model: Model) -> list[NodeCost]:
+    """Return the work of each operator of the first sub-graph that runs with every inference.
+
+    Args:
+        model: a screened file; see `tflite_file.parsed`.
+    """
+    graph = model.subgraphs[0]
+    return [
+        _cost(model, graph, operator)
+        for operator in graph.operators
+        if operator_name(model, operator) not in _FREE and _runs_every_time(model, graph, operator)
+    ]
+
+
+def _runs_every_time(model: Model, graph: SubGraph, operator: Operator) -> bool:
+    """Whether an operator has an input that is computed; others widen constants, once."""
+    return any(not stored_bytes(model, tensor) for tensor in _tensors(graph, operator.inputs))
+
+
+def _cost(model: Model, graph: SubGraph, operator: Operator) -> NodeCost:
+    kind = operator_name(model, operator)
+    inputs, outputs = _tensors(graph, operator.inputs), _tensors(graph, operator.outputs)
+    stored = [stored_bytes(model, tensor) for tensor in inputs]
+    count = _MACS.get(kind)
+    macs = count([shape_of(tensor) for tensor in inputs], shape_of(outputs[0])) if count and outputs else 0
+    return NodeCost(
+        name=tensor_name(outputs[0]) if outputs else kind,
+        op=kind,
+        macs=macs,
+        bytes_read=sum(_bytes(one) for one, held in zip(inputs, stored, strict=True) if not held),
+        bytes_written=sum(_bytes(one) for one in outputs),
+        weight_bytes=sum(stored),
+        precision="int8" if computes_in_integers(model, graph, operator) else "fp32",
+    )
+
+
+def _tensors(graph: SubGraph, places: list[int]) -> list[Tensor]:
+    return [graph.tensors[place] for place in places if place >= 0]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return expected_bytes(tensor) or 0
