@@ -12,7 +12,6 @@ from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.search import Choice, Measured, choose
 from edgekit_toolkit.specs import tensor_specs
-from edgekit_toolkit.targets import Target
 from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tensorrt
 
 
@@ -32,7 +31,7 @@ class Accepted:
 
 
 def choose_accepted(
-    target: Target,
+    backend: str,
     budget: Budget,
     measured: Sequence[Measured],
     models: Mapping[str, onnx.ModelProto],
@@ -41,13 +40,13 @@ def choose_accepted(
     """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses.
 
     Args:
-        target: to package for.
+        backend: that the package is for.
         budget: limits.
         measured: candidates, at least one.
         models: candidate id -> model.
         feeds: one sample, for the sizes of free dimensions.
     """
-    if target.backend.default != "tensorrt":
+    if backend != "tensorrt":
         return Accepted(choose(measured, budget), None, [])
     left = list(measured)
     refused: list[str] = []

@@ -2,27 +2,18 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
-
-import onnx
 
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
-from edgekit_toolkit.graph import GraphIndex, opset
-from edgekit_toolkit.judge import cost_of_nodes
+from edgekit_toolkit.graph import opset
+from edgekit_toolkit.layers import describe_layers, stored
+from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.publish import Published, host_facts, now
-from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
 from edgekit_toolkit.runs import Run, measures_here
-
-_FLOATS = {
-    onnx.TensorProto.FLOAT16: "fp16",
-    onnx.TensorProto.BFLOAT16: "bf16",
-    onnx.TensorProto.DOUBLE: "fp64",
-}
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -49,7 +40,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
         "outcome": _outcome(run),
-        "layers": _layers(run),
+        "layers": describe_layers(run, _subject(run)),
         "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
         "evidence": None if published is None else published.evidence,
@@ -62,7 +53,7 @@ def _target(run: Run) -> dict[str, Any]:
     return {
         "name": target.name,
         "title": target.title,
-        "backend": target.backend.default,
+        "backend": run.request.backend,
         "form": target.quantization.form,
     }
 
@@ -166,17 +157,22 @@ def figures(run: Run, place: int) -> dict[str, Any]:
             costs["latency"], "measured" if here else "modelled", "host" if here else target.name
         ),
         "host_latency": _figure(host_ms, "measured", "host"),
-        "memory": _figure(costs["memory"], "estimated", target.name),
+        "memory": _figure(costs["memory"], *_memory_label(run, place)),
         "energy": _figure(costs["energy"], "modelled", target.name),
         "score": _figure(run.judged.scores.scores[place], "measured", "host"),
         "drop": _figure(costs["drop"], "measured", "host"),
     }
 
 
+def _memory_label(run: Run, place: int) -> tuple[str, str]:
+    if isinstance(run.judged.memory[place], PeakMemory):
+        return "measured", "host"
+    return "estimated", run.request.target.name
+
+
 def _candidate(run: Run, place: int) -> dict[str, Any]:
     measured = run.drafts[place].measured
     violations = run.request.budget.violations(measured.figures)
-    stored = _stored(run, place)
     return {
         "id": measured.id,
         "label": measured.label,
@@ -185,24 +181,8 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
         "meets": not violations,
         "figures": figures(run, place),
         "violations": list(violations),
-        "precision": dict(Counter(layer.precision for layer in stored.values())),
+        "precision": dict(Counter(layer.precision for layer in stored(run, place).values())),
     }
-
-
-def _stored(run: Run, place: int) -> dict[str, StoredLayer]:
-    """How each layer is stored; one that the form leaves alone has the float type of the source."""
-    floats = run.prepared.floats
-    index = GraphIndex(floats.graph)
-    stored = stored_layers(floats, run.found.candidates[place].form)
-    return {
-        name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
-        for name, layer in stored.items()
-    }
-
-
-def _float_name(index: GraphIndex, output: str) -> str:
-    weight = index.initializers.get(index.producers[output].input[1])
-    return "fp32" if weight is None else _FLOATS.get(weight.data_type, "fp32")
 
 
 def _subject(run: Run) -> int:
@@ -225,37 +205,6 @@ def _budget(run: Run) -> list[dict[str, Any]]:
         }
         for name, most in run.request.budget.limits.items()
     ]
-
-
-def _layers(run: Run) -> list[dict[str, Any]]:
-    place = _subject(run)
-    stored = _stored(run, place)
-    index = GraphIndex(run.prepared.floats.graph)
-    macs = {cost.name: cost for cost in cost_of_nodes(run.prepared.floats, run.prepared.dims)}
-    total = sum(item.noise for item in run.found.noises)
-    shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
-    layers = []
-    for node in run.prepared.floats.graph.node:
-        layer = stored.get(node.output[0])
-        if layer is None:
-            continue
-        cost = macs.get(node.name or node.output[0])
-        layers.append(
-            {
-                "name": node.name or node.output[0],
-                "op": node.op_type,
-                "bytes_before": _weight_bytes(index, node),
-                "bytes_after": layer.weight_bytes,
-                "precision": layer.precision,
-                "macs": 0 if cost is None else cost.macs,
-                "noise_share": shares.get(node.output[0]),
-            }
-        )
-    return layers
-
-
-def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
-    return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
 
 
 def evidence_figures(run: Run, place: int) -> dict[str, Any]:
@@ -281,9 +230,7 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
             "engine_bytes": run.peak.engine_bytes,
             "label": "measured",
         },
-        "memory_estimate": _figure(
-            run.drafts[place].measured.figures["memory"], "estimated", run.request.target.name
-        ),
+        "memory": _figure(run.drafts[place].measured.figures["memory"], *_memory_label(run, place)),
         "tensorrt_check": None
         if run.tensorrt is None
         else {

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import onnx
-
+from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
+from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
@@ -23,7 +23,7 @@ Ranges = Mapping[str, tuple[float, float]]
 def draft_packages(
     request: Request,
     prepared: Prepared,
-    found: Found[onnx.ModelProto],
+    found: Found[Any],
     judged: Judged,
     signer: StatementSigner,
 ) -> tuple[Draft, ...]:
@@ -51,20 +51,20 @@ def _recipe(
     request: Request,
     prepared: Prepared,
     ranges: Ranges,
-    candidate: Candidate[onnx.ModelProto],
+    candidate: Candidate[Any],
     figures: Mapping[str, Any],
 ) -> Recipe:
     return Recipe(
         name=request.name,
         version=request.version,
         target=request.target.name,
-        backend=request.target.backend.default,
+        backend=request.backend,
         source_sha256=prepared.source.sha256,
         batch=request.batch,
         dims=prepared.dims,
         steps=tuple((step.name, step.form) for step in prepared.optimised.steps if step.applied),
         form=candidate.form,
-        model_sha256=hashlib.sha256(candidate.model.SerializeToString(deterministic=True)).hexdigest(),
+        model_sha256=hashlib.sha256(content_of(candidate.model)).hexdigest(),
         golden_seed=_GOLDEN_SEED,
         golden_ranges=ranges,
         budget=request.budget.limits,
@@ -74,13 +74,11 @@ def _recipe(
     )
 
 
-def _figures(
-    candidate: Candidate[onnx.ModelProto], prepared: Prepared, judged: Judged, place: int
-) -> dict[str, Any]:
+def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
     """Figures of the manifest: those that do not vary from run to run."""
     scores, evaluation, memory = judged.scores, prepared.samples.evaluation, judged.memory[place]
     return {
-        "model_bytes": candidate.model.ByteSize(),
+        "model_bytes": len(content_of(candidate.model)),
         "score": {
             "metric": scores.metric.name,
             "value": round(scores.scores[place], 6),
@@ -90,11 +88,11 @@ def _figures(
             "samples_sha256": evaluation.sha256,
             "label": "measured",
             "on": "host",
-            "engine": "onnxruntime",
+            "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[engine_of(candidate.model)],
         },
         # Without the engine's part: that is measured on the host and varies from run to run.
         "memory_estimate": None
-        if memory is None
+        if not isinstance(memory, MemoryEstimate)
         else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
     }
 

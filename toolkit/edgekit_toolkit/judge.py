@@ -5,20 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import onnx
 
 from edgekit_runtime.errors import DataError, EdgekitError, ModelError
 from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.artifacts import Model, engine_of, work_of
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.measure import measure_engine_bytes
+from edgekit_toolkit.measure import PeakMemory, measure_engine_bytes, measure_peak_memory
 from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
-from edgekit_toolkit.node_costs import node_costs
 from edgekit_toolkit.quantize.quantizer import Runner
 from edgekit_toolkit.samples import Part
-from edgekit_toolkit.shapes import dynamic_dims
 from edgekit_toolkit.shards import Batching
 from edgekit_toolkit.targets import Target
 
@@ -131,37 +129,37 @@ class Modelled:
     reason: str
 
 
-def model_on_target(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> Modelled:
+def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
     """Return what one inference would take on the target."""
     try:
-        cost = model_cost(
-            node_costs(model, _bound(model, dims), float_outputs=target.backend.default == "tensorrt"), target
-        )
+        work = work_of(model, dims, float_outputs=target.backend.default == "tensorrt")
     except ModelError as error:
         return Modelled(None, None, str(error).splitlines()[0])
+    cost = model_cost(work, target)
     return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, "")
 
 
-def cost_of_nodes(model: onnx.ModelProto, dims: Mapping[str, int]) -> list[NodeCost]:
+def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
     """Return the work of each kernel, or nothing where it cannot be counted."""
     try:
-        return node_costs(model, _bound(model, dims))
+        return work_of(model, dims)
     except ModelError:
         return []
 
 
-def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
-    return {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in dynamic_dims(model)}
+def find_memory(
+    model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds
+) -> MemoryEstimate | PeakMemory | str:
+    """Return the peak memory of a process that runs the model, or why it cannot be told.
 
-
-def estimate_memory(model: onnx.ModelProto, target: Target, dims: Mapping[str, int]) -> MemoryEstimate | str:
-    """Return the estimated peak memory with onnxruntime on the target, or why it cannot be estimated.
-
-    The engine's part is that of this machine.
+    For onnxruntime it is estimated for the target, with the engine's part of this machine. For LiteRT, whose
+    memory depends little on the processor, it is measured here.
     """
     try:
+        if isinstance(model, bytes):
+            return measure_peak_memory(model, feeds, engine=engine_of(model))
         return estimate_peak_memory(
             model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
         )
     except EdgekitError as error:
-        return f"peak memory is not estimated: {str(error).splitlines()[0]}"
+        return f"peak memory is not known: {str(error).splitlines()[0]}"

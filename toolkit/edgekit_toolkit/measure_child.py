@@ -38,8 +38,8 @@ def _open_litert(model: str, threads: int) -> Run:
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=model, num_threads=threads)
-    runner = interpreter.get_signature_runner()  # of the only signature
     interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner()  # of the only signature
     return lambda feeds: runner(**feeds)
 
 

@@ -15,14 +15,11 @@ from edgekit_runtime.golden import Golden, GoldenInput
 from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
+from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open_model, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
-from edgekit_toolkit.nesting import computes_in_integers
-from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import tensor_specs
-
-MODEL_PATH = "model.onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +57,10 @@ def golden_reference(
     inputs, outputs = tensor_specs(floats)
     given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
     names = [spec.name for spec in outputs]
-    return Reference(given, artifacts, feeds, _run(floats.SerializeToString(), feeds, names))
+    return Reference(given, artifacts, feeds, _run(floats, feeds, names))
 
 
-def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> Assembled:
+def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
     """Return the package that a recipe describes.
 
     Args:
@@ -75,14 +72,12 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
         BackendError: the model does not run on the golden inputs.
         DataError: the ranges do not suit the model: golden inputs are impossible, or give NaN.
     """
-    inputs, outputs = tensor_specs(model)
-    content = model.SerializeToString(deterministic=True)
-    names = [spec.name for spec in outputs]
-    made = _run(content, reference.feeds, names)
-    integer = computes_in_integers(model)
-    expected, more = golden_outputs(made, reference.outputs, integer=integer)
-    contents = {MODEL_PATH: content, **reference.artifacts, **more}
-    roles = {MODEL_PATH: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
+    inputs, outputs = specs_of(model, list(reference.outputs))
+    path = path_of(model)
+    made = _run(model, reference.feeds, [spec.name for spec in outputs])
+    expected, more = golden_outputs(made, reference.outputs, integer=computes_in_codes(model))
+    contents = {path: content_of(model), **reference.artifacts, **more}
+    roles = {path: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
     if recipe.labels is not None:
         contents["labels.txt"], roles["labels.txt"] = recipe.labels.encode(), "labels"
     if recipe.preprocessing is not None:
@@ -98,7 +93,7 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
             Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
             for path in sorted(contents)
         ),
-        backend=_backend(recipe),
+        backend=_backend(recipe, path),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
@@ -114,18 +109,17 @@ def assemble(recipe: Recipe, reference: Reference, model: onnx.ModelProto) -> As
     return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
 
 
-def _run(model: bytes, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     # One thread: how a sum is split among threads decides about its last bits.
-    return dict(zip(names, run_session(session_for(model, threads=1), feeds, names), strict=True))
+    return dict(zip(names, open_model(model, names, threads=1)(feeds), strict=True))
 
 
-def _backend(recipe: Recipe) -> BackendChoice:
-    """TensorRT builds its engine on the device and can fall back on onnxruntime; the rest runs there."""
-    ort = BackendChoice("ort", MODEL_PATH, {})
+def _backend(recipe: Recipe, path: str) -> BackendChoice:
+    """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
     if recipe.backend != "tensorrt":
-        return ort
+        return BackendChoice(recipe.backend, path, {})
     # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
-    return BackendChoice("tensorrt", MODEL_PATH, {}, ort)
+    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, {}))
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:

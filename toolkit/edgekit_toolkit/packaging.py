@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import onnx
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
+from edgekit_toolkit.artifacts import content_of, engine_of, open_model
 from edgekit_toolkit.attachments import find_labels_problem
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
@@ -23,23 +25,22 @@ from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import (
     Contestant,
-    estimate_memory,
+    find_memory,
     measure_latencies,
     model_on_target,
     score_candidates,
 )
-from edgekit_toolkit.measure import measure_peak_memory
-from edgekit_toolkit.pack import MODEL_PATH
+from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
 from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
 from edgekit_toolkit.range_trap import find_range_trap
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
 from edgekit_toolkit.search import pareto_front
 from edgekit_toolkit.sign import StatementSigner
-from edgekit_toolkit.targets import Target
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -47,6 +48,7 @@ _LARGE_FEEDS_BYTES = 1 << 20
 # Forms by the engine that the package is for. TensorRT takes none of the others (docs/tensorrt.md).
 _KINDS = {
     "ort": frozenset(forms.KINDS),
+    "litert": frozenset(forms.KINDS),
     "tensorrt": frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
 }
 
@@ -78,15 +80,16 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
     """
     phases = _Phases(progress)
     prepared = _prepare(request, phases)
-    quantizer = OnnxQuantizer(prepared.floats, _scheme(request.target), threads=request.threads)
+    with phases.phase("convert"):
+        quantizer = _quantizer(request, prepared)
     with phases.phase("search"):
         found = _find(request, prepared, quantizer, progress)
-    judged = _judge(request, prepared, quantizer, found, phases)
+    judged = _judge(request, prepared, found, phases)
     with phases.phase("choose"):
         drafts = draft_packages(request, prepared, found, judged, signer)
         measured = [draft.measured for draft in drafts]
         models = {item.id: one.model for item, one in zip(measured, found.candidates, strict=True)}
-        accepted = choose_accepted(request.target, request.budget, measured, models, prepared.feeds[0])
+        accepted = choose_accepted(request.backend, request.budget, measured, models, prepared.feeds[0])
     return Run(
         request=request,
         prepared=prepared,
@@ -103,9 +106,13 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
 
 def with_measured_memory(run: Run, candidate_id: str) -> Run:
     """Return the run with the peak memory of a fresh process here that runs the candidate's package."""
-    package = run.drafts[run.position(candidate_id)].package
+    place = run.position(candidate_id)
+    model = run.found.candidates[place].model
+    known = run.judged.memory[place]
+    if isinstance(known, PeakMemory):
+        return replace(run, peak=known)
     try:
-        peak = measure_peak_memory(package.artifacts[MODEL_PATH], run.prepared.feeds[0])
+        peak = measure_peak_memory(content_of(model), run.prepared.feeds[0], engine=engine_of(model))
     except BackendError as error:
         reason = str(error).splitlines()[0]
         return replace(run, warnings=[*run.warnings, f"peak memory was not measured here: {reason}"])
@@ -126,61 +133,69 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     )
 
 
-def _find(
-    request: Request, prepared: Prepared, quantizer: OnnxQuantizer, progress: Progress
-) -> Found[onnx.ModelProto]:
-    target = request.target
+def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
+    """The forms of the model for the engine that the package is for.
+
+    Raises:
+        ModelError: the model cannot be converted to the engine's format.
+    """
+    if request.backend != "litert":
+        return OnnxQuantizer(prepared.floats, _scheme(request), threads=request.threads)
+    from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+    from edgekit_toolkit.tflite.check import convert_checked
+
+    converted = convert_checked(prepared.floats, prepared.dims, prepared.feeds)
+    return LiteRtQuantizer(converted.model, threads=request.threads)
+
+
+def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found[Any]:
     return find_candidates(
         quantizer,
         lambda: feeds_only(prepared.samples.calibration),
-        per_channel=target.quantization.per_channel,
-        kinds=_KINDS.get(target.backend.default, _KINDS["ort"]),
+        per_channel=request.target.quantization.per_channel,
+        kinds=_KINDS[request.backend],
         time_limit_s=request.search_s,
         progress=progress,
     )
 
 
-def _judge(
-    request: Request,
-    prepared: Prepared,
-    quantizer: OnnxQuantizer,
-    found: Found[onnx.ModelProto],
-    phases: _Phases,
-) -> Judged:
+def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Phases) -> Judged:
     source, target, dims = prepared.source, request.target, prepared.dims
+    names = [spec.name for spec in source.outputs]
+    models = [one.model for one in found.candidates]
     with phases.phase("judge"):
+        reference = open_model(source.model, names, threads=request.threads)
+        runs = [open_model(model, names, threads=request.threads) for model in models]
         scores = score_candidates(
-            quantizer.open(source.model),
+            reference,
             [
                 # Dynamic int8 takes its ranges from the whole batch: alone, as on the device.
-                Contestant(quantizer.open(one.model), one.form.kind == forms.DYNAMIC_INT8)
-                for one in found.candidates
+                Contestant(run, one.form.kind == forms.DYNAMIC_INT8 or request.backend == "litert")
+                for run, one in zip(runs, found.candidates, strict=True)
             ],
             prepared.samples.evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
             progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
     with phases.phase("measure"):
-        source_latency, latencies = measure_latencies(
-            quantizer.open(source.model),
-            [quantizer.open(one.model) for one in found.candidates],
-            prepared.feeds[0],
-        )
-        modelled = tuple(model_on_target(one.model, target, dims) for one in found.candidates)
-        estimates = [estimate_memory(one.model, target, dims) for one in found.candidates]
+        source_latency, latencies = measure_latencies(reference, runs, prepared.feeds[0])
+        modelled = tuple(model_on_target(model, target, dims) for model in models)
+        memory = [find_memory(model, target, dims, prepared.feeds[0]) for model in models]
     return Judged(
         scores=scores,
         source_latency=source_latency,
         latencies=latencies,
         modelled=modelled,
-        memory=tuple(None if isinstance(one, str) else one for one in estimates),
-        problems=tuple(dict.fromkeys(one for one in estimates if isinstance(one, str))),
+        memory=tuple(None if isinstance(one, str) else one for one in memory),
+        problems=tuple(dict.fromkeys(one for one in memory if isinstance(one, str))),
     )
 
 
-def _scheme(target: Target) -> Scheme:
-    """The quantized form that the target's engine runs."""
-    form = target.quantization.form
-    return SCHEMES["asymmetric-7bit" if form == "asymmetric" and target.quantization.reduce_range else form]
+def _scheme(request: Request) -> Scheme:
+    """The quantized form that the engine runs: TensorRT's own, or that of onnxruntime on this processor."""
+    stated = request.target.quantization
+    if request.backend == "tensorrt":
+        return SCHEMES[stated.form]
+    return SCHEMES["asymmetric-7bit" if stated.reduce_range else "asymmetric"]
 
 
 def _settled_dims(source: SourceModel, request: Request) -> dict[str, int]:
@@ -215,7 +230,7 @@ def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
     return feeds[:1] if large else feeds
 
 
-def _warnings(request: Request, prepared: Prepared, found: Found[onnx.ModelProto]) -> list[str]:
+def _warnings(request: Request, prepared: Prepared, found: Found[Any]) -> list[str]:
     samples = prepared.samples
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
@@ -223,12 +238,12 @@ def _warnings(request: Request, prepared: Prepared, found: Found[onnx.ModelProto
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     notes.extend(f"left out: {text}" for text in found.dropped)
-    backend = request.target.backend.default
-    if backend not in _KINDS:
+    if request.target.backend.default == "litert" and request.backend == "ort":
         notes.append(
-            f"{request.target.name} prefers {backend}; this package is for onnxruntime, its fallback"
+            f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
+            " A package for LiteRT needs it here as well: pip install 'edgekit[litert-host]'"
         )
-    if backend == "tensorrt":
+    if request.backend == "tensorrt":
         notes.append(
             "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
             " may round differently"

@@ -19,6 +19,7 @@ from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import DataError, ManifestError, OutputError, RecipeError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
+from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.pack import Assembled, assemble, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
@@ -155,8 +156,8 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             f" {source.sha256}; give the model that it was made of"
         )
     floats = onnx.shape_inference.infer_shapes(replay(source.model, batch=recipe.batch, applied=recipe.steps))
-    model = build(floats, recipe.form)
-    made = None if model is None else hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    model = _build(floats, recipe)
+    made = None if model is None else hashlib.sha256(content_of(model)).hexdigest()
     if model is None or made != recipe.model_sha256:
         here = tool_versions()
         changed = [
@@ -168,9 +169,10 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             f"the recipe makes a model with sha256 {made} here, it states {recipe.model_sha256}; "
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
         )
-    if recipe.figures.get("model_bytes") != model.ByteSize():
+    stated, size_bytes = recipe.figures.get("model_bytes"), len(content_of(model))
+    if stated != size_bytes:
         raise RecipeError(
-            f"the recipe states {recipe.figures.get('model_bytes')} bytes for a model of {model.ByteSize()};"
+            f"the recipe states {stated} bytes for a model of {size_bytes};"
             " it was edited by hand or is damaged"
         )
     try:
@@ -178,6 +180,16 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
         return assemble(recipe, reference, model)
     except (DataError, ManifestError) as error:
         raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
+
+
+def _build(floats: onnx.ModelProto, recipe: Recipe) -> Model | None:
+    """The model of the recipe's form; a conversion is as it was checked when the recipe was made."""
+    if recipe.backend != "litert":
+        return build(floats, recipe.form)
+    from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+    from edgekit_toolkit.tflite.convert import convert
+
+    return LiteRtQuantizer(convert(floats, recipe.dims), threads=1).build(recipe.form)
 
 
 def host_facts() -> dict[str, Any]:

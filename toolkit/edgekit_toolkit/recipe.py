@@ -8,7 +8,7 @@ a digest of its own, which finds damage and accidental edits; it is no signature
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ RECIPE_FORMAT: Final = "https://edgekit.dev/recipe/v1"
 MAX_RECIPE_BYTES: Final = 64 << 20
 _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
+_LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _T = TypeVar("_T")
 
 
@@ -64,7 +65,7 @@ class Recipe:
     figures: Mapping[str, Any]
     labels: str | None
     preprocessing: Mapping[str, Any] | None
-    tools: Mapping[str, str] = field(default_factory=lambda: tool_versions())  # noqa: PLW0108 - it is defined below
+    tools: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
         """Return the recipe as canonical JSON."""
@@ -108,9 +109,10 @@ class Recipe:
             file.write(f"{text}\n".encode())
 
 
-def tool_versions() -> dict[str, str]:
-    """Versions of what decides about the bytes of a package."""
-    return {"edgekit": __version__, **{name: metadata.version(name) for name in _TOOLS}}
+def tool_versions(backend: str) -> dict[str, str]:
+    """Versions of what decides about the bytes of a package for this backend."""
+    names = (*_TOOLS, *(_LITERT_TOOLS if backend == "litert" else ()))
+    return {"edgekit": __version__, **{name: metadata.version(name) for name in names}}
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -42,6 +42,7 @@ class Request:
         preprocessing: description of the preprocessing, or None.
         threads: of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
+        backend: `ort`, `tensorrt` or `litert`.
     """
 
     model: Path
@@ -58,6 +59,7 @@ class Request:
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
     search_s: float = 50.0
+    backend: str = "ort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ class Judged:
     source_latency: Latency
     latencies: tuple[Latency, ...]
     modelled: tuple[Modelled, ...]
-    memory: tuple[MemoryEstimate | None, ...]
+    memory: tuple[MemoryEstimate | PeakMemory | None, ...]
     problems: tuple[str, ...] = ()
 
 
@@ -115,7 +117,7 @@ class Run:
 
     request: Request
     prepared: Prepared
-    found: Found[onnx.ModelProto]
+    found: Found[Any]
     judged: Judged
     drafts: tuple[Draft, ...]
     front: frozenset[str]

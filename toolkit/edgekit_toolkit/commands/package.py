@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.sign import StatementSigner
 
 _MAX_BATCH = 2**31 - 1
+_BACKENDS = ("ort", "litert", "tensorrt")
 
 
 @click.command("package")
@@ -24,6 +25,10 @@ _MAX_BATCH = 2**31 - 1
 @click.option(
     "--target", "-t", help="Device class: a name of `edgekit targets`, or a .toml file of your own."
 )
+@click.option(
+    "--backend", type=click.Choice(_BACKENDS),
+    help="Engine that the package is for. [default: what the target prefers and is installed here]",
+)  # fmt: skip
 @click.option(
     "--budget", "-b", default="", metavar="LIMITS",
     help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. "

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from edgekit_toolkit.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.runs import Request
-from edgekit_toolkit.targets import load_target, user_target_dir
+from edgekit_toolkit.targets import Target, load_target, user_target_dir
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
@@ -52,7 +53,20 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         else read_preprocessing(options["preprocessing"]),
         threads=options["threads"] or _threads(),
         search_s=options["search_s"],
+        backend=_backend(options["backend"], target),
     )
+
+
+def _backend(given: str | None, target: Target) -> str:
+    """The engine that is asked for, or that the target prefers and that can be packaged for here."""
+    known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
+    if given is None:
+        return known[0] if known[0] != "litert" or find_spec("ai_edge_litert") else "ort"
+    if given not in known:
+        raise click.BadParameter(
+            f"{target.name} runs {' and '.join(known)}, not {given}", param_hint="--backend"
+        )
+    return given
 
 
 def command_line(ctx: click.Context) -> str:

@@ -1,0 +1,109 @@
+"""The model that a package holds, whatever its kind: an ONNX model, or the content of a `.tflite` file.
+
+What differs between the kinds beside quantization is here, so that judge, packer and report need not ask.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.energy import NodeCost
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.measure import Engine
+from edgekit_toolkit.nesting import computes_in_integers
+from edgekit_toolkit.node_costs import node_costs
+from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.quantize.quantizer import Runner
+from edgekit_toolkit.shapes import dynamic_dims
+from edgekit_toolkit.specs import tensor_specs
+
+Model: TypeAlias = onnx.ModelProto | bytes
+
+
+def engine_of(model: Model) -> Engine:
+    """Return the engine that runs the model on this machine."""
+    return "litert" if isinstance(model, bytes) else "ort"
+
+
+def path_of(model: Model) -> str:
+    """Return the path of the model's artifact in a package."""
+    return "model.tflite" if isinstance(model, bytes) else "model.onnx"
+
+
+def content_of(model: Model) -> bytes:
+    """Return the bytes of the model's artifact."""
+    return model if isinstance(model, bytes) else model.SerializeToString(deterministic=True)
+
+
+def specs_of(model: Model, outputs: Sequence[str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return what the model takes and gives, the outputs in the order of the names `outputs`.
+
+    Raises:
+        BackendError: LiteRT refuses the model.
+    """
+    if not isinstance(model, bytes):
+        return tensor_specs(model)
+    from edgekit_runtime.sessions.litert import LiteRtSession
+
+    session = LiteRtSession(model)
+    try:
+        named = {spec.name: spec for spec in session.outputs}
+        return session.inputs, tuple(named[name] for name in outputs)
+    finally:
+        session.close()
+
+
+def open_model(model: Model, outputs: Sequence[str], *, threads: int) -> Runner:
+    """Return a call that runs the model here and gives the outputs of these names, in this order.
+
+    Raises:
+        BackendError: the engine refuses the model.
+    """
+    if not isinstance(model, bytes):
+        return partial(run_session, session_for(model, threads=threads), names=list(outputs))
+    from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+
+    session = LiteRtSession(model, LiteRtOptions(threads=threads))
+
+    def run(feeds: Feeds) -> list[NDArray[Any]]:
+        made = session.run(feeds)
+        return [made[name] for name in outputs]
+
+    return run
+
+
+def computes_in_codes(model: Model) -> bool:
+    """Whether the model computes with 8-bit codes anywhere."""
+    if not isinstance(model, bytes):
+        return computes_in_integers(model)
+    from edgekit_toolkit.importers.tflite_summary import summarise
+    from edgekit_toolkit.tflite_file import parsed
+
+    return summarise(parsed(model)).integer_operators > 0
+
+
+def work_of(model: Model, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
+    """Return the work of each kernel of one inference.
+
+    Args:
+        model: any kind.
+        dims: sizes of free dimensions.
+        float_outputs: as for `node_costs`.
+
+    Raises:
+        ModelError: the work cannot be counted.
+    """
+    if not isinstance(model, bytes):
+        return node_costs(model, _bound(model, dims), float_outputs=float_outputs)
+    from edgekit_toolkit.tflite_costs import tflite_costs
+    from edgekit_toolkit.tflite_file import parsed
+
+    return tflite_costs(parsed(model))
+
+
+def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
+    return {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in dynamic_dims(model)}

@@ -1,0 +1,99 @@
+"""The layers of a run for the report: how each is stored in a candidate, its work and its noise."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import onnx
+
+from edgekit_toolkit.graph import GraphIndex
+from edgekit_toolkit.judge import cost_of_nodes
+from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers
+from edgekit_toolkit.runs import Run
+
+_FLOATS = {
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+    onnx.TensorProto.DOUBLE: "fp64",
+}
+
+
+def stored(run: Run, place: int) -> dict[str, StoredLayer]:
+    """Return how each layer of a candidate is stored, by the name of its first output in the float model.
+
+    A layer that the form leaves alone has the float type of the source.
+    """
+    candidate = run.found.candidates[place]
+    if isinstance(candidate.model, bytes):
+        # The quantizer renames tensors; layers keep their order.
+        names, made = _tflite_layers(_float_model(run)), _tflite_layers(candidate.model)
+        return dict(zip(names, made.values(), strict=True))
+    floats = run.prepared.floats
+    index = GraphIndex(floats.graph)
+    return {
+        name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
+        for name, layer in stored_layers(floats, candidate.form).items()
+    }
+
+
+def describe_layers(run: Run, place: int) -> list[dict[str, Any]]:
+    """Return the layers of a candidate as the report lists them."""
+    found = stored(run, place)
+    work = {cost.name: cost for cost in cost_of_nodes(_float_model(run), run.prepared.dims)}
+    total = sum(item.noise for item in run.found.noises)
+    shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
+    layers = []
+    for name, (label, op, held) in _float_layers(run).items():
+        if name not in found:
+            continue
+        layers.append(
+            {
+                "name": label,
+                "op": op,
+                "bytes_before": held,
+                "bytes_after": found[name].weight_bytes,
+                "precision": found[name].precision,
+                "macs": work[label].macs if label in work else 0,
+                "noise_share": shares.get(name),
+            }
+        )
+    return layers
+
+
+def _float_model(run: Run) -> Any:
+    """The model that all forms were made of, in the kind that the package holds."""
+    first = run.found.candidates[0].model
+    return first if isinstance(first, bytes) else run.prepared.floats
+
+
+def _float_layers(run: Run) -> dict[str, tuple[str, str, int]]:
+    """Name for people, operator and bytes of the weights of each layer, by the name of its first output."""
+    model = _float_model(run)
+    if isinstance(model, bytes):
+        kinds = {cost.name: cost.op for cost in cost_of_nodes(model, {})}
+        return {
+            name: (name, kinds.get(name, ""), layer.weight_bytes)
+            for name, layer in _tflite_layers(model).items()
+        }
+    index = GraphIndex(model.graph)
+    return {
+        node.output[0]: (node.name or node.output[0], node.op_type, _weight_bytes(index, node))
+        for node in model.graph.node
+        if node.output
+    }
+
+
+def _tflite_layers(content: bytes) -> Mapping[str, StoredLayer]:
+    from edgekit_toolkit.importers.tflite_summary import summarise
+    from edgekit_toolkit.tflite_file import parsed
+
+    return summarise(parsed(content)).layers
+
+
+def _float_name(index: GraphIndex, output: str) -> str:
+    weight = index.initializers.get(index.producers[output].input[1])
+    return "fp32" if weight is None else _FLOATS.get(weight.data_type, "fp32")
+
+
+def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
+    return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
