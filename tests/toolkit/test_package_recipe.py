@@ -282,7 +282,7 @@ def test_a_recipe_of_other_tools_that_make_another_model_names_them(mixed: Made,
         recipe["tools"]["onnxruntime"] = "0.0.1"
         recipe["model_sha256"] = "0" * 64
 
-    here = re.escape(tool_versions()["onnxruntime"])
+    here = re.escape(tool_versions("ort")["onnxruntime"])
     check_recipe_refused(
         forged(mixed.recipe, change), rf"made with onnxruntime 0\.0\.1 \(here {here}\)", tmp_path
     )

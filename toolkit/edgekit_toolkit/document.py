@@ -81,7 +81,7 @@ def _package(published: Published) -> dict[str, Any]:
 def _provenance(run: Run) -> dict[str, Any]:
     chosen = run.choice.chosen
     return {
-        "tools": tool_versions(),
+        "tools": tool_versions(run.request.backend),
         "host": host_facts(),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
         "recipe_sha256": None if chosen is None else run.drafts[run.position(chosen)].recipe.sha256,

@@ -9,7 +9,7 @@ from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
-from edgekit_toolkit.recipe import Recipe
+from edgekit_toolkit.recipe import Recipe, tool_versions
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
 from edgekit_toolkit.samples import value_ranges
 from edgekit_toolkit.search import Measured
@@ -71,6 +71,7 @@ def _recipe(
         figures=figures,
         labels=request.labels,
         preprocessing=request.preprocessing,
+        tools=tool_versions(request.backend),
     )
 
 

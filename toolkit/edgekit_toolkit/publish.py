@@ -159,7 +159,7 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
     model = _build(floats, recipe)
     made = None if model is None else hashlib.sha256(content_of(model)).hexdigest()
     if model is None or made != recipe.model_sha256:
-        here = tool_versions()
+        here = tool_versions(recipe.backend)
         changed = [
             f"{name} {version} (here {here.get(name)})"
             for name, version in recipe.tools.items()
