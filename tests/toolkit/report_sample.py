@@ -181,6 +181,7 @@ def packaged() -> dict[str, Any]:
         "steps": _steps(),
         "candidates": _candidates(),
         "set_aside": ["int8 per channel equalized (0.4 dB more noise than int8 per channel)"],
+        "tournament": [],
         "budget": [
             _line("size", 10e6, "bytes", 5_243_010, "measured"),
             _line("latency", 40, "ms", 24.9, "estimated"),
@@ -255,6 +256,7 @@ def bare() -> dict[str, Any]:
         candidates=[only],
         warnings=[],
         set_aside=[],
+        tournament=[],
         steps=[],
         budget=[],
         layers=[],

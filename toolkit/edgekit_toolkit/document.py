@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from edgekit_runtime import __version__
@@ -35,6 +36,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "source": _source(run),
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
+        "tournament": [asdict(standing) for standing in run.tournament],
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.optimised.steps],
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],

@@ -42,7 +42,7 @@ class Request:
         preprocessing: description of the preprocessing, or None.
         threads: of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
-        backend: `ort`, `tensorrt` or `litert`.
+        backend: `ort`, `tensorrt` or `litert`; `auto` only for `tournament.search_engines`.
     """
 
     model: Path
@@ -107,12 +107,34 @@ class Draft:
     measured: Measured
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one engine did in a tournament.
+
+    Attributes:
+        backend: its name.
+        label: of the candidate that was chosen for it; None where none was.
+        size_bytes, drop_points, latency_ms: of that candidate; the latency was measured here, in turns.
+        reason: why there is none.
+        kept: whether the package is for this engine.
+    """
+
+    backend: str
+    label: str | None
+    size_bytes: float | None
+    drop_points: float | None
+    latency_ms: float | None
+    reason: str
+    kept: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything that one run found out; package, evidence and report are made from it.
 
     `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
-    chosen one, measured here, or None where it was not.
+    chosen one, measured here, or None where it was not. `tournament` has the engines among which
+    this one won.
     """
 
     request: Request
@@ -126,6 +148,7 @@ class Run:
     seconds: Mapping[str, float]
     warnings: Sequence[str]
     peak: PeakMemory | None = None
+    tournament: tuple[Standing, ...] = ()
 
     def position(self, candidate_id: str) -> int:
         """Place of a candidate in the tuples."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.sign import StatementSigner
 
 _MAX_BATCH = 2**31 - 1
-_BACKENDS = ("ort", "litert", "tensorrt")
+_BACKENDS = ("auto", "ort", "litert", "tensorrt")
 
 
 @click.command("package")
@@ -27,7 +27,8 @@ _BACKENDS = ("ort", "litert", "tensorrt")
 )
 @click.option(
     "--backend", type=click.Choice(_BACKENDS),
-    help="Engine that the package is for. [default: what the target prefers and is installed here]",
+    help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
+    "[default: what the target prefers and is installed here]",
 )  # fmt: skip
 @click.option(
     "--budget", "-b", default="", metavar="LIMITS",
@@ -155,11 +156,12 @@ def _search(
     from edgekit_toolkit.progress import ProgressBar
     from edgekit_toolkit.publish import output_folder
     from edgekit_toolkit.sign import load_signer
+    from edgekit_toolkit.tournament import search_engines
 
     with output_folder(out):
         signer = load_signer(key)
         with ProgressBar(console) as progress:
-            run = search(request, signer, progress.show)
+            run = (search_engines if request.backend == "auto" else search)(request, signer, progress.show)
             if run.choice.chosen is not None:
                 progress.show("measuring memory in a fresh process")
                 run = with_measured_memory(run, run.choice.chosen)

@@ -62,7 +62,9 @@ def _backend(given: str | None, target: Target) -> str:
     known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
     if given is None:
         return known[0] if known[0] != "litert" or find_spec("ai_edge_litert") else "ort"
-    if given not in known:
+    if given == "auto" and "tensorrt" in known:
+        return "tensorrt"  # its contest is held on the device: edgekit-device tournament
+    if given not in {*known, "auto"}:
         raise click.BadParameter(
             f"{target.name} runs {' and '.join(known)}, not {given}", param_hint="--backend"
         )

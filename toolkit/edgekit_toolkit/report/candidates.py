@@ -1,7 +1,7 @@
 """The candidates: two Pareto plots and the table of all figures."""
 
 from edgekit_toolkit.report.axes import Quantity
-from edgekit_toolkit.report.document import Candidate, Report
+from edgekit_toolkit.report.document import Candidate, Report, Standing
 from edgekit_toolkit.report.figures import (
     FIGURES,
     byte_unit,
@@ -38,6 +38,7 @@ def candidates(report: Report) -> Markup:
         _key() if drawn else None,
         _table(report),
         _set_aside(report["set_aside"]),
+        _tournament(report["tournament"]),
         key="candidates",
         intro="Left is cheaper, up is better. A point leads to its row in the table." if drawn else None,
     )
@@ -148,6 +149,31 @@ def _table(report: Report) -> Markup:
 
 def _set_aside(found: list[str]) -> Markup | None:
     return el("p", f"Tried and set aside: {'; '.join(found)}.", class_="note") if found else None
+
+
+def _tournament(found: list[Standing]) -> Markup | None:
+    if not found:
+        return None
+    rows = [
+        el(
+            "tr",
+            el("th", one["backend"], scope="row"),
+            el("td", one["label"] or one["reason"]),
+            *(
+                el("td", show(value, unit), class_="n")
+                for value, unit in (
+                    (one["latency_ms"], "ms"), (one["size_bytes"], "bytes"), (one["drop_points"], "points")
+                )
+            ),
+            class_="chosen" if one["kept"] else None,
+        )
+        for one in found
+    ]  # fmt: skip
+    head = ("Engine", "Its candidate", "Latency", "Size", "Drop")
+    caption = "Engines, measured on the host in turns"
+    return join(
+        el("h3", caption), table(head, rows, numeric=frozenset({2, 3, 4}), caption=caption, style="engines")
+    )
 
 
 def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest: bool) -> Markup:

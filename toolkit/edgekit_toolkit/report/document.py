@@ -163,6 +163,18 @@ class Provenance(TypedDict):
     recipe_sha256: str | None
 
 
+class Standing(TypedDict):
+    """How one engine did in a tournament."""
+
+    backend: str
+    label: str | None
+    size_bytes: float | None
+    drop_points: float | None
+    latency_ms: float | None
+    reason: str
+    kept: bool
+
+
 class Report(TypedDict):
     """The whole document."""
 
@@ -179,6 +191,7 @@ class Report(TypedDict):
     steps: list[Step]
     candidates: list[Candidate]
     set_aside: list[str]
+    tournament: list[Standing]
     budget: list[BudgetLine]
     outcome: Outcome
     layers: list[Layer]

@@ -13,6 +13,7 @@ from edgekit_toolkit.report.document import (
     Candidate,
     Figure,
     Report,
+    Standing,
     find_candidate,
     finite_report,
     subject_of,
@@ -54,6 +55,7 @@ def print_summary(document: Mapping[str, Any], console: Console, written: Sequen
     _print_warnings(report["warnings"], console)
     _print_budget(report, console)
     _print_candidates(report, console)
+    _print_tournament(report["tournament"], console)
     _print_files(report, written, console)
 
 
@@ -260,6 +262,25 @@ def _print_key(
         _print(console, ("; ".join(words), "dim"))
     if report["set_aside"]:
         _print(console, (_plain(f"tried and set aside: {'; '.join(report['set_aside'])}"), "dim"))
+
+
+def _print_tournament(found: Sequence[Standing], console: Console) -> None:
+    if found:
+        console.print()
+        _print(console, ("Engines, in turns on this machine", "bold"))
+    for one in found:
+        style = "bold green" if one["kept"] else ""
+        if one["label"] is None:
+            said = one["reason"]
+        else:
+            figures = [
+                show(one[name], unit)  # type: ignore[literal-required]
+                for name, unit in (("latency_ms", "ms"), ("size_bytes", "bytes"), ("drop_points", "points"))
+            ]
+            said = f"{figures[0]}, {figures[1]}, drop {figures[2]}: {one['label']}"
+        _print(
+            console, (f"{'>' if one['kept'] else ' '}  {one['backend']:<7}", style), _plain(said), indent=10
+        )
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:

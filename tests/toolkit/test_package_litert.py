@@ -1,0 +1,169 @@
+"""`edgekit package` for LiteRT, and the tournament of engines."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.toolkit.package_run import (
+    Outcome,
+    edgekit,
+    mlp,
+    model_of,
+    package,
+    read_only,
+    samples,
+    saved,
+    stored,
+    tensor,
+    tiny,
+)
+
+from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.sessions import open_session
+
+pytestmark = [
+    pytest.mark.usefixtures("home"),
+    pytest.mark.skipif(
+        not (find_spec("ai_edge_litert") and find_spec("ai_edge_quantizer")),
+        reason="LiteRT is not installed: edgekit[litert-host]",
+    ),
+]
+TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")
+
+
+def for_litert(model: Path, out: Path, *options: object, target: str = "rpi5") -> Outcome:
+    return package(model, out, "--backend", "litert", *options, target=target)
+
+
+@pytest.mark.parametrize("model", TINY_MODELS)
+def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> None:
+    source, data = tiny(model)
+    outcome = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json")
+    assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
+    with read_only(tmp_path) as opened:
+        assert [one.path for one in opened.manifest.artifacts if one.role == "model"] == ["model.tflite"]
+        assert opened.manifest.backend.name == "litert"
+        score: Any = opened.manifest.figures["score"]
+        assert 100 * (score["source_value"] - score["value"]) <= 1
+        assert score["engine"] == "LiteRT"
+        session = open_session(opened)
+        assert run_selftest(session, opened).passed
+        session.close()
+
+
+def test_package_has_inputs_and_outputs_of_the_source_in_its_order(tmp_path: Path) -> None:
+    node, weight = helper.make_node, np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]),
+        node("MatMul", ["a", "w"], ["q"]),
+        node("Add", ["p", "q"], ["z"]),
+        node("Sub", ["p", "q"], ["b"]),
+    ]
+    inputs, outputs = [tensor("x", [1, 8]), tensor("a", [1, 8])], [tensor("z", [1, 4]), tensor("b", [1, 4])]
+    model = saved(model_of(nodes, inputs, outputs, {"w": weight}), tmp_path / "net.onnx")
+    assert for_litert(model, tmp_path / "out").code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert [spec.name for spec in opened.manifest.outputs] == ["z", "b"]
+        session = open_session(opened)
+        feeds = {name: np.ones((1, 8), np.float32) for name in ("x", "a")}
+        made = session.run(feeds)
+        np.testing.assert_allclose(made["b"], 0, atol=0.2)
+        np.testing.assert_allclose(made["z"], 2 * weight.sum(0, keepdims=True), atol=0.5)
+
+
+def test_recipe_for_litert_gives_the_same_bytes(tmp_path: Path) -> None:
+    source, data = tiny("digits_cnn")
+    assert for_litert(source, tmp_path / "first", *data, "--search-seconds", 2).code == 0
+    recipe = next((tmp_path / "first").glob("*.recipe.json"))
+    assert {"ai-edge-litert", "ai-edge-quantizer"} <= json.loads(recipe.read_text())["tools"].keys()
+    assert edgekit("package", source, "--recipe", recipe, "-o", tmp_path / "second").code == 0
+    first, second = (next((tmp_path / name).glob("*.edgepkg")).read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_layers_of_the_report_are_those_of_the_file(tmp_path: Path) -> None:
+    source, data = tiny("mnist5k_dscnn")
+    report = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json").json
+    assert {layer["op"] for layer in report["layers"]} <= {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
+    assert all(layer["macs"] > 0 for layer in report["layers"])
+    memory = report["candidates"][0]["figures"]["memory"]
+    assert (memory["label"], memory["on"]) == ("measured", "host")
+    assert memory["value"] > 1 << 20
+
+
+def test_operator_that_litert_has_no_mapping_for_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Det", ["x"], ["d"], name="the_det")]
+    model = saved(model_of(nodes, [tensor("x", [1, 3, 3])], [tensor("d", [1])], {}), tmp_path / "net.onnx")
+    outcome = for_litert(model, tmp_path / "out")
+    assert outcome.code == 3
+    assert "Det" in outcome.stderr
+    assert "the_det" in outcome.stderr
+    assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+    assert package(model, tmp_path / "ort", target="rpi5").code == 0
+
+
+@pytest.mark.parametrize(("target", "backend"), [("jetson", "litert"), ("rpi5", "tensorrt")])
+def test_engine_that_the_target_does_not_run_is_refused(target: str, backend: str, tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", "--backend", backend, target=target)
+    assert outcome.code == 2
+    assert f"not {backend}" in outcome.stderr
+
+
+def test_fixed_batch_is_kept(tmp_path: Path) -> None:
+    model = saved(mlp("N"), tmp_path / "net.onnx")
+    data = ("--eval", stored(tmp_path / "e.npz", samples(16, 1)))
+    assert for_litert(model, tmp_path / "out", *data, "--batch", 4).code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert opened.manifest.inputs[0].shape == (4, 8)
+
+
+def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
+    source, data = tiny("mnist5k_dscnn")
+    options = ("--backend", "auto", *data, "--search-seconds", 2, "--json")
+    report = package(source, tmp_path, *options, target="rpi5").json
+    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
+    kept = [one for one in report["tournament"] if one["kept"]]
+    assert [one["backend"] for one in kept] == [report["target"]["backend"]]
+    assert all(one["latency_ms"] > 0 for one in report["tournament"])
+    assert "Engines" in (next(tmp_path.glob("*.report.html"))).read_text()
+    with read_only(tmp_path) as opened:
+        assert opened.manifest.backend.name == kept[0]["backend"]
+
+
+def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Det", ["x"], ["d"])]
+    model = saved(model_of(nodes, [tensor("x", [1, 3, 3])], [tensor("d", [1])], {}), tmp_path / "net.onnx")
+    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="rpi5").json
+    by_name = {one["backend"]: one for one in report["tournament"]}
+    assert by_name["ort"]["kept"]
+    assert "Det" in by_name["litert"]["reason"]
+
+
+def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="jetson").json
+    assert (report["target"]["backend"], report["tournament"]) == ("tensorrt", [])
+
+
+def test_integer_inputs_reach_litert_as_they_are(tmp_path: Path) -> None:
+    node = helper.make_node
+    table = np.random.default_rng(1).normal(size=(50, 8)).astype(np.float32)
+    weight = np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)
+    nodes = [
+        node("Gather", ["table", "ids"], ["v"]),
+        node("ReduceMean", ["v"], ["m"], axes=[1], keepdims=0),
+        node("MatMul", ["m", "w"], ["y"]),
+    ]
+    made: onnx.ModelProto = model_of(
+        nodes,
+        [tensor("ids", [1, 6], TensorProto.INT64)],
+        [tensor("y", [1, 4])],
+        {"table": table, "w": weight},
+    )
+    assert for_litert(saved(made, tmp_path / "net.onnx"), tmp_path / "out").code == 0

@@ -1,0 +1,101 @@
+"""`--backend auto`: package for every engine of the target that runs here, and keep the fastest.
+
+Each engine gets a search of its own; then what they chose takes turns on the same input. TensorRT has no
+part: it needs the device, where `edgekit-device tournament` holds this contest.
+"""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.latency import Latency
+from edgekit_runtime.sessions import Session
+from edgekit_runtime.sessions.tournament import judge, race
+from edgekit_toolkit.artifacts import Model, content_of
+from edgekit_toolkit.packaging import Progress, search
+from edgekit_toolkit.runs import Request, Run, Standing
+from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.targets import Target
+
+_LIBRARIES = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
+
+
+def engines_here(target: Target) -> list[str]:
+    """Return the engines of a target that run on this machine, the preferred first."""
+    known = (target.backend.default, target.backend.fallback)
+    return [name for name in known if name in _LIBRARIES and find_spec(_LIBRARIES[name])]
+
+
+def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
+    """Return the run of the engine whose choice is the fastest here, with how all of them did.
+
+    The time for mixing precisions is shared out. Where no engine keeps the budget, the run of the preferred
+    one is returned, which says why.
+
+    Raises:
+        ModelError: no engine takes the model.
+        DataError: the samples do not fit.
+        BackendError: an engine fails on the source model.
+    """
+    names = engines_here(request.target)
+    runs: dict[str, Run] = {}
+    refused: dict[str, ModelError] = {}
+    for name in names:
+        share = replace(request, backend=name, search_s=request.search_s / len(names))
+        try:
+            runs[name] = search(share, signer, _named(progress, name))
+        except ModelError as error:
+            refused[name] = error
+    if not runs:
+        raise refused[names[0]]
+    progress("tournament", None, None)
+    latencies = _race({name: run for name, run in runs.items() if run.choice.chosen is not None})
+    winner = judge(latencies).winner if latencies else next(iter(runs))
+    standings = [
+        _standing(name, runs.get(name), latencies.get(name), refused.get(name), kept=name == winner)
+        for name in names
+    ]
+    return replace(runs[winner], tournament=tuple(standings))
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    return lambda what, done, total: progress(f"{name}: {what}", done, total)
+
+
+def _race(runs: dict[str, Run]) -> dict[str, Latency]:
+    """Return the latency of each run's choice; empty where there is none."""
+    sessions = {name: _open(_chosen(run), run.request.threads) for name, run in runs.items()}
+    try:
+        feeds = next(iter(runs.values())).prepared.feeds[0] if runs else {}
+        return race(sessions, feeds) if sessions else {}
+    finally:
+        for session in sessions.values():
+            session.close()
+
+
+def _chosen(run: Run) -> Model:
+    assert run.choice.chosen is not None  # noqa: S101  # for the type checker: refusals take no part
+    model: Model = run.found.candidates[run.position(run.choice.chosen)].model
+    return model
+
+
+def _open(model: Model, threads: int) -> Session:
+    if isinstance(model, bytes):
+        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+
+        return LiteRtSession(model, LiteRtOptions(threads=threads))
+    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+
+    return OrtSession(content_of(model), OrtOptions(threads=threads))
+
+
+def _standing(
+    name: str, run: Run | None, latency: Latency | None, error: ModelError | None, *, kept: bool
+) -> Standing:
+    if run is None or run.choice.chosen is None or latency is None:
+        reason = " ".join(str(error).split()) if run is None else run.choice.reason
+        return Standing(name, None, None, None, None, reason, kept=kept)
+    costs = run.drafts[run.position(run.choice.chosen)].measured
+    return Standing(
+        name, costs.label, costs.figures["size"], costs.figures["drop"], latency.median_s * 1e3, "", kept=kept
+    )
