@@ -59,7 +59,8 @@ class Quantization:
         """
         limits = np.iinfo(self.dtype)
         # In place from here on: for an image this takes as long as a small model.
-        steps = np.asarray(values / np.float32(self.scale))
+        with np.errstate(over="ignore"):  # infinite is out of range like other large values
+            steps = np.asarray(values / np.float32(self.scale))
         np.rint(steps, out=steps)
         np.add(steps, np.float32(self.zero_point), out=steps)
         np.clip(steps, limits.min, limits.max, out=steps)
