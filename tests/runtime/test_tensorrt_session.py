@@ -126,6 +126,19 @@ def test_an_engine_of_other_tensors_never_takes_traffic(bench: Bench, open_it: O
     assert "the engine has outputs {'x': 'float32'}, the manifest says {'y': 'float32'}" in state.notes[0]
 
 
+def test_an_engine_of_other_shapes_never_takes_traffic(bench: Bench, open_it: Open) -> None:
+    class Wide(FixedExecutor):
+        def run(self, inputs: Any) -> Any:
+            raise DataError("tensor 'x': got shape [1, 4], expected [2, 4]")
+
+    bench.executor = Wide
+    state = open_it().wait(WAIT_S)
+    assert state.phase == "failed"
+    assert "int8: tensor 'x': got shape" in state.notes[0]
+    open_it().wait(WAIT_S)
+    assert len(bench.builds) == 1
+
+
 def test_the_right_one_is_kept_where_another_is_wrong(bench: Bench, open_it: Open) -> None:
     bench.plans = {"int8": b"1.5@0", "fp16": b"1@0"}
     state = open_it().wait(WAIT_S)

@@ -159,7 +159,7 @@ def test_a_cache_that_cannot_be_written_does_not_hide_the_table(
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert main(["tournament", str(make(LITERT))]) == 0
     assert "not kept: " in capsys.readouterr().out
-    assert "set EDGEKIT_CACHE elsewhere" in caplog.text
+    assert "set EDGEKIT_CACHE to another folder" in caplog.text
 
 
 @pytest.mark.parametrize(("winner", "kind"), [(LITERT, LiteRtSession), (ORT, OrtSession)])

@@ -108,5 +108,6 @@ def _find_tensorrt() -> ModuleType:
     except ImportError as cause:
         raise EngineMissingError(
             f"backend 'tensorrt' needs TensorRT 10 ({cause}); on a Jetson it comes with JetPack:"
-            " apt-get install python3-libnvinfer, and make the environment with --system-site-packages"
+            " apt-get install python3-libnvinfer, and make the environment with --system-site-packages;"
+            " pip install 'edgekit[jetson]' brings the rest"
         ) from cause

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.errors import BackendError, DataError, OutputError
 from edgekit_runtime.latency import LatencyLimits, measure_latency
 from edgekit_runtime.selftest import GoldenCase
 from edgekit_runtime.sessions.session import Array, Session
@@ -193,7 +193,10 @@ def _check(job: Job, engine: Engine) -> None:
         expected = {spec.name: spec.dtype for spec in stated}
         if got != expected:
             raise _WrongError(f"the engine has {what} {got}, the manifest says {expected}")
-    test = job.golden.check(engine)
+    try:
+        test = job.golden.check(engine)
+    except DataError as cause:  # the engine takes other shapes than the package promises
+        raise _WrongError(str(cause)) from cause
     if not test.passed:
         raise _WrongError("; ".join(check.message for check in test.checks if not check.passed))
 
