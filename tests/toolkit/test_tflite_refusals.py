@@ -390,8 +390,9 @@ def test_integers_of_8_bits_are_moved_but_not_computed_with() -> None:
 
 
 def test_an_output_without_elements_is_refused_by_name() -> None:
-    model = model_of([node("Relu", ["x"], ["y"])], {"empty": np.zeros((0, 3), np.float32)}, X, ("y", "empty"))
-    assert "output 'empty'" in str(refusal(model))
+    nodes = [node("Shape", ["x"], ["none"], start=3, end=2), node("Neg", ["x"], ["y"])]
+    model = model_of(nodes, {}, X, ("y", "none"), dtype=TensorProto.INT64)
+    assert "output 'none'" in str(refusal(model))
 
 
 def test_statistics_of_a_batch_are_refused() -> None:

@@ -28,18 +28,8 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 # These only move elements.
 CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
 MOVING_KINDS: Final = frozenset(
-    {
-        "CAST",
-        "RESHAPE",
-        "TRANSPOSE",
-        "SLICE",
-        "STRIDED_SLICE",
-        "GATHER",
-        "GATHER_ND",
-        "CONCATENATION",
-        "SPLIT",
-    }
-    | {"SPLIT_V", "TILE", "BROADCAST_TO", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "PAD", "SELECT_V2"}
+    {"BROADCAST_TO", "CAST", "CONCATENATION", "DEPTH_TO_SPACE", "GATHER", "GATHER_ND", "PAD", "RESHAPE"}
+    | {"SELECT_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE", "TRANSPOSE"}
 )
 
 
