@@ -272,3 +272,16 @@ def test_means_of_many_elements_are_exact(keepdims: int) -> None:
     got = LiteRtSession(convert(model, {})).run({"x": x})["y"]
     exact = x.astype(np.float64).mean((1, 2)).reshape(got.shape)
     np.testing.assert_allclose(got, exact, rtol=2e-6)  # 1.5e-4 where one sum adds them all
+
+
+def test_swish_computes_the_same() -> None:
+    converted([node("Swish", ["x"], ["y"], alpha=1.5)], {}, X, opset=24, ir=11)
+
+
+def test_what_is_not_a_number_is_found() -> None:
+    nodes = [
+        node("Log", ["x"], ["l"]),  # of negative numbers
+        node("IsNaN", ["l"], ["n"]),
+        node("Cast", ["n"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    converted(nodes, {}, X)

@@ -145,3 +145,10 @@ def test_a_recurrent_layer_starts_anew_in_each_run() -> None:
     model = model_of([node("LSTM", ["x", "w", "r"], ["", "y"], hidden_size=3)], found, {"x": [5, 2, 4]})
     feed = {"x": np.ones((5, 2, 4), np.float32)}
     checked(model, feeds=[feed, feed, feed])
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_root_mean_square_normalization_computes_the_same(axis: int) -> None:
+    shape = tuple(X["x"][axis:])
+    nodes = [node("RMSNormalization", ["x", "s"], ["y"], axis=axis)]
+    converted(nodes, weights(s=shape), X, opset=23, ir=11)

@@ -375,3 +375,37 @@ def test_what_follows_from_a_refused_node_is_not_refused_again() -> None:
     ]
     error = refusal(model_of(nodes, {"s": np.array([1, 1, 2, 2], np.float32)}, X))
     assert [item.node for item in error.refusals] == ["node 'places'", "node 'resize'"]
+
+
+def test_integers_of_8_bits_are_moved_but_not_computed_with() -> None:
+    """Some kernels end the process where such integers have no scale."""
+    nodes = [
+        node("Equal", ["x", "k"], ["c"], name="compare"),
+        node("Cast", ["c"], ["y"], to=TensorProto.INT8),
+    ]
+    model = model_of(nodes, {"k": np.array(3, np.int8)}, X, dtype=TensorProto.INT8)
+    assert "node 'compare'" in str(refusal(model))
+    moved = model_of([node("Transpose", ["x"], ["y"])], {}, X, dtype=TensorProto.INT8)
+    checked(moved, feeds=[{"x": np.arange(420, dtype=np.int64).astype(np.int8).reshape(X["x"])}])
+
+
+def test_an_output_without_elements_is_refused_by_name() -> None:
+    nodes = [node("Shape", ["x"], ["none"], start=3, end=2), node("Neg", ["x"], ["y"])]
+    model = model_of(nodes, {}, X, ("y", "none"), dtype=TensorProto.INT64)
+    assert "output 'none'" in str(refusal(model))
+
+
+def test_statistics_of_a_batch_are_refused() -> None:
+    inputs = ["x", *(["k"] * 4)]
+    nodes = [node("BatchNormalization", inputs, ["y", "m", "v"], training_mode=1, name="training")]
+    model = model_of(nodes, {"k": np.ones(6, np.float32)}, X, ("y", "m"))
+    assert "node 'training'" in str(refusal(model))
+
+
+def test_a_place_that_is_computed_picks_the_same() -> None:
+    nodes = [
+        node("ArgMax", ["k"], ["i"], keepdims=0),
+        node("Conv", ["x", "w"], ["c"]),
+        node("Gather", ["c", "i"], ["y"], axis=1),
+    ]
+    converted(nodes, POINTWISE, {**X, "k": [5]})

@@ -24,6 +24,15 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 }
 
 
+# For kernels that compute, 8 and 16 bits are codes with a scale; without one some of them end the process.
+# These only move elements.
+CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
+MOVING_KINDS: Final = frozenset(
+    {"BROADCAST_TO", "CAST", "CONCATENATION", "DEPTH_TO_SPACE", "GATHER", "GATHER_ND", "PAD", "RESHAPE"}
+    | {"SELECT_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE", "TRANSPOSE"}
+)
+
+
 @dataclass(slots=True)
 class Tensor:
     """One tensor of the TFLite graph.
@@ -118,7 +127,15 @@ class Builder:
         options: Options | None = None,
         version: int = 1,
     ) -> tuple[Tensor, ...]:
-        """Add an operator; returns its new output tensors, given as pairs of shape and dtype."""
+        """Add an operator; returns its new output tensors, given as pairs of shape and dtype.
+
+        Raises:
+            RefusedError: its kernel does not compute with plain 8-bit or 16-bit integers.
+        """
+        dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
+        codes = CODE_TYPES.intersection([*dtypes, *(dtype.name for _, dtype in outputs)])
+        if codes and kind not in MOVING_KINDS:
+            raise RefusedError(f"TFLite's {kind} takes {', '.join(sorted(codes))} for quantized numbers only")
         made = tuple(self.tensor(shape, dtype) for shape, dtype in outputs)
         self.operations.append(Operation(kind, tuple(inputs), made, options, version))
         return made

@@ -122,7 +122,10 @@ def _stand_in(
 def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
     inputs = []
     for name in graph.inputs:
-        dtype, shape = graph.dtype(name), graph.shape(name)
+        try:
+            dtype, shape = graph.dtype(name), graph.shape(name)
+        except RefusedError as refused:
+            raise ConversionError(f"input '{name}' cannot be taken: {refused}") from refused
         if dtype.name not in TENSOR_TYPES or 0 in shape:
             raise ConversionError(
                 f"input '{name}' ({dtype.name} {list(shape)}): expected elements of"
@@ -139,7 +142,10 @@ def _outputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, 
     taken: set[int] = {tensor.index for tensor in builder.tensors if tensor.name in graph.inputs}
     outputs = []
     for name in graph.outputs:
-        tensor = values.read(name, plain(len(graph.shape(name))))
+        try:
+            tensor = values.read(name, plain(len(graph.shape(name))))
+        except RefusedError as refused:
+            raise ConversionError(f"output '{name}' cannot be given: {refused}") from refused
         if tensor.index in taken or tensor.data is not None:
             tensor = builder.copy(tensor, tensor.shape)
         taken.add(tensor.index)

@@ -49,6 +49,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return convert_opset.run(model)
     except Exception as cause:  # the converter's exceptions have no common base
+        check_operators(node_of(node) for node in model.graph.node)
         raise ConversionError(
             f"the model is in opset {opset(model)}, and cannot be converted to {convert_opset.TARGET_OPSET}:"
             f" {cause}; export it with opset_version={convert_opset.TARGET_OPSET}"

@@ -64,15 +64,10 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Any form of the first input, and the result keeps its rank; further inputs are constants."""
+    """Any form of the first input, and results of its rank; further inputs of other ranks stay as in ONNX."""
     shape = graph.shape(node.inputs[0])
-    return Rule(
-        plain(len(shape)),
-        shape,
-        lambda form: (form,) * len(node.inputs),
-        lambda form: (form,) * len(node.outputs),
-        lambda _: True,
-    )
+    reads = _first_and_alike(node, graph)
+    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
 
 
 def axis_last(axis: int) -> MakeRule:
@@ -91,13 +86,17 @@ def axis_last(axis: int) -> MakeRule:
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
     """Any form of the first input; the result lacks `axes`."""
     shape = graph.shape(node.inputs[0])
-    return Rule(
-        plain(len(shape)),
-        shape,
-        lambda form: (form,) * len(node.inputs),
-        lambda form: (without_axes(form, axes),) * len(node.outputs),
-        lambda _: True,
-    )
+
+    def writes(form: Form) -> tuple[Form, ...]:
+        return (without_axes(form, axes),) * len(node.outputs)
+
+    return Rule(plain(len(shape)), shape, _first_and_alike(node, graph), writes, lambda _: True)
+
+
+def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, ...]]:
+    """Return how inputs are read of which those of the first one's rank share its form."""
+    ranks = [_rank(graph, name) for name in node.inputs]
+    return lambda form: tuple(form if rank == ranks[0] else plain(rank) for rank in ranks)
 
 
 def spatial(node: Node, graph: Graph) -> Rule:

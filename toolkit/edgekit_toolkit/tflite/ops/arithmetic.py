@@ -28,13 +28,13 @@ _INTEGERS: Final[Mapping[str, frozenset[str]]] = {
     "ADD": frozenset({"int32", "int64"}),
     "SUB": frozenset({"int32", "int64"}),
     "MUL": frozenset({"int32", "int64"}),
-    "MAXIMUM": frozenset({"int8", "uint8", "int16", "int32", "int64"}),
-    "MINIMUM": frozenset({"int8", "uint8", "int16", "int32", "int64"}),
+    "MAXIMUM": frozenset({"int32", "int64"}),
+    "MINIMUM": frozenset({"int32", "int64"}),
     "FLOOR_MOD": frozenset({"int32", "int64"}),
     "FLOOR_DIV": frozenset({"int32"}),
     "POW": frozenset({"int32"}),
 }
-_COMPARED: Final = frozenset({"float32", "int32", "int64", "int8", "uint8"})
+_COMPARED: Final = frozenset({"float32", "int32", "int64"})
 
 
 @writes("Add", "Sub", "Mul", "Div", rule=elementwise, fuses=True)

@@ -12,11 +12,15 @@ from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node
 
 
-@writes("BatchNormalization", rule=axiswise)
+def _stored_statistics(node: Node, graph: Graph) -> Rule:
+    if node.attributes.get("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
+        raise RefusedError("training_mode=1 computes statistics of the batch, which is not for inference")
+    return axiswise(node, graph)
+
+
+@writes("BatchNormalization", rule=_stored_statistics)
 def write_batch_norm(step: Step) -> None:
     """Write x * scale + shift, both computed now from the stored statistics."""
-    if step.attribute("training_mode", 0):
-        raise RefusedError("training_mode=1 computes statistics of the batch, which is not for inference")
     names = ("the scale", "the bias", "the mean", "the variance")
     gain, bias, mean, variance = (
         step.constant(place, name).astype(np.float64) for place, name in enumerate(names, start=1)

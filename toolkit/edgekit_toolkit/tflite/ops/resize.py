@@ -53,7 +53,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
     return spatial(node, graph)
 
 
-@writes("Resize", "Upsample", rule=_rule)
+@writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
     """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR."""
     mode = step.text("mode", "nearest")
@@ -114,8 +114,6 @@ def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64
     grid = np.arange(length, dtype=np.float64)
     scale = _scale(step, axis, size, length)
     mode = step.text("coordinate_transformation_mode", "half_pixel")
-    if step.node.op_type == "Upsample":
-        mode = "asymmetric"
     if mode == "asymmetric":
         return grid / scale
     if mode == "align_corners":
@@ -135,8 +133,7 @@ def _scale(step: Step, axis: int, size: int, length: int) -> float:
     rank = len(step.shape(0))
     if rank == 3 and axis == 0:
         return 1.0
-    place = 1 if step.node.op_type == "Upsample" else 2
-    scales = step.value(place)
+    scales = step.value(2)
     if scales is None or scales.size == 0:
         return length / size
     axes = [int(item) % rank for item in step.attribute("axes", range(rank))]
@@ -147,8 +144,6 @@ def _scale(step: Step, axis: int, size: int, length: int) -> float:
 def _rounded(step: Step, places: NDArray[np.float64], size: int) -> NDArray[np.int32]:
     """Return which element ONNX takes, int32 [length]."""
     mode = step.text("nearest_mode", "round_prefer_floor")
-    if step.node.op_type == "Upsample":
-        mode = "floor"
     rounded = {
         "round_prefer_floor": np.ceil(places - 0.5),
         "round_prefer_ceil": np.floor(places + 0.5),
