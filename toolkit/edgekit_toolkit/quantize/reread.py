@@ -1,7 +1,8 @@
 """Operators that cost nothing on codes: the same codes, read with another scale and zero point.
 
 Pure arithmetic on `Affine`. The kernel's own scale is enlarged where that makes the result exact: by at most
-an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes hold its slope.
+an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes hold its
+slope.
 """
 
 import math
