@@ -207,7 +207,7 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
     ("place", "text"),
     [
         ("packaging.measure_peak_memory", "peak memory was not measured here: no room"),
-        ("judge.measure_engine_bytes", "peak memory is not estimated: no room"),
+        ("judge.measure_engine_bytes", "peak memory is not known: no room"),
     ],
 )
 def test_memory_that_cannot_be_measured_is_reported(

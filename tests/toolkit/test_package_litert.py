@@ -167,3 +167,69 @@ def test_integer_inputs_reach_litert_as_they_are(tmp_path: Path) -> None:
         {"table": table, "w": weight},
     )
     assert for_litert(saved(made, tmp_path / "net.onnx"), tmp_path / "out").code == 0
+
+
+# Models that are .tflite files already.
+
+
+@pytest.fixture(scope="module")
+def float_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float form of a tiny model, as somebody else might have converted it."""
+    from edgekit_toolkit.tflite.convert import convert  # needs LiteRT's schema
+
+    folder = tmp_path_factory.mktemp("tflite")
+    model = onnx.load(tiny("digits_cnn")[0])
+    (folder / "digits.tflite").write_bytes(convert(model, {"N": 1}))
+    return folder / "digits.tflite"
+
+
+def test_float_tflite_is_quantized_and_repeated(float_file: Path, tmp_path: Path) -> None:
+    before, (_, data) = float_file.read_bytes(), tiny("digits_cnn")
+    outcome = package(float_file, tmp_path / "a", *data, "--search-seconds", 2, "--json", target="rpi5")
+    assert outcome.code == 0
+    report = outcome.json
+    assert (report["target"]["backend"], report["source"]["opset"], report["steps"]) == ("litert", None, [])
+    assert any(one["label"].startswith("int8 per-channel") for one in report["candidates"])
+    assert report["data"]["evaluation"]["baseline"] > 0.95
+    recipe = next((tmp_path / "a").glob("*.recipe.json"))
+    assert edgekit("package", float_file, "--recipe", recipe, "-o", tmp_path / "b").code == 0
+    first, second = (next((tmp_path / name).glob("*.edgepkg")).read_bytes() for name in ("a", "b"))
+    assert first == second
+    assert float_file.read_bytes() == before
+
+
+def test_quantized_tflite_is_packaged_as_it_is(float_file: Path, tmp_path: Path) -> None:
+    _, data = tiny("digits_cnn")
+    options = ("--search-seconds", 0, "--budget", "size=40kB,drop=100%")
+    assert package(float_file, tmp_path / "a", *data, *options, target="rpi5").code == 0
+    with read_only(tmp_path / "a") as opened:
+        content = bytes(opened.read("model.tflite"))
+    given = tmp_path / "given.tflite"
+    given.write_bytes(content)
+    report = package(given, tmp_path / "b", *data, "--json", target="android-arm64").json
+    with read_only(tmp_path / "b") as opened:
+        assert bytes(opened.read("model.tflite")) == content
+    assert [one["label"] for one in report["candidates"]] == ["as it is"]
+
+
+def test_tflite_for_an_engine_that_cannot_run_it_is_refused(float_file: Path, tmp_path: Path) -> None:
+    for target, options in (("jetson", ()), ("rpi5", ("--backend", "ort"))):
+        outcome = package(float_file, tmp_path / "out", *options, target=target)
+        assert outcome.code == 2
+        assert "LiteRT runs alone" in " ".join(outcome.stderr.split())
+
+
+@pytest.mark.parametrize("options", [("--batch", 4), ("--dim", "N=2")])
+def test_sizes_of_a_tflite_stay(options: tuple[object, ...], float_file: Path, tmp_path: Path) -> None:
+    outcome = package(float_file, tmp_path / "out", *options, target="rpi5")
+    assert outcome.code == 3
+    assert "cannot change the sizes of a .tflite" in " ".join(outcome.stderr.split())
+
+
+def test_damaged_tflite_is_refused(float_file: Path, tmp_path: Path) -> None:
+    content = float_file.read_bytes()
+    path = tmp_path / "net.tflite"
+    path.write_bytes(content[: len(content) // 2])
+    outcome = package(path, tmp_path / "out", target="rpi5")
+    assert outcome.code == 3
+    assert "net.tflite" in outcome.stderr

@@ -39,8 +39,10 @@ def content_of(model: Model) -> bytes:
     return model if isinstance(model, bytes) else model.SerializeToString(deterministic=True)
 
 
-def specs_of(model: Model, outputs: Sequence[str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return what the model takes and gives, the outputs in the order of the names `outputs`.
+def specs_of(
+    model: Model, outputs: Sequence[str] | None = None
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return what the model takes and gives, the outputs in the order of the names `outputs` if given.
 
     Raises:
         BackendError: LiteRT refuses the model.
@@ -52,7 +54,7 @@ def specs_of(model: Model, outputs: Sequence[str]) -> tuple[tuple[TensorSpec, ..
     session = LiteRtSession(model)
     try:
         named = {spec.name: spec for spec in session.outputs}
-        return session.inputs, tuple(named[name] for name in outputs)
+        return session.inputs, tuple(named[name] for name in outputs or named)
     finally:
         session.close()
 

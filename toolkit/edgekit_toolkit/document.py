@@ -9,7 +9,7 @@ from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
 from edgekit_toolkit.graph import opset
-from edgekit_toolkit.layers import describe_layers, stored
+from edgekit_toolkit.layers import describe_layers, stored, tflite_counts
 from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.publish import Published, host_facts, now
 from edgekit_toolkit.recipe import tool_versions
@@ -38,7 +38,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "set_aside": list(run.found.set_aside),
         "tournament": [asdict(standing) for standing in run.tournament],
         "data": _data(run),
-        "steps": [_step(step) for step in run.prepared.optimised.steps],
+        "steps": [_step(step) for step in run.prepared.steps],
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
         "outcome": _outcome(run),
@@ -92,13 +92,17 @@ def _provenance(run: Run) -> dict[str, Any]:
 
 def _source(run: Run) -> dict[str, Any]:
     model = run.prepared.source.model
-    parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
+    if isinstance(model, bytes):
+        version, nodes, parameters = None, *tflite_counts(model)
+    else:
+        version, nodes = opset(model), len(model.graph.node)
+        parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
     return {
         "file": run.prepared.source.path.name,
         "sha256": run.prepared.source.sha256,
         "bytes": run.prepared.source.bytes,
-        "opset": opset(model),
-        "nodes": len(model.graph.node),
+        "opset": version,
+        "nodes": nodes,
         "parameters": parameters,
         "inputs": [_tensor(spec) for spec in run.prepared.source.inputs],
         "outputs": [_tensor(spec) for spec in run.prepared.source.outputs],

@@ -62,7 +62,7 @@ def _recipe(
         source_sha256=prepared.source.sha256,
         batch=request.batch,
         dims=prepared.dims,
-        steps=tuple((step.name, step.form) for step in prepared.optimised.steps if step.applied),
+        steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,
         model_sha256=hashlib.sha256(content_of(candidate.model)).hexdigest(),
         golden_seed=_GOLDEN_SEED,

@@ -1,5 +1,6 @@
 """The layers of a run for the report: how each is stored in a candidate, its work and its noise."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ def stored(run: Run, place: int) -> dict[str, StoredLayer]:
         names, made = _tflite_layers(_float_model(run)), _tflite_layers(candidate.model)
         return dict(zip(names, made.values(), strict=True))
     floats = run.prepared.floats
+    if isinstance(floats, bytes):
+        raise TypeError("a candidate of a .tflite model is one, too")
     index = GraphIndex(floats.graph)
     return {
         name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
@@ -81,6 +84,15 @@ def _float_layers(run: Run) -> dict[str, tuple[str, str, int]]:
         for node in model.graph.node
         if node.output
     }
+
+
+def tflite_counts(content: bytes) -> tuple[int, int]:
+    """Return the number of operators and of stored parameters of a `.tflite` model."""
+    from edgekit_toolkit.tflite_file import operators, parsed, shape_of, stored_bytes
+
+    model = parsed(content)
+    held = [tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)]
+    return sum(1 for _ in operators(model)), sum(math.prod(shape_of(tensor)) for tensor in held)
 
 
 def _tflite_layers(content: bytes) -> Mapping[str, StoredLayer]:

@@ -1,7 +1,7 @@
 """The process whose memory `measure` reads: `python -m edgekit_toolkit.measure_child REQUEST.json`.
 
 It imports and does what a minimal device process does: numpy, the engine, load a model from a file, run it.
-So it goes around our own sessions, which import what verifies packages.
+For onnxruntime it goes around our own session, which imports what verifies packages.
 It writes one JSON object to the standard output: `{"peak_bytes": int}`.
 """
 
@@ -35,12 +35,10 @@ def _open_ort(model: str, threads: int) -> Run:
 
 
 def _open_litert(model: str, threads: int) -> Run:
-    from ai_edge_litert.interpreter import Interpreter
+    # Our session, which knows names and codes of files without a signature.
+    from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 
-    interpreter = Interpreter(model_path=model, num_threads=threads)
-    interpreter.allocate_tensors()
-    runner = interpreter.get_signature_runner()  # of the only signature
-    return lambda feeds: runner(**feeds)
+    return LiteRtSession(Path(model), LiteRtOptions(threads=threads)).run
 
 
 _OPEN: Mapping[str, Callable[[str, int], Run]] = {"ort": _open_ort, "litert": _open_litert}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.archive import Sign
@@ -19,7 +18,6 @@ from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
 from edgekit_toolkit.recipe import Recipe
-from edgekit_toolkit.specs import tensor_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Reference:
 
 
 def golden_reference(
-    floats: onnx.ModelProto, dims: Mapping[str, int], ranges: Mapping[str, tuple[float, float]], seed: int
+    floats: Model, dims: Mapping[str, int], ranges: Mapping[str, tuple[float, float]], seed: int
 ) -> Reference:
     """Return the golden inputs of a model.
 
@@ -54,7 +52,7 @@ def golden_reference(
     Raises:
         BackendError: the model does not run on them.
     """
-    inputs, outputs = tensor_specs(floats)
+    inputs, outputs = specs_of(floats)
     given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
     names = [spec.name for spec in outputs]
     return Reference(given, artifacts, feeds, _run(floats, feeds, names))

@@ -4,14 +4,14 @@ Each phase is a function of the ones before; this is the only place that knows t
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import onnx
 
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
 from edgekit_toolkit.artifacts import content_of, engine_of, open_model
@@ -19,7 +19,7 @@ from edgekit_toolkit.attachments import find_labels_problem
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
-from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims
+from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims, free_dims
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
@@ -31,7 +31,7 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
-from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
@@ -124,13 +124,13 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         source = load_model(request.model)
         dims = _settled_dims(source, request)
         samples = choose_samples(_fixed(source, request.batch), request.calibration, request.evaluation, dims)
-    with phases.phase("optimise"):
-        feeds = _parity_feeds(samples)
-        optimised = optimise(source.model, batch=request.batch, feeds=feeds)
-        floats = onnx.shape_inference.infer_shapes(optimised.model)
-    return Prepared(
-        source=source, dims=dims, samples=samples, feeds=feeds, optimised=optimised, floats=floats
-    )
+    feeds = _parity_feeds(samples)
+    floats, steps = source.model, tuple[Step, ...]()
+    if isinstance(floats, onnx.ModelProto):
+        with phases.phase("optimise"):
+            optimised = optimise(floats, batch=request.batch, feeds=feeds)
+            floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+    return Prepared(source=source, dims=dims, samples=samples, feeds=feeds, steps=steps, floats=floats)
 
 
 def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
@@ -139,13 +139,15 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
     Raises:
         ModelError: the model cannot be converted to the engine's format.
     """
-    if request.backend != "litert":
-        return OnnxQuantizer(prepared.floats, _scheme(request), threads=request.threads)
+    floats = prepared.floats
+    if isinstance(floats, onnx.ModelProto) and request.backend != "litert":
+        return OnnxQuantizer(floats, _scheme(request), threads=request.threads)
     from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
-    converted = convert_checked(prepared.floats, prepared.dims, prepared.feeds)
-    return LiteRtQuantizer(converted.model, threads=request.threads)
+    if isinstance(floats, onnx.ModelProto):
+        floats = convert_checked(floats, prepared.dims, prepared.feeds).model
+    return LiteRtQuantizer(floats, threads=request.threads)
 
 
 def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found[Any]:
@@ -208,9 +210,22 @@ def _settled_dims(source: SourceModel, request: Request) -> dict[str, int]:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):
                     given.setdefault(size, feeds[spec.name].shape[axis])
+    if isinstance(source.model, bytes):
+        return _tflite_dims(source, request, given)
     if request.batch is not None:
         given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
     return bind_dims(source.model, given)
+
+
+def _tflite_dims(source: SourceModel, request: Request, given: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of the free dimensions of a `.tflite`; 1 where no sample has them, as at first."""
+    free = free_dims(source.inputs)
+    if request.batch is not None or set(request.dims) - set(free):
+        raise ModelError(
+            f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
+            " export the file with the sizes that you want"
+        )
+    return {name: given.get(name, 1) for name in free}
 
 
 def _fixed(source: SourceModel, batch: int | None) -> tuple[TensorSpec, ...]:

@@ -155,7 +155,9 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             f"the recipe is for a model with sha256 {recipe.source_sha256}, but {model_path} has"
             f" {source.sha256}; give the model that it was made of"
         )
-    floats = onnx.shape_inference.infer_shapes(replay(source.model, batch=recipe.batch, applied=recipe.steps))
+    floats: Model = source.model
+    if isinstance(floats, onnx.ModelProto):
+        floats = onnx.shape_inference.infer_shapes(replay(floats, batch=recipe.batch, applied=recipe.steps))
     model = _build(floats, recipe)
     made = None if model is None else hashlib.sha256(content_of(model)).hexdigest()
     if model is None or made != recipe.model_sha256:
@@ -182,14 +184,15 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
         raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
 
 
-def _build(floats: onnx.ModelProto, recipe: Recipe) -> Model | None:
+def _build(floats: Model, recipe: Recipe) -> Model | None:
     """The model of the recipe's form; a conversion is as it was checked when the recipe was made."""
-    if recipe.backend != "litert":
+    if isinstance(floats, onnx.ModelProto) and recipe.backend != "litert":
         return build(floats, recipe.form)
     from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.convert import convert
 
-    return LiteRtQuantizer(convert(floats, recipe.dims), threads=1).build(recipe.form)
+    content = floats if isinstance(floats, bytes) else convert(floats, recipe.dims)
+    return LiteRtQuantizer(content, threads=1).build(recipe.form)
 
 
 def host_facts() -> dict[str, Any]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from edgekit_runtime.latency import Latency
+from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.found import Found
@@ -17,7 +16,7 @@ from edgekit_toolkit.judge import Modelled, Scores
 from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled
-from edgekit_toolkit.passes.pipeline import Optimised
+from edgekit_toolkit.passes.pipeline import Step
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.samples import Samples
 from edgekit_toolkit.search import Choice, Measured
@@ -71,16 +70,16 @@ class Prepared:
         dims: sizes of all free dimensions while measuring.
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
-        optimised: the source after the passes, with what each did.
-        floats: the optimised model with inferred shapes.
+        steps: what each pass did; none for a `.tflite`.
+        floats: the optimised model with inferred shapes, or the `.tflite` as it is.
     """
 
     source: SourceModel
     dims: Mapping[str, int]
     samples: Samples
     feeds: Sequence[Feeds]
-    optimised: Optimised
-    floats: onnx.ModelProto
+    steps: Sequence[Step]
+    floats: Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

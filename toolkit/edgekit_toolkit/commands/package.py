@@ -104,7 +104,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Package MODEL (.onnx, .pt2) for a device, under a budget, with proof.
+    """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof.
 
     Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
     signed package with evidence, recipe and report; or refuses and says which limit stands in the way.

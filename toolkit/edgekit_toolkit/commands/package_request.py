@@ -12,6 +12,7 @@ import click
 
 from edgekit_toolkit.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.importers.model import is_tflite
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
 
@@ -53,22 +54,29 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         else read_preprocessing(options["preprocessing"]),
         threads=options["threads"] or _threads(),
         search_s=options["search_s"],
-        backend=_backend(options["backend"], target),
+        backend=_backend(options["backend"], target, model),
     )
 
 
-def _backend(given: str | None, target: Target) -> str:
+def _backend(given: str | None, target: Target, model: Path) -> str:
     """The engine that is asked for, or that the target prefers and that can be packaged for here."""
     known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
-    if given is None:
-        return known[0] if known[0] != "litert" or find_spec("ai_edge_litert") else "ort"
-    if given == "auto" and "tensorrt" in known:
-        return "tensorrt"  # its contest is held on the device: edgekit-device tournament
-    if given not in {*known, "auto"}:
+    if given is not None and given not in {*known, "auto"}:
         raise click.BadParameter(
             f"{target.name} runs {' and '.join(known)}, not {given}", param_hint="--backend"
         )
-    return given
+    if is_tflite(model):
+        if "litert" not in known or given == "ort":
+            raise click.BadParameter(
+                f"{model.name} is a .tflite model, which LiteRT runs alone; {target.name} runs"
+                f" {' and '.join(known)}. Give the model as ONNX.", param_hint="--backend",
+            )  # fmt: skip
+        return "litert"
+    if given == "auto" and "tensorrt" in known:
+        return "tensorrt"  # its contest is held on the device: edgekit-device tournament
+    if given is not None:
+        return given
+    return known[0] if known[0] != "litert" or find_spec("ai_edge_litert") else "ort"
 
 
 def command_line(ctx: click.Context) -> str:

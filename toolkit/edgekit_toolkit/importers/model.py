@@ -5,11 +5,31 @@ from pathlib import Path
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
 
+_TFLITE_SIGNATURE = slice(4, 8), b"TFL3"
+
+
+def is_tflite(path: Path) -> bool:
+    """Whether a file is a `.tflite` model by its signature."""
+    where, signature = _TFLITE_SIGNATURE
+    try:
+        with path.open("rb") as file:
+            return file.read(where.stop)[where] == signature
+    except OSError:
+        return False
+
 
 def load_model(path: Path) -> SourceModel:
-    """Return the model in a `.onnx` file, or the program in a `.pt2` file as an ONNX model.
+    """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
     Raises:
-        ModelError: the file is neither, or cannot be used; see `load_onnx` and `load_pt2`.
+        ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`.
+        EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
     """
-    return load_pt2(path) if is_pt2(path) else load_onnx(path)
+    if is_pt2(path):
+        return load_pt2(path)
+    if not is_tflite(path):
+        return load_onnx(path)
+    from edgekit_toolkit.importers.tflite import load_tflite
+
+    found = load_tflite(path)
+    return SourceModel(path, found.sha256, len(found.content), found.content, found.inputs, found.outputs)

@@ -6,7 +6,7 @@ The file is only ever read. It does not optimise (see `passes`), and it does not
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -25,6 +25,8 @@ from edgekit_toolkit.importers.screen import (
 )
 from edgekit_toolkit.importers.sniff import describe, describe_folder
 from edgekit_toolkit.specs import tensor_specs
+
+Content: TypeAlias = bytes  # under this name in a class that has a field `bytes`
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
 
@@ -54,7 +56,8 @@ class SourceModel:
         sha256: of the file; where there are external data, of the file followed by each external file in the
             order of their names, each after a line with its name and size. In hexadecimal.
         bytes: of the file and its external data together.
-        model: the model, which no longer refers to other files. Functions of the model are written out.
+        model: the model, which no longer refers to other files. Functions of the model are written out. Bytes
+            are the content of a `.tflite` file.
         inputs: what it takes.
         outputs: what it gives.
     """
@@ -62,7 +65,7 @@ class SourceModel:
     path: Path
     sha256: str
     bytes: int
-    model: onnx.ModelProto
+    model: onnx.ModelProto | Content
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 

@@ -199,7 +199,7 @@ def origin(report: Report) -> Markup:
             ("File", code(source["file"])),
             ("Size", join(f"{source['bytes']:,} bytes ", badge(MEASURED))),
             ("SHA-256", code(source["sha256"])),
-            ("Opset", str(source["opset"])),
+            ("Opset", "none: .tflite" if source["opset"] is None else str(source["opset"])),
             ("Graph", f"{source['nodes']:,} nodes, {source['parameters']:,} parameters"),
             ("Inputs", _tensors(source["inputs"])),
             ("Outputs", _tensors(source["outputs"])),

@@ -43,7 +43,7 @@ class Source(TypedDict):
     file: str
     sha256: str
     bytes: int
-    opset: int
+    opset: int | None
     nodes: int
     parameters: int
     inputs: list[Tensor]
