@@ -54,6 +54,12 @@ def test_file_is_not_changed(tmp_path: Path) -> None:
     assert model.path.read_bytes() == model.content == content
 
 
+def test_python_files_beside_the_model_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resource.py").write_text("raise SystemExit('run')")  # of that name the trial imports one
+    monkeypatch.chdir(tmp_path)
+    load(tmp_path, small_cnn().content())
+
+
 def test_quantized_model_tells_codes_and_takes_floats() -> None:
     model = load_tflite(shared("resnet8_cifar10_int8.tflite"))
     assert model.summary.quantized

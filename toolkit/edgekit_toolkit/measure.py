@@ -5,10 +5,6 @@ It measures the host, not a target; figures of a target need that device. See `m
 
 import functools
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.processes import run_module
 
 Engine = Literal["ort", "litert"]
 
@@ -158,26 +156,17 @@ def _measure_child(
 
 
 def _run_child(request: Path, limits: MemoryLimits) -> int:
-    # The child imports what this process imports, and nothing that lies in the working folder.
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "edgekit_toolkit.measure_child", str(request)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=limits.time_limit_s,
-            cwd=request.parent,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired as error:
+    ended = run_module(
+        "edgekit_toolkit.measure_child", str(request), folder=request.parent, time_limit_s=limits.time_limit_s
+    )
+    if ended is None:
         raise BackendError(
             f"measuring memory took longer than {limits.time_limit_s:g} s; raise MemoryLimits.time_limit_s"
-        ) from error
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        hint = " (often: out of memory)" if name == "SIGKILL" else ""
-        raise BackendError(f"the process that loads and runs the model was ended by {name}{hint}")
-    if done.returncode > 0:
-        raise BackendError(f"the process that loads and runs the model failed: {done.stderr.strip()}")
-    return int(json.loads(done.stdout)["peak_bytes"])
+        )
+    if ended.exit_code < 0:
+        how = describe_end(ended.exit_code)
+        hint = " (often: out of memory)" if how.endswith("SIGKILL") else ""
+        raise BackendError(f"the process that loads and runs the model was ended {how}{hint}")
+    if ended.exit_code > 0:
+        raise BackendError(f"the process that loads and runs the model failed: {ended.last_words}")
+    return int(json.loads(ended.output)["peak_bytes"])

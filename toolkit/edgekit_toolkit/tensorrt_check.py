@@ -8,10 +8,6 @@ There is no choice of a precision: TensorRT-RTX takes the type of every tensor f
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +17,10 @@ from typing import Any, Final
 import onnx
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.graph import attribute
 from edgekit_toolkit.nesting import nodes, stored_tensors
+from edgekit_toolkit.processes import run_module
 
 VERSION: Final = "1.7.1.116"
 INSTALL_COMMAND: Final = (
@@ -119,29 +117,12 @@ def check_tensorrt(
 
 def _run_child(folder: Path, time_limit_s: float) -> str | None:
     """Run the check in `folder`; returns what went wrong, or None where `answer.json` was written."""
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "edgekit_toolkit.tensorrt_child"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the library prints there
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=time_limit_s,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired:
+    ended = run_module("edgekit_toolkit.tensorrt_child", folder=folder, time_limit_s=time_limit_s)
+    if ended is None:
         return f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
-    if done.returncode == 0:
+    if ended.exit_code == 0:
         return None
-    how = f"with exit code {done.returncode}"
-    if done.returncode < 0:
-        how = f"by {signal.Signals(-done.returncode).name}"
-    last_words = done.stderr.strip().splitlines()[-1:] or ["it printed no message"]
-    return f"TensorRT ended {how}: {last_words[0]}"
+    return f"TensorRT ended {describe_end(ended.exit_code)}: {ended.last_words or 'it printed no message'}"
 
 
 def _no_answer(error: str) -> TensorRtCheck:

@@ -6,18 +6,16 @@ people whom you trust.
 """
 
 import hashlib
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
+from edgekit_toolkit.processes import run_module
 
 INSTALL_COMMAND: Final = "pip install 'edgekit[pt2]'"
 
@@ -64,37 +62,31 @@ def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel:
 
 
 def _export(program: Path, result: Path) -> None:
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "edgekit_toolkit.importers.pt2_child", str(program), str(result)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_TIME_LIMIT_S,
-            cwd=result.parent,
-            # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
-            env={**os.environ, "PYTHONPATH": path, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"},
-        )
-    except subprocess.TimeoutExpired as error:
+    ended = run_module(
+        "edgekit_toolkit.importers.pt2_child",
+        str(program),
+        str(result),
+        folder=result.parent,
+        time_limit_s=_TIME_LIMIT_S,
+        # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
+        variables={"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"},
+    )
+    if ended is None:
         raise ModelError(
             f"{program}: torch did not export it within {_TIME_LIMIT_S:g} s; export it to ONNX yourself"
-        ) from error
-    if done.returncode == 0 and result.is_file():
+        )
+    if ended.exit_code == 0 and result.is_file():
         return
-    said = done.stderr.strip().splitlines()[-1:] or ["no message"]
-    if done.returncode == MISSING_TORCH:
+    said = ended.last_words or "no message"
+    if ended.exit_code == MISSING_TORCH:
         raise ModelError(
-            f"{program}: a PyTorch exported program needs torch to be read ({said[0]}): {INSTALL_COMMAND}; or"
+            f"{program}: a PyTorch exported program needs torch to be read ({said}): {INSTALL_COMMAND}; or"
             " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
         )
-    if said[0].startswith("UnpicklingError"):
+    if said.startswith("UnpicklingError"):
         raise ModelError(
             f"{program}: holds pickled objects other than tensors, which could run code when they are loaded;"
             " save it again with torch.export.save, or export it to ONNX yourself if you trust it"
         )
-    how = f"was ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else said[0]
+    how = f"was ended {describe_end(ended.exit_code)}" if ended.exit_code < 0 else said
     raise ModelError(f"{program}: torch cannot export it to ONNX: {how}")

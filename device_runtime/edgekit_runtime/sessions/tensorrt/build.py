@@ -1,8 +1,6 @@
 """Building engines in a process of their own, from the side of the session that waits for them."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.processes import child_environment, describe_end
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 
@@ -74,7 +73,6 @@ def build_engines(
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     with (folder / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "edgekit_runtime.sessions.tensorrt.child"],
@@ -82,7 +80,7 @@ def _run_child(folder: Path, stop: threading.Event) -> None:
             stdout=subprocess.DEVNULL,  # the library prints there
             stderr=stderr,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
         )
     waited_s = 0.0
     try:
@@ -97,10 +95,5 @@ def _run_child(folder: Path, stop: threading.Event) -> None:
         process.wait()
     if process.returncode:
         words = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise BackendError(
-            f"building engines ended {_how(process.returncode)}: {words[-1] if words else 'no message'}"
-        )
-
-
-def _how(code: int) -> str:
-    return f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+        how = describe_end(process.returncode)
+        raise BackendError(f"building engines ended {how}: {words[-1] if words else 'no message'}")

@@ -1,0 +1,25 @@
+"""Child processes that run a module of ours: how they find it, and what is said of how they ended."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment, with what it imports from as the import path of a child.
+
+    Run a child in a folder of ours all the same: `python -m` looks for modules in the working folder first,
+    and in a user's folder anything may lie there.
+    """
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def describe_end(exit_code: int) -> str:
+    """Return `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
+
+    Args:
+        exit_code: negative for a signal, as `subprocess` has it.
+    """
+    return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
