@@ -1,6 +1,9 @@
 """`edgekit package` for LiteRT, and the tournament of engines."""
 
 import json
+import subprocess
+import sys
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
+from edgekit_runtime.processes import child_environment
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
 
@@ -143,6 +147,49 @@ def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) 
     by_name = {one["backend"]: one for one in report["tournament"]}
     assert by_name["ort"]["kept"]
     assert "Det" in by_name["litert"]["reason"]
+
+
+def package_without_litert(model: Path, out: Path, *options: str, target: str) -> Outcome:
+    """As where edgekit[litert-host] is not installed: in a process that cannot import it."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['ai_edge_litert', 'flatbuffers']));"
+        "from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    given = ["package", model, "--target", target, "-o", out, "--search-seconds", "0", *options]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, given)],
+        capture_output=True, text=True, check=False, env=child_environment(),
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def litert_only(tmp_path: Path) -> Path:
+    """A target of the user's own that has no other engine."""
+    text = (files("edgekit_toolkit.targets") / "android-arm64.toml").read_text(encoding="utf-8")
+    path = tmp_path / "phone.toml"
+    path.write_text(text.replace('name = "android-arm64"', 'name = "phone"').replace('fallback = "ort"', ""))
+    return path
+
+
+def test_engine_that_is_not_installed_is_reported_with_what_installs_it(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    options = ("--backend", "auto", "--json")
+    report = package_without_litert(model, tmp_path / "out", *options, target="rpi5").json
+    by_name = {one["backend"]: one for one in report["tournament"]}
+    assert by_name["ort"]["kept"]
+    assert "pip install 'edgekit[litert-host]'" in by_name["litert"]["reason"]
+
+
+@pytest.mark.parametrize("options", [(), ("--backend", "auto"), ("--backend", "litert")])
+def test_target_with_no_other_engine_is_never_packaged_for_one(
+    options: tuple[str, ...], litert_only: Path, tmp_path: Path
+) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    outcome = package_without_litert(model, tmp_path / "out", *options, target=str(litert_only))
+    assert outcome.code == 9
+    assert "pip install 'edgekit[litert-host]'" in " ".join(outcome.stderr.split())
+    assert not list(tmp_path.glob("out/*"))
 
 
 def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:

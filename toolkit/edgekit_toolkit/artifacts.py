@@ -79,13 +79,15 @@ def open_model(model: Model, outputs: Sequence[str], *, threads: int) -> Runner:
 
 
 def computes_in_codes(model: Model) -> bool:
-    """Whether the model computes with 8-bit codes anywhere."""
+    """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
     if not isinstance(model, bytes):
         return computes_in_integers(model)
-    from edgekit_toolkit.importers.tflite_summary import summarise
+    from edgekit_toolkit.importers.tflite_summary import DYNAMIC, summarise
     from edgekit_toolkit.tflite_file import parsed
 
-    return summarise(parsed(model)).integer_operators > 0
+    summary = summarise(parsed(model))
+    dynamic = any(layer.precision == DYNAMIC for layer in summary.layers.values())
+    return dynamic or summary.integer_operators > 0
 
 
 def work_of(model: Model, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:

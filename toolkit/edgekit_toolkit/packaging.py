@@ -138,6 +138,7 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
 
     Raises:
         ModelError: the model cannot be converted to the engine's format.
+        EngineMissingError: it takes LiteRT, which is not installed here.
     """
     floats = prepared.floats
     if isinstance(floats, onnx.ModelProto) and request.backend != "litert":

@@ -6,10 +6,11 @@ counted apart. Sizes are those of the file's first allocation: a free batch coun
 
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from edgekit_toolkit.energy import NodeCost
-from edgekit_toolkit.importers.tflite_summary import computes_in_integers
+from edgekit_toolkit.importers.tflite_summary import DYNAMIC, computes_in_integers, stored_layers
 from edgekit_toolkit.tflite_file import (
     Model,
     Operator,
@@ -47,8 +48,9 @@ def tflite_costs(model: Model) -> list[NodeCost]:
         model: a screened file; see `tflite_file.parsed`.
     """
     graph = model.subgraphs[0]
+    dynamic = {name for name, layer in stored_layers(model).items() if layer.precision == DYNAMIC}
     return [
-        _cost(model, graph, operator)
+        _cost(model, graph, operator, dynamic)
         for operator in graph.operators
         if operator_name(model, operator) not in _FREE and _runs_every_time(model, graph, operator)
     ]
@@ -59,20 +61,22 @@ def _runs_every_time(model: Model, graph: SubGraph, operator: Operator) -> bool:
     return any(not stored_bytes(model, tensor) for tensor in _tensors(graph, operator.inputs))
 
 
-def _cost(model: Model, graph: SubGraph, operator: Operator) -> NodeCost:
+def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSet[str]) -> NodeCost:
     kind = operator_name(model, operator)
     inputs, outputs = _tensors(graph, operator.inputs), _tensors(graph, operator.outputs)
     stored = [stored_bytes(model, tensor) for tensor in inputs]
     count = _MACS.get(kind)
     macs = count([shape_of(tensor) for tensor in inputs], shape_of(outputs[0])) if count and outputs else 0
+    name = tensor_name(outputs[0]) if outputs else kind
+    in_codes = name in dynamic or computes_in_integers(model, graph, operator)
     return NodeCost(
-        name=tensor_name(outputs[0]) if outputs else kind,
+        name=name,
         op=kind,
         macs=macs,
         bytes_read=sum(_bytes(one) for one, held in zip(inputs, stored, strict=True) if not held),
         bytes_written=sum(_bytes(one) for one in outputs),
         weight_bytes=sum(stored),
-        precision="int8" if computes_in_integers(model, graph, operator) else "fp32",
+        precision="int8" if in_codes else "fp32",
     )
 
 

@@ -30,7 +30,7 @@ __all__ = [
 FILE_IDENTIFIER: Final = b"TFL3"
 # The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not do it.
 _BUFFER_ALIGNMENT: Final = 16
-_FIRST_CAPACITY_BYTES: Final = 1 << 16
+_MARGIN_BYTES: Final = 1 << 16  # for what is not weights; the builder grows where it takes more
 
 OPERATORS: Final[Mapping[int, str]] = {
     value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)
@@ -66,8 +66,9 @@ def parse(content: bytes) -> Model:
 
 def pack(model: Model) -> bytes:
     """Return the object as a file; the same object gives the same bytes."""
-    builder = flatbuffers.Builder(_FIRST_CAPACITY_BYTES)
     kept = model.buffers
+    held = sum(len(buffer.data) for buffer in kept if buffer.data is not None)
+    builder = flatbuffers.Builder(held + _MARGIN_BYTES)
     model.buffers = [_AlignedBuffer(buffer.data) for buffer in kept]
     try:
         builder.Finish(model.Pack(builder), FILE_IDENTIFIER)
@@ -83,10 +84,10 @@ class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
         if self.data is None or not len(self.data):
             schema.BufferStart(builder)
             return int(schema.BufferEnd(builder))
-        data = np.asarray(self.data, np.uint8)
+        data = np.ascontiguousarray(self.data, np.uint8)
         builder.StartVector(1, len(data), _BUFFER_ALIGNMENT)
         builder.head = builder.Head() - len(data)
-        builder.Bytes[builder.Head() : builder.Head() + len(data)] = data.tobytes()
+        builder.Bytes[builder.Head() : builder.Head() + len(data)] = data.data
         vector = builder.EndVector()
         schema.BufferStart(builder)
         schema.BufferAddData(builder, vector)

@@ -1,15 +1,14 @@
-"""`--backend auto`: package for every engine of the target that runs here, and keep the fastest.
+"""`--backend auto`: package for every engine of the target, and keep the fastest of those that run here.
 
 Each engine gets a search of its own; then what they chose takes turns on the same input. TensorRT has no
 part: it needs the device, where `edgekit-device tournament` holds this contest.
 """
 
 from dataclasses import replace
-from importlib.util import find_spec
 
-from edgekit_runtime.errors import ModelError
+from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.latency import Latency
-from edgekit_runtime.sessions import Session
+from edgekit_runtime.sessions import EngineMissingError, Session
 from edgekit_runtime.sessions.tournament import judge, race
 from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.packaging import Progress, search
@@ -17,34 +16,33 @@ from edgekit_toolkit.runs import Request, Run, Standing
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.targets import Target
 
-_LIBRARIES = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
 
-
-def engines_here(target: Target) -> list[str]:
-    """Return the engines of a target that run on this machine, the preferred first."""
-    known = (target.backend.default, target.backend.fallback)
-    return [name for name in known if name in _LIBRARIES and find_spec(_LIBRARIES[name])]
+def engines_of(target: Target) -> list[str]:
+    """Return the engines of a target that a host can run, the preferred first."""
+    return [name for name in (target.backend.default, target.backend.fallback) if name in {"ort", "litert"}]
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
     """Return the run of the engine whose choice is the fastest here, with how all of them did.
 
-    The time for mixing precisions is shared out. Where no engine keeps the budget, the run of the preferred
+    One that does not take the model, or is not installed, is reported with the reason. The time for mixing
+    precisions is shared out. Where no engine keeps the budget, the run of the preferred
     one is returned, which says why.
 
     Raises:
         ModelError: no engine takes the model.
+        EngineMissingError: the target has one engine, which is not installed here.
         DataError: the samples do not fit.
         BackendError: an engine fails on the source model.
     """
-    names = engines_here(request.target)
+    names = engines_of(request.target)
     runs: dict[str, Run] = {}
-    refused: dict[str, ModelError] = {}
+    refused: dict[str, EdgekitError] = {}
     for name in names:
         share = replace(request, backend=name, search_s=request.search_s / len(names))
         try:
             runs[name] = search(share, signer, _named(progress, name))
-        except ModelError as error:
+        except (ModelError, EngineMissingError) as error:
             refused[name] = error
     if not runs:
         raise refused[names[0]]
@@ -90,7 +88,7 @@ def _open(model: Model, threads: int) -> Session:
 
 
 def _standing(
-    name: str, run: Run | None, latency: Latency | None, error: ModelError | None, *, kept: bool
+    name: str, run: Run | None, latency: Latency | None, error: EdgekitError | None, *, kept: bool
 ) -> Standing:
     if run is None or run.choice.chosen is None or latency is None:
         reason = " ".join(str(error).split()) if run is None else run.choice.reason

@@ -76,7 +76,8 @@ def _backend(given: str | None, target: Target, model: Path) -> str:
         return "tensorrt"  # its contest is held on the device: edgekit-device tournament
     if given is not None:
         return given
-    return known[0] if known[0] != "litert" or find_spec("ai_edge_litert") else "ort"
+    can_fall_back = "ort" in known and known[0] == "litert" and not find_spec("ai_edge_litert")
+    return "ort" if can_fall_back else known[0]
 
 
 def command_line(ctx: click.Context) -> str:

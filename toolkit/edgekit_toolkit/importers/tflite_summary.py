@@ -24,6 +24,8 @@ LAYERS: Final[Mapping[str, int]] = {
     "BATCH_MATMUL": 0, "CONV_2D": 0, "CONV_3D": 0, "DEPTHWISE_CONV_2D": 0, "EMBEDDING_LOOKUP": 0,
     "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 2, "UNIDIRECTIONAL_SEQUENCE_LSTM": 0,
 }  # fmt: skip
+# How a layer is stored and computed that makes codes of its input at run time.
+DYNAMIC: Final = "dynamic int8"
 _WIDENS: Final = frozenset({"DEQUANTIZE", "DENSIFY"})
 _INTEGERS: Final = frozenset({"INT8", "UINT8", "INT16"})
 _STORED: Final = {
@@ -118,7 +120,7 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
             precision = _STORED.get(TYPES[largest.type], "fp32")
             hybrid = largest in [graph.tensors[index] for index in operator.inputs if index >= 0]
             if hybrid and precision in {"int8 weights", "int4 weights"}:
-                precision = "dynamic int8"
+                precision = DYNAMIC
         held = sum(stored_bytes(model, tensor) for tensor in weights)
         layers[tensor_name(graph.tensors[operator.outputs[0]])] = StoredLayer(precision, held)
     return layers

@@ -43,7 +43,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
         ConversionError: nodes are not covered, LiteRT does not load or run the file, or an output differs by
             more than 1e-4 of its range, is not finite, or has another dtype or shape.
         DataError: there are no feeds, or they do not fit the model.
-        BackendError: ai-edge-litert is not installed, or the source model does not run on the feeds.
+        BackendError: the source model does not run on the feeds.
     """
     if not feeds:
         raise DataError("there are no feeds to compare the TFLite model's outputs on; give at least one")

@@ -1,4 +1,7 @@
-"""ONNX to TFLite: the order of the steps, and the list of everything that is not covered."""
+"""ONNX to TFLite: the order of the steps, and the list of everything that is not covered.
+
+Importing it needs LiteRT's schema; where that is not installed, an `EngineMissingError` says so.
+"""
 
 from collections.abc import Mapping
 
@@ -39,7 +42,6 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     Raises:
         ConversionError: nodes that are not covered (all are named), a free dimension without a size, or
             weights that are too large for one file.
-        BackendError: ai-edge-litert is not installed.
     """
     graph = fuse(graph_of(prepare(model, dims)))
     views = find_views(graph)

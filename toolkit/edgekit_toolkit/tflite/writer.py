@@ -2,37 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Final
 
-import flatbuffers
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Operation, Tensor
 from edgekit_toolkit.tflite.refusal import ConversionError
-from edgekit_toolkit.tflite.schema import load_schema
+from edgekit_toolkit.tflite_file import pack, schema
 
 SIGNATURE_KEY: Final = "serving_default"
-FILE_IDENTIFIER: Final = b"TFL3"
 SCHEMA_VERSION: Final = 3
-# The schema's `force_align: 16` for the data of a buffer, which flatbuffers' Python writer does not know of.
-DATA_ALIGNMENT: Final = 16
 # Offsets are signed 32-bit; what is not weights is far smaller than this margin.
 MAX_DATA_BYTES: Final = (1 << 31) - (64 << 20)
 MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old readers look at
-
-
-class _AlignedBuilder(flatbuffers.Builder):  # type: ignore[misc]  # flatbuffers has no types
-    """A flatbuffer builder that puts numpy vectors where kernels may read them in place."""
-
-    def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802 - the name is flatbuffers'
-        self.StartVector(1, x.nbytes, DATA_ALIGNMENT)
-        self.head -= x.nbytes
-        self.Bytes[self.head : self.head + x.nbytes] = x.data
-        self.vectorNumElems = x.nbytes
-        end: int = self.EndVector()
-        return end
 
 
 def write(
@@ -47,10 +29,8 @@ def write(
 
     Raises:
         ConversionError: the weights are too large for one file.
-        BackendError: ai-edge-litert is not installed.
     """
     check_size(builder)
-    schema = load_schema()
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
     model.description = "edgekit"
@@ -59,7 +39,7 @@ def write(
     places = {tensor.index: place for place, tensor in enumerate(used)}
     graph = schema.SubGraphT()
     graph.name = "main"
-    graph.tensors = [_tensor(schema, tensor, model.buffers) for tensor in used]
+    graph.tensors = [_tensor(tensor, model.buffers) for tensor in used]
     graph.inputs = [places[tensor.index] for _, tensor in inputs]
     graph.outputs = [places[tensor.index] for _, tensor in outputs]
     codes: dict[str, int] = {}
@@ -67,13 +47,11 @@ def write(
     for operation in builder.operations:
         codes.setdefault(operation.kind, len(codes))
         versions[operation.kind] = max(versions.get(operation.kind, 1), operation.version)
-    graph.operators = [_operator(schema, operation, codes, places) for operation in builder.operations]
-    model.operatorCodes = [_code(schema, kind, versions[kind]) for kind in codes]
+    graph.operators = [_operator(operation, codes, places) for operation in builder.operations]
+    model.operatorCodes = [_code(kind, versions[kind]) for kind in codes]
     model.subgraphs = [graph]
-    model.signatureDefs = [_signature(schema, inputs, outputs, places)]
-    packer = _AlignedBuilder(sum(_data_bytes(tensor) for tensor in used) + (1 << 16))
-    packer.Finish(model.Pack(packer), FILE_IDENTIFIER)
-    return bytes(packer.Output())
+    model.signatureDefs = [_signature(inputs, outputs, places)]
+    return pack(model)
 
 
 def check_size(builder: Builder) -> None:
@@ -102,7 +80,7 @@ def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
     return [tensor for tensor in builder.tensors if tensor.index in found]
 
 
-def _tensor(schema: ModuleType, tensor: Tensor, buffers: list[Any]) -> Any:
+def _tensor(tensor: Tensor, buffers: list[Any]) -> Any:
     result = schema.TensorT()
     result.name = tensor.name or f"t{tensor.index}"
     result.shape = list(tensor.shape)
@@ -116,7 +94,7 @@ def _tensor(schema: ModuleType, tensor: Tensor, buffers: list[Any]) -> Any:
     return result
 
 
-def _operator(schema: ModuleType, operation: Operation, codes: dict[str, int], places: dict[int, int]) -> Any:
+def _operator(operation: Operation, codes: dict[str, int], places: dict[int, int]) -> Any:
     result = schema.OperatorT()
     result.opcodeIndex = codes[operation.kind]
     result.inputs = [-1 if tensor is None else places[tensor.index] for tensor in operation.inputs]
@@ -130,7 +108,7 @@ def _operator(schema: ModuleType, operation: Operation, codes: dict[str, int], p
     return result
 
 
-def _code(schema: ModuleType, kind: str, version: int) -> Any:
+def _code(kind: str, version: int) -> Any:
     result = schema.OperatorCodeT()
     result.builtinCode = getattr(schema.BuiltinOperator, kind)
     result.deprecatedBuiltinCode = min(result.builtinCode, MAX_OLD_OPERATOR_CODE)
@@ -139,7 +117,6 @@ def _code(schema: ModuleType, kind: str, version: int) -> Any:
 
 
 def _signature(
-    schema: ModuleType,
     inputs: Sequence[tuple[str, Tensor]],
     outputs: Sequence[tuple[str, Tensor]],
     places: dict[int, int],
@@ -147,12 +124,12 @@ def _signature(
     result = schema.SignatureDefT()
     result.signatureKey = SIGNATURE_KEY
     result.subgraphIndex = 0
-    result.inputs = [_entry(schema, name, places[tensor.index]) for name, tensor in inputs]
-    result.outputs = [_entry(schema, name, places[tensor.index]) for name, tensor in outputs]
+    result.inputs = [_entry(name, places[tensor.index]) for name, tensor in inputs]
+    result.outputs = [_entry(name, places[tensor.index]) for name, tensor in outputs]
     return result
 
 
-def _entry(schema: ModuleType, name: str, place: int) -> Any:
+def _entry(name: str, place: int) -> Any:
     result = schema.TensorMapT()
     result.name = name
     result.tensorIndex = place
