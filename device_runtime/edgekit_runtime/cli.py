@@ -67,10 +67,9 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}, expected at least 1")
-    return value
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
+    return int(text)
 
 
 def _hold(path: Path, keys: Path | None, threads: int | None) -> tuple[dict[str, Any], list[str]]:

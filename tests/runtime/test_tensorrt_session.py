@@ -251,6 +251,18 @@ def test_a_damaged_cache_is_built_again(name: str, content: bytes, bench: Bench,
     assert len(bench.builds) == 2
 
 
+@pytest.mark.parametrize("place", ["tensorrt", "tensorrt/*"])
+def test_an_engine_that_others_could_have_written_is_not_loaded(
+    place: str, bench: Bench, open_it: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_it().wait(WAIT_S)
+    (folder,) = (path for path in bench.folder.glob(place) if path.is_dir())
+    folder.chmod(0o770)
+    assert open_it().wait(WAIT_S).phase == "serving"
+    assert len(bench.builds) == 2
+    assert "other users can write there; chmod 700" in caplog.text
+
+
 def test_the_cache_keeps_the_newest_engines(bench: Bench, open_it: Open) -> None:
     for version in range(12):
         assert open_it(version=f"10.{version}").wait(WAIT_S).phase == "serving"

@@ -19,8 +19,9 @@ from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_runtime.sessions.preference import keep_winner
+from edgekit_runtime.sessions.preference import keep_winner, recall_order
 from edgekit_runtime.sessions.tournament import hold_tournament, judge, race
+from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
@@ -107,8 +108,6 @@ def make(maker: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_every_engine_that_is_here_takes_part(make: Callable[..., Path]) -> None:
-    from edgekit_runtime.signing import TrustStore
-
     with read_package(make(ABSENT), TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, limits=QUICK)
     assert [entrant.name for entrant in result.entrants] == [
@@ -166,8 +165,6 @@ def test_a_cache_that_cannot_be_written_does_not_hide_the_table(
 def test_a_kept_winner_is_opened_first(
     winner: BackendChoice, kind: type, make: Callable[..., Path], maker: Any
 ) -> None:
-    from edgekit_runtime.signing import TrustStore
-
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         keep_winner(package.manifest, winner)
@@ -178,8 +175,6 @@ def test_a_kept_winner_is_opened_first(
 def test_a_preference_that_names_nobody_counts_for_nothing(
     content: bytes, make: Callable[..., Path], maker: Any
 ) -> None:
-    from edgekit_runtime.signing import TrustStore
-
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         keep_winner(package.manifest, ORT).write_bytes(content)
@@ -189,8 +184,6 @@ def test_a_preference_that_names_nobody_counts_for_nothing(
 def test_a_winner_whose_engine_has_gone_gives_way_to_the_others(
     make: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from edgekit_runtime.signing import TrustStore
-
     path = make(BackendChoice("ort", "model.onnx", {}, BackendChoice("absent", "model.onnx")))
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         keep_winner(package.manifest, BackendChoice("absent", "model.onnx"))
@@ -212,12 +205,35 @@ def test_where_no_engine_runs_the_command_fails_with_every_reason(
     assert output.err.startswith("edgekit-device: ")
 
 
+def test_a_user_without_a_home_gets_the_order_of_the_package(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    path = make(LITERT)
+    for name in ("EDGEKIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        assert recall_order(package.manifest) == package.manifest.backend
+
+
 def test_an_untrusted_package_is_refused(maker: Any, package_path: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["tournament", str(package_path), "--keys", str(tmp_path / "empty")]) == 8
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["tournament"], ["tournament", "x", "--threads", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["tournament"],
+        ["tournament", "x", "--threads", "0"],
+        ["tournament", "x", "--threads", "two"],
+    ],
+)
 def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)

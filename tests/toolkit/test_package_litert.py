@@ -25,6 +25,7 @@ from tests.toolkit.package_run import (
     tensor,
     tiny,
 )
+from tests.toolkit.small_tflite import small_cnn
 
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.selftest import run_selftest
@@ -95,6 +96,7 @@ def test_layers_of_the_report_are_those_of_the_file(tmp_path: Path) -> None:
     report = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json").json
     assert {layer["op"] for layer in report["layers"]} <= {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
     assert all(layer["macs"] > 0 for layer in report["layers"])
+    assert any("are those of ort" in warning for warning in report["warnings"])
     memory = report["candidates"][0]["figures"]["memory"]
     assert (memory["label"], memory["on"]) == ("measured", "host")
     assert memory["value"] > 1 << 20
@@ -257,6 +259,15 @@ def test_quantized_tflite_is_packaged_as_it_is(float_file: Path, tmp_path: Path)
     with read_only(tmp_path / "b") as opened:
         assert bytes(opened.read("model.tflite")) == content
     assert [one["label"] for one in report["candidates"]] == ["as it is"]
+
+
+def test_tflite_with_two_tensors_of_one_name_is_packaged(tmp_path: Path) -> None:
+    lite = small_cnn()
+    lite.graph.tensors[lite.place("d")].name = "a"
+    (tmp_path / "net.tflite").write_bytes(lite.content())
+    report = package(tmp_path / "net.tflite", tmp_path / "out", "--json", target="rpi5").json
+    assert report["outcome"]["kind"] == "packaged"
+    assert len(report["layers"]) == 3
 
 
 def test_tflite_for_an_engine_that_cannot_run_it_is_refused(float_file: Path, tmp_path: Path) -> None:

@@ -259,6 +259,11 @@ def _warnings(request: Request, prepared: Prepared, found: Found[Any]) -> list[s
             f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
             " A package for LiteRT needs it here as well: pip install 'edgekit[litert-host]'"
         )
+    elif request.target.backend.default != request.backend:
+        notes.append(
+            f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
+            f" engine that it prefers; {request.backend} may be faster or slower"
+        )
     if request.backend == "tensorrt":
         notes.append(
             "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"

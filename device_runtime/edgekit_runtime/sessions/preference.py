@@ -41,7 +41,7 @@ def recall_order(manifest: Manifest) -> BackendChoice:
     try:
         kept: Any = json.loads(_path(manifest).read_bytes())
         winner = (kept["backend"], kept["artifact"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
         return manifest.backend
     ordered = sorted(choices, key=lambda choice: (choice.name, choice.artifact) != winner)
     chained = replace(ordered[-1], fallback=None)

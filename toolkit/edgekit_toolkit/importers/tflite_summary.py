@@ -122,7 +122,10 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
             if hybrid and precision in {"int8 weights", "int4 weights"}:
                 precision = DYNAMIC
         held = sum(stored_bytes(model, tensor) for tensor in weights)
-        layers[tensor_name(graph.tensors[operator.outputs[0]])] = StoredLayer(precision, held)
+        made = tensor_name(graph.tensors[operator.outputs[0]])
+        while made in layers:  # as `litert_prepare` tells tensors of one name apart
+            made = f"{made}_{operator.outputs[0]}"
+        layers[made] = StoredLayer(precision, held)
     return layers
 
 

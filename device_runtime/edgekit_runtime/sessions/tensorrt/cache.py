@@ -1,14 +1,18 @@
 """Engines on the disk of the device, each under everything that it depends on.
 
 An engine is native code for one version of TensorRT on one GPU, so an entry whose key differs in anything is
-never loaded. The folder belongs to the runtime's user alone: whoever can write there chooses what runs.
+never loaded. Whoever can write into the folder chooses what runs: nothing is read from one that is not the
+runtime's user's alone.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import json
+import logging
+import os
 import shutil
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +27,8 @@ _BUILDER: Final = 1  # of ours; raised when the same model and options give anot
 _ENTRY, _PLAN = "entry.json", "engine.plan"
 _POLL_S: Final = 0.2
 _MAX_ENTRIES: Final = 8  # engines of 10 MB are usual, and the disk of a device is small
+
+_logger = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
@@ -98,6 +104,8 @@ class EngineCache:
     def read(self, key: EngineKey) -> Entry | None:
         """Return the entry of `key`, or None where there is none that is whole and of this very key."""
         folder = self.root / key.digest
+        if not (_is_private(self.root) and _is_private(folder)):
+            return None
         try:
             stated: Any = json.loads((folder / _ENTRY).read_bytes())
             if stated["key"] != asdict(key):
@@ -173,6 +181,8 @@ class EngineCache:
 
     def read_timing(self, key: EngineKey) -> bytes | None:
         """Return the timing cache for the machine of `key`, or None."""
+        if not _is_private(self.root):
+            return None
         try:
             return self._timing_path(key).read_bytes()
         except OSError:
@@ -199,6 +209,20 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder is there that only this user can write into; one that others can is logged."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not private:
+        _logger.warning(
+            "%s is not read: other users can write there; chmod 700, or set EDGEKIT_CACHE", folder
+        )
+    return private
 
 
 def _make_folder(folder: Path) -> None:
