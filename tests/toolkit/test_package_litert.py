@@ -151,18 +151,46 @@ def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) 
     assert "Det" in by_name["litert"]["reason"]
 
 
-def package_without_litert(model: Path, out: Path, *options: str, target: str) -> Outcome:
-    """As where edgekit[litert-host] is not installed: in a process that cannot import it."""
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['ai_edge_litert', 'flatbuffers']));"
-        "from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+# Neither modules nor metadata of what follows are found.
+HIDE = """
+import sys
+from importlib import metadata
+from edgekit_toolkit.cli import main
+hidden = sys.argv.pop(1).split(",")
+sys.modules.update(dict.fromkeys(name.replace("-", "_") for name in hidden))
+known = metadata.version
+def version(name):
+    if name in hidden:
+        raise metadata.PackageNotFoundError(name)
+    return known(name)
+metadata.version = version
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def package_without(
+    model: Path, out: Path, *options: str, target: str, hidden: str = "ai-edge-litert,flatbuffers"
+) -> Outcome:
+    """As where distributions are not installed: in a process that cannot import them."""
     given = ["package", model, "--target", target, "-o", out, "--search-seconds", "0", *options]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, given)],
+        [sys.executable, "-c", HIDE, hidden, *map(str, given)],
         capture_output=True, text=True, check=False, env=child_environment(),
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_missing_quantizer_leaves_the_float_form_and_says_so_once(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    options = ("--backend", "litert", "--json")
+    outcome = package_without(model, tmp_path, *options, target="rpi5", hidden="ai-edge-quantizer")
+    report = outcome.json
+    assert [one["label"] for one in report["candidates"]] == ["float32"]
+    assert [one for one in report["warnings"] if "pip install 'edgekit[litert-host]'" in one] == [
+        "left out: all other forms: they need ai-edge-quantizer on the host:"
+        " pip install 'edgekit[litert-host]'"
+    ]
+    assert "ai-edge-quantizer" not in report["provenance"]["tools"]
 
 
 @pytest.fixture
@@ -177,7 +205,7 @@ def litert_only(tmp_path: Path) -> Path:
 def test_engine_that_is_not_installed_is_reported_with_what_installs_it(tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
     options = ("--backend", "auto", "--json")
-    report = package_without_litert(model, tmp_path / "out", *options, target="rpi5").json
+    report = package_without(model, tmp_path / "out", *options, target="rpi5").json
     by_name = {one["backend"]: one for one in report["tournament"]}
     assert by_name["ort"]["kept"]
     assert "pip install 'edgekit[litert-host]'" in by_name["litert"]["reason"]
@@ -188,7 +216,7 @@ def test_target_with_no_other_engine_is_never_packaged_for_one(
     options: tuple[str, ...], litert_only: Path, tmp_path: Path
 ) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
-    outcome = package_without_litert(model, tmp_path / "out", *options, target=str(litert_only))
+    outcome = package_without(model, tmp_path / "out", *options, target=str(litert_only))
     assert outcome.code == 9
     assert "pip install 'edgekit[litert-host]'" in " ".join(outcome.stderr.split())
     assert not list(tmp_path.glob("out/*"))

@@ -5,6 +5,7 @@ recipe signs what it says. The model that it makes must have the digest that it 
 a digest of its own, which finds damage and accidental edits; it is no signature.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -112,7 +113,11 @@ class Recipe:
 def tool_versions(backend: str) -> dict[str, str]:
     """Versions of what decides about the bytes of a package for this backend."""
     names = (*_TOOLS, *(_LITERT_TOOLS if backend == "litert" else ()))
-    return {"edgekit": __version__, **{name: metadata.version(name) for name in names}}
+    found = {"edgekit": __version__}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # then no form of the model was made by it
+            found[name] = metadata.version(name)
+    return found
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_runtime.tensors import TensorSpec
@@ -47,10 +48,18 @@ class LiteRtQuantizer:
 
     def as_given(self) -> tuple[str, bytes]:
         """Return the file itself, byte for byte."""
-        return "as it is" if self.bar() else "float32", self.model
+        return "as it is" if self._find_codes() else "float32", self.model
 
     def bar(self) -> str | None:
         """Return why no other form is made of this model; None where some may be."""
+        if (reason := self._find_codes()) is not None:
+            return reason
+        if find_spec("ai_edge_quantizer") is None:
+            return "they need ai-edge-quantizer on the host: pip install 'edgekit[litert-host]'"
+        return None
+
+    def _find_codes(self) -> str | None:
+        """Return what the model has in place of float32 weights; None where it has those."""
         summary = summarise(parsed(self.model))
         if summary.quantized:  # codes of codes would only lose
             return "the model is already quantized"
