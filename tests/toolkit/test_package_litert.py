@@ -186,10 +186,8 @@ def test_missing_quantizer_leaves_the_float_form_and_says_so_once(tmp_path: Path
     outcome = package_without(model, tmp_path, *options, target="rpi5", hidden="ai-edge-quantizer")
     report = outcome.json
     assert [one["label"] for one in report["candidates"]] == ["float32"]
-    assert [one for one in report["warnings"] if "pip install 'edgekit[litert-host]'" in one] == [
-        "left out: all other forms: they need ai-edge-quantizer on the host:"
-        " pip install 'edgekit[litert-host]'"
-    ]
+    (warning,) = (one for one in report["warnings"] if "pip install 'edgekit[litert-host]'" in one)
+    assert "all other forms: they need ai-edge-quantizer" in warning
     assert "ai-edge-quantizer" not in report["provenance"]["tools"]
 
 
