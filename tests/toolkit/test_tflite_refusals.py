@@ -409,3 +409,10 @@ def test_a_place_that_is_computed_picks_the_same() -> None:
         node("Gather", ["c", "i"], ["y"], axis=1),
     ]
     converted(nodes, POINTWISE, {**X, "k": [5]})
+
+
+def test_models_beyond_protobuf_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit_toolkit.tflite import prepare
+
+    monkeypatch.setattr(prepare, "MAX_MODEL_BYTES", 100)
+    assert "at most 100" in str(refusal(model_of([node("Conv", ["x", "w"], ["y"])], POINTWISE, X)))
