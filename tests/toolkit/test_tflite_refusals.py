@@ -1,6 +1,7 @@
 """What the TFLite writer refuses, and with which words."""
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import model_of, node, random_feeds, random_weight
 from tests.toolkit.tflite_models import checked
 
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.errors import BackendError, DataError
 from edgekit_toolkit.tflite import check
 from edgekit_toolkit.tflite.check import convert_checked
 from edgekit_toolkit.tflite.convert import convert
@@ -277,3 +278,9 @@ def test_strings_are_refused() -> None:
     graph = helper.make_graph([node("Identity", ["x"], ["y"])], "text", [text], [result])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert "input 'x'" in str(refusal(model))
+
+
+def test_without_litert_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.schema_py_generated", None)
+    with pytest.raises(BackendError, match=r"edgekit\[litert\]"):
+        convert(model_of([node("Relu", ["x"], ["y"])], {}, X), {})
