@@ -180,3 +180,16 @@ def test_a_node_whose_first_output_is_not_wanted_converts() -> None:
     weights = {"w": random_weight(rng, 1, 12, 4), "r": random_weight(rng, 1, 12, 3)}
     layer = node("LSTM", ["x", "w", "r"], ["", "h", "c"], hidden_size=3)
     checked(model_of([layer], weights, {"x": [5, 2, 4]}, ("h", "c")))
+
+
+def test_extra_outputs_that_nothing_reads_are_left_out() -> None:
+    nodes = [
+        node("MaxPool", ["x"], ["p", "places"], kernel_shape=[2, 2]),
+        node("LayerNormalization", ["p", "k"], ["y", "mean", "deviation"]),
+    ]
+    converted(nodes, {"k": np.ones(4, np.float32)}, X)
+
+
+def test_a_cast_to_the_type_of_another_tensor_computes_the_same() -> None:
+    nodes = [node("CastLike", ["x", "k"], ["i"]), node("CastLike", ["i", "x"], ["y"])]
+    converted(nodes, {"k": np.ones(2, np.int32)}, X)
