@@ -83,14 +83,15 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: shapes contradict each other.
     """
-    reason = ""
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
     # onnx 1.23 follows values wrongly where vectors of different lengths are combined, and then sees a fault.
-    for through_values in (True, False):
-        try:
-            return shape_inference.infer_shapes(model, strict_mode=True, data_prop=through_values)
-        except (shape_inference.InferenceError, ValueError) as error:
-            reason = reason or str(error).partition("\n")[0]
-    raise ModelError(f"shapes cannot be inferred: {reason}")
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(f"shapes cannot be inferred: {reason}") from error
 
 
 def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
