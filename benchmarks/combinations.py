@@ -108,7 +108,7 @@ def run_all(subject: Subject, target: str, search_s: float, folder: Path) -> dic
         return {**row, "failed": f"package ({code}): {report['error']['message']}"}
     chosen = next(one for one in report["candidates"] if one["chosen"])
     package = next(folder.glob("*.edgepkg"))
-    row |= {"label": chosen["label"], "bytes": package.stat().st_size}
+    row |= {"label": f"{report['target']['backend']}: {chosen['label']}", "bytes": package.stat().st_size}
     row["drop"] = chosen["figures"]["drop"]["value"]
     for command in (("verify", package), ("inspect", package), ("run", package, "--input", subject.sample)):
         code, document = edgekit(*command)

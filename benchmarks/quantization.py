@@ -77,6 +77,7 @@ def run_edgekit(work: Work, budget: str, data: Command, folder: Path, *, blind: 
     model, calibration, evaluation = data
     metric = work.metric if work.metric != "mask_iou" else f"{HERE / 'metrics.py'}:mask_iou"
     command: Command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
+    command += ["--backend", "ort"]  # the peers make models for onnxruntime
     command += ["--budget", budget, "--calibration", calibration, "--metric", metric]
     command += [] if blind else ["--eval", evaluation]
     row, printed = run_tool(f"edgekit, {budget}", [*command, "-o", folder, "--json"])

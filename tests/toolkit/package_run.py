@@ -74,9 +74,11 @@ def check_refused(run: Callable[..., Outcome], code: int, message: str) -> None:
 
 
 def package(model: Path, out: Path, *options: object, target: str = "x86-64") -> Outcome:
-    """Run `edgekit package` with one thread and, unless options say otherwise, no mixed-precision search."""
+    """Run `edgekit package` with one thread and, unless options say otherwise, no search and one engine."""
     quick = () if "--search-seconds" in options else ("--search-seconds", "0")
-    return edgekit("package", model, "--target", target, "-o", out, "--threads", 1, *quick, *options)
+    several = target in {"x86-64", "rpi5", "rpi4", "rpi-zero-2w"} and model.suffix != ".tflite"
+    engine = ("--backend", "ort") if several and "--backend" not in options else ()
+    return edgekit("package", model, "--target", target, "-o", out, "--threads", 1, *quick, *engine, *options)
 
 
 def tiny(name: str) -> tuple[Path, tuple[object, ...]]:

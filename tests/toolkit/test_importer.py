@@ -115,7 +115,7 @@ OTHER_FILES = {
     "empty": (b"", "is empty"),
     "random": (np.random.default_rng(0).bytes(5000), "not an ONNX model"),
     "text": (b"epoch,loss\n1,0.5\n", "text that begins with 'epoch"),
-    "tflite": (b"\x1c\0\0\0TFL3" + bytes(100), r"a LiteRT \(.tflite\) model"),
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(100), "a LiteRT .* model, not an ONNX model"),
     "torch": (b"PK\x03\x04" + bytes(100), r"torch\.onnx\.export"),
     "pickle": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + bytes(50), "pickle.*torch"),
     "keras": (b"\x89HDF\r\n\x1a\n" + bytes(100), "Keras"),
@@ -439,7 +439,7 @@ def test_real_model_is_read(name, shape):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real models in ../shared/models")
 def test_real_tflite_model_is_named_with_the_next_step():
-    refused(SHARED / "resnet8_cifar10_fp32.tflite", r"a LiteRT \(.tflite\) model")
+    refused(SHARED / "resnet8_cifar10_fp32.tflite", "a LiteRT .* model, not an ONNX model")
 
 
 def test_data_file_in_the_place_of_a_model_is_refused(tmp_path):

@@ -198,8 +198,8 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
     assert [name for name, content in written.items() if b"home of" in content] == []
     report = json.loads(written["net-1.0.0-x86-64.report.json"])
     assert report["command"] == (
-        "edgekit package net.onnx --target x86-64 --calibration c.npz --eval e.npz --metric mine.py:all_right"
-        " --out out --dim N=2 --labels labels.txt --threads 1 --search-seconds 0.0"
+        "edgekit package net.onnx --target x86-64 --backend ort --calibration c.npz --eval e.npz"
+        " --metric mine.py:all_right --out out --dim N=2 --labels labels.txt --threads 1 --search-seconds 0.0"
     )
 
 

@@ -142,6 +142,15 @@ def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
         assert opened.manifest.backend.name == kept[0]["backend"]
 
 
+def test_tournament_is_the_default_where_the_target_has_several_engines(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    options = ("--search-seconds", 0, "-o", tmp_path / "out", "--json")
+    report = edgekit("package", model, "--target", "rpi5", *options).json
+    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
+    report = edgekit("package", model, "--target", "android-arm64", *options).json
+    assert (report["target"]["backend"], report["tournament"]) == ("litert", [])
+
+
 def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) -> None:
     nodes = [helper.make_node("Det", ["x"], ["d"])]
     model = saved(model_of(nodes, [tensor("x", [1, 3, 3])], [tensor("d", [1])], {}), tmp_path / "net.onnx")

@@ -158,3 +158,25 @@ def test_pooling_of_signals_is_the_same(kind: str, attributes: dict[str, Any]) -
 @pytest.mark.parametrize("shape", [[2, 6, 11], [2, 6, 11, 8]])
 def test_pooling_of_everything_is_the_same(kind: str, shape: list[int]) -> None:
     converted([node(kind, ["x"], ["y"])], {}, {"x": shape})
+
+
+@pytest.mark.parametrize(
+    ("before", "attributes", "padding"),
+    [
+        ("Relu", {"pads": [1, 1, 1, 1], "strides": [2, 2]}, "PAD"),
+        ("Tanh", {"pads": [1, 1, 1, 1], "strides": [2, 2]}, "MIRROR_PAD"),
+        ("Tanh", {"pads": [2, 2, 2, 2]}, "PADV2"),
+        ("Relu", {"pads": [2, 2, 2, 2]}, "PAD"),
+    ],
+)
+@pytest.mark.parametrize("offset", [0, -5])
+def test_the_padding_before_maxima_has_a_range_where_it_can(
+    before: str, attributes: dict[str, Any], padding: str, offset: float
+) -> None:
+    nodes = [
+        node("Add", ["x", "offset"], ["a"]),
+        node(before, ["a"], ["b"]),
+        node("MaxPool", ["b"], ["y"], kernel_shape=[3, 3], **attributes),
+    ]
+    found = converted(nodes, {"offset": np.array(offset, np.float32)}, X)
+    assert found[padding] == 1

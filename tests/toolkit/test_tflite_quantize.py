@@ -1,6 +1,7 @@
 """Quantizing `.tflite` models: forms, ranges, which operators become integer kernels, and the search."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -352,3 +353,43 @@ def test_model_with_control_flow_gets_weights_but_no_static_form() -> None:
     )  # fmt: skip
     assert found.dropped == ["static int8: the model has 2 sub-graphs (control flow)"]
     assert "float16 weights" in [one.label for one in found.candidates]
+
+
+def elementwise(kind: str, constant_value: float, rank: int, count: int = 1) -> bytes:
+    """Input x [1, 8, 8, 3] through `count` operators with one constant that they share, to y."""
+    lite = Lite()
+    names = ["x", *(f"m{place}" for place in range(1, count)), "y"]
+    for name in names:
+        lite.tensor(name, (1, 8, 8, 3))
+    lite.constant("c", np.full([1] * rank, constant_value, np.float32))
+    for source, made in pairwise(names):
+        lite.operator(
+            kind, [source, "c"], [made], "MaximumMinimumOptions" if kind == "MAXIMUM" else "AddOptions"
+        )
+    lite.ends(["x"], ["y"])
+    return lite.content()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+@pytest.mark.parametrize("kind", ["ADD", "MAXIMUM"])
+def test_constant_that_operators_share_is_quantized(kind: str, rank: int) -> None:
+    content = elementwise(kind, -0.25, rank, count=3)
+    made = built(content, Form(forms.STATIC_INT8, static_plan(content)))
+    assert summary(made).operators["DEQUANTIZE"] == 1
+    for feeds in images(3, seed=9):
+        # Three roundings to steps of 1/128 and one of the input.
+        assert np.abs(run(made, feeds) - run(content, feeds)).max() < 4 / 128
+
+
+def test_padding_with_the_lowest_float_stays_float() -> None:
+    """Its range would give a scale of 1e36, on which the engine ends the process."""
+    lite = Lite()
+    for name, size in (("x", 8), ("p", 10), ("y", 8)):
+        lite.tensor(name, (1, size, size, 3))
+    sizes = lite.constant("sizes", np.array([[0, 0], [1, 1], [1, 1], [0, 0]], np.int32))
+    lowest = lite.constant("lowest", np.array([np.finfo(np.float32).min], np.float32))
+    lite.operator("PADV2", ["x", sizes, lowest], ["p"], "PadV2Options")
+    pool = {"padding": 1, "strideH": 1, "strideW": 1, "filterHeight": 3, "filterWidth": 3}
+    lite.operator("MAX_POOL_2D", ["p"], ["y"], "Pool2DOptions", **pool)
+    lite.ends(["x"], ["y"])
+    assert LiteRtQuantizer(lite.content(), threads=1).kernels(elementwise=True) == ()

@@ -72,13 +72,26 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
             if value.name in inputs:  # its shape is stated, not inferred
                 continue
             value.type.tensor_type.ClearField("shape")
-        try:
-            bound = shape_inference.infer_shapes(bound, strict_mode=True, data_prop=True)
-        except (shape_inference.InferenceError, ValueError) as error:
-            first = str(error).partition("\n")[0]
-            raise ModelError(f"shapes cannot be inferred: {first}") from error
+        bound = _inferred(bound)
         if not _fold(bound):
             return bound
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with inferred shapes, through the values of shape arithmetic where that works.
+
+    Raises:
+        ModelError: shapes contradict each other.
+    """
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+    # onnx 1.23 follows values wrongly where vectors of different lengths are combined, and then sees a fault.
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(f"shapes cannot be inferred: {reason}") from error
 
 
 def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -5,6 +5,7 @@ part: it needs the device, where `edgekit-device tournament` holds this contest.
 """
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.latency import Latency
@@ -20,6 +21,11 @@ from edgekit_toolkit.targets import Target
 def engines_of(target: Target) -> list[str]:
     """Return the engines of a target that a host can run, the preferred first."""
     return [name for name in (target.backend.default, target.backend.fallback) if name in {"ort", "litert"}]
+
+
+def engines_here(target: Target) -> list[str]:
+    """Return those of them that are installed; onnxruntime always is, since it judges every model."""
+    return [name for name in engines_of(target) if name == "ort" or find_spec("ai_edge_litert")]
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:

@@ -28,7 +28,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 @click.option(
     "--backend", type=click.Choice(_BACKENDS),
     help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
-    "[default: what the target prefers and is installed here]",
+    "[default: tensorrt or litert where the target prefers them, else auto]",
 )  # fmt: skip
 @click.option(
     "--budget", "-b", default="", metavar="LIMITS",

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.importers.model import is_tflite
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
+from edgekit_toolkit.tournament import engines_here
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
@@ -74,10 +74,12 @@ def _backend(given: str | None, target: Target, model: Path) -> str:
         return "litert"
     if given == "auto" and "tensorrt" in known:
         return "tensorrt"  # its contest is held on the device: edgekit-device tournament
-    if given is not None:
-        return given
-    can_fall_back = "ort" in known and known[0] == "litert" and not find_spec("ai_edge_litert")
-    return "ort" if can_fall_back else known[0]
+    if given is not None or "tensorrt" in known:
+        return given or "tensorrt"
+    here = engines_here(target)
+    if len(here) > 1 and target.backend.default == "ort":
+        return "auto"
+    return known[0] if known[0] in here or "ort" not in known else "ort"
 
 
 def command_line(ctx: click.Context) -> str:

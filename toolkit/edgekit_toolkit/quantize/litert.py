@@ -25,6 +25,8 @@ from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.tflite_file import operator_name, operators, parsed, shape_of, stored_bytes, tensor_name
 
 _ALL: Final = ".*"
+# Settings with one expression are ranked where the first of them was made.
+_ALL_LATER: Final = "^.*$"
 _INT4_BLOCK: Final = 32
 _MIN_INT4_BYTES: Final = 4 * 4096
 # What has a kernel that quantizes its input at run time and is worth it: that of depthwise convolutions takes
@@ -156,9 +158,12 @@ class _Order:
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
         # The name of an output's last operator is the output's too, and would make it int8.
         none = self._library.AlgorithmName.NO_QUANTIZE
-        self._quantizer.update_quantization_recipe(_ALL, self._kinds.OUTPUT, algorithm_key=none)
+        self._quantizer.update_quantization_recipe(_ALL_LATER, self._kinds.OUTPUT, algorithm_key=none)
+        tensors = {tensor_name(one): one for graph in self._model.subgraphs for one in graph.tensors}
         for name, (low, high) in plan.ranges.items():
-            self._spans[name] = np.asarray([low], np.float32), np.asarray([high], np.float32)
+            # Of the tensor's rank: the library applies them to constants that share a scale, too.
+            ones = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
+            self._spans[name] = np.full(ones, low, np.float32), np.full(ones, high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
             self._spans[name] = -bound, bound
 

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from edgekit_toolkit.tflite_file import (
     TYPES,
     Model,
     Operator,
     SubGraph,
+    constant,
     operator_name,
     operators,
     stored_bytes,
@@ -28,6 +31,8 @@ _OTHERS: Final = frozenset(
     }
 )  # fmt: skip
 
+_LARGEST: Final = 1e30
+
 
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     """Operators that can become integer kernels, in order, by the name of their first output.
@@ -39,11 +44,25 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
     kinds = COMPUTE | _OTHERS if elementwise else COMPUTE
+    unbounded = _unbounded(model)
     return tuple(
         tensor_name(graph.tensors[operator.outputs[0]])
         for graph, _, operator in operators(model)
-        if operator_name(model, operator) in kinds and _fits(model, graph, operator)
+        if operator_name(model, operator) in kinds
+        and _fits(model, graph, operator)
+        and not unbounded & {*map(int, operator.inputs), *map(int, operator.outputs)}
     )
+
+
+def _unbounded(model: Model) -> set[int]:
+    """Tensors that were padded with the lowest float, as for a maximum: no scale holds their values."""
+    return {
+        int(operator.outputs[0])
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) == "PADV2"
+        and (value := constant(model, graph.tensors[operator.inputs[2]])) is not None
+        and np.abs(value).max() > _LARGEST
+    }
 
 
 def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:

@@ -2,15 +2,18 @@
 
 The library reads only the newer of two fields that name an operator, so that in files of old converters
 every operator is an ADD to it; it knows tensors by name, and wants lists where files may leave them out. It
-has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known.
+has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known. Where operators or tensors
+share a constant it may write one's codes over the other's.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
 
 from edgekit_toolkit.tflite_file import (
+    TYPES,
     Model,
     Operator,
     SubGraph,
@@ -22,6 +25,7 @@ from edgekit_toolkit.tflite_file import (
     parse,
     schema,
     shape_of,
+    stored_bytes,
     tensor_name,
 )
 
@@ -39,11 +43,16 @@ def prepare(content: bytes) -> bytes:
     for name in ("signatureDefs", "metadata", "metadataBuffer"):
         setattr(model, name, [] if getattr(model, name) is None else getattr(model, name))
     taken: set[str] = set()
+    filled: set[int] = set()
     for graph in model.subgraphs:
+        _part_constants(model, graph, filled)
         _name_apart(graph, taken)
     for graph, _, operator in operators(model):
-        if operator_name(model, operator) in _RESHAPES:
+        name = operator_name(model, operator)
+        if name in _RESHAPES:
             _reshape(model, graph, operator)
+        if name == "MAXIMUM":
+            _level_ranks(model, graph, operator)
     return pack(model)
 
 
@@ -59,7 +68,49 @@ def finish(content: bytes | bytearray) -> bytes:
                 tensor.name = next(fresh)
             if tensor.quantization is not None:
                 tensor.quantization.min = tensor.quantization.max = None
+    _share_buffers(model)
     return pack(model)
+
+
+def _share_buffers(model: Model) -> None:
+    """Store equal values once."""
+    places: dict[bytes, int] = {}
+    kept: list[Any] = model.buffers[:1]  # the first is empty by the schema
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            if not stored_bytes(model, tensor):
+                tensor.buffer = 0
+                continue
+            buffer = model.buffers[tensor.buffer]
+            content = np.asarray(buffer.data, np.uint8).tobytes()
+            if content not in places:
+                places[content] = len(kept)
+                kept.append(buffer)
+            tensor.buffer = places[content]
+    for item in model.metadata or []:
+        kept.append(model.buffers[item.buffer])
+        item.buffer = len(kept) - 1
+    model.buffers = kept
+
+
+def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:
+    """Give each reader of a float constant a tensor and a buffer of its own, beside those `filled` before."""
+    read: set[int] = set()
+    for operator in graph.operators:
+        operator.inputs = [int(index) for index in operator.inputs]
+        for position, index in enumerate(operator.inputs):
+            tensor = graph.tensors[index]
+            if index < 0 or TYPES[tensor.type] != "FLOAT32" or not stored_bytes(model, tensor):
+                continue
+            if index in read:
+                tensor = copy(tensor)
+                graph.tensors.append(tensor)
+                operator.inputs[position] = len(graph.tensors) - 1
+            read.add(index)
+            if tensor.buffer in filled:
+                model.buffers.append(copy(model.buffers[tensor.buffer]))
+                tensor.buffer = len(model.buffers) - 1
+            filled.add(tensor.buffer)
 
 
 def _name_apart(graph: SubGraph, taken: set[str]) -> None:
@@ -87,6 +138,15 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
     operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     operator.builtinOptions = options
     operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
+
+
+def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
+    """Give constants the rank of the output, whose scale the library applies to them as it stands."""
+    rank = len(shape_of(graph.tensors[operator.outputs[0]]))
+    for index in operator.inputs:
+        tensor = graph.tensors[index]
+        if stored_bytes(model, tensor):
+            tensor.shape = [*[1] * (rank - len(shape_of(tensor))), *shape_of(tensor)]
 
 
 def _code(model: Model, builtin: int) -> int:

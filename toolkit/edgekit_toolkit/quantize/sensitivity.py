@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.graph import GraphIndex, attribute
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
@@ -130,7 +131,15 @@ def measure_blocks(
     for block in parts:
         if expired():
             return
-        yield BlockNoise(block, fidelity.noise(write(replace(plan, kernels=frozenset(block)))))
+        yield BlockNoise(block, _noise(write, replace(plan, kernels=frozenset(block)), fidelity))
+
+
+def _noise(write: Callable[[Plan], M], plan: Plan, fidelity: Fidelity[M]) -> float:
+    """Noise of a plan; of one that cannot be made or run it is infinite."""
+    try:
+        return fidelity.noise(write(plan))
+    except BackendError:
+        return np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +179,12 @@ def release(
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)
     gone: tuple[Block, ...] = ()
-    current = fidelity.noise(write(plan))
+    current = _noise(write, plan, fidelity)
     while left and len(gone) < max_blocks and not expired():
         trials = []
         for item in left[:_RECHECKED]:
             trial = replace(plan, kernels=plan.kernels - set(item.block))
-            trials.append((fidelity.noise(write(trial)), item, trial))
+            trials.append((_noise(write, trial, fidelity), item, trial))
         noise, item, trial = min(trials, key=lambda found: found[0])
         if noise > current * (1 - _MIN_GAIN):
             return

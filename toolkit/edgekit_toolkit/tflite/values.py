@@ -76,7 +76,7 @@ def _is_idle(node: Node, graph: Graph) -> bool:
     """Whether a Dropout drops nothing, and nobody reads its mask."""
     training = graph.constants.get(node.input(2))
     is_off = not node.input(2) or (training is not None and not training.any())
-    return is_off and not any(name in graph.readers or name in graph.outputs for name in node.outputs[1:])
+    return is_off and not any(graph.is_read(name) for name in node.outputs[1:])
 
 
 class Values:

@@ -98,6 +98,10 @@ class Graph:
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
+    def is_read(self, name: str) -> bool:
+        """Whether a node or the caller reads a tensor."""
+        return bool(name) and (name in self.readers or name in self.outputs)
+
     def shape(self, name: str) -> Shape:
         """Return the sizes of a tensor.
 

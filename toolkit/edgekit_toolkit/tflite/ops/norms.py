@@ -13,7 +13,7 @@ from edgekit_toolkit.tflite.view import Graph, Node
 
 
 def _stored_statistics(node: Node, graph: Graph) -> Rule:
-    if node.attributes.get("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
+    if node.attributes.get("training_mode", 0):
         raise RefusedError("training_mode=1 computes statistics of the batch, which is not for inference")
     return axiswise(node, graph)
 
@@ -40,7 +40,7 @@ def write_instance_norm(step: Step) -> None:
 
 
 def _over_last(node: Node, graph: Graph) -> Rule:
-    if len([name for name in node.outputs if name]) > 1:
+    if any(graph.is_read(name) for name in node.outputs[1:]):
         raise RefusedError("the statistics (the second and third output) are not covered")
     return axiswise(node, graph)
 

@@ -6,7 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options
-from edgekit_toolkit.tflite.ops.sliding import attributes_of, pad_spatial, padded, strides_of, windows_of
+from edgekit_toolkit.tflite.ops.sliding import (
+    attributes_of,
+    pad_for_maxima,
+    pad_spatial,
+    strides_of,
+    windows_of,
+)
 from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
@@ -25,13 +31,15 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("MaxPool", rule=_rule, fuses=True)
 def write_max_pool(step: Step) -> None:
-    """Write MAX_POOL_2D; padding counts as the lowest number."""
-    if len([name for name in step.node.outputs if name]) > 1:
+    """Write MAX_POOL_2D."""
+    if any(step.graph.is_read(name) for name in step.node.outputs[1:]):
         raise RefusedError("the places of the maxima (the second output) are not covered")
     found = _windows(step)
     if max(found.dilations) > 1:
         raise RefusedError(f"dilations {found.dilations} have no kernel in TFLite")
-    tensor, padding = padded(step, step.read(0), found, float(np.finfo(np.float32).min))
+    tensor, padding = step.read(0), found.padding
+    if padding is None:
+        tensor, padding = pad_for_maxima(step, tensor, found), "VALID"
     fields = {**strides_of(found, padding), "filterHeight": found.kernel[0], "filterWidth": found.kernel[1]}
     options = Options("Pool2DOptions", {**fields, **fused(step.node.activation)})
     step.give(step.emit("MAX_POOL_2D", [tensor], step.held(), options))

@@ -7,9 +7,13 @@ import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.step import Step
+from edgekit_toolkit.tflite.view import Graph
 from edgekit_toolkit.tflite.windows import Pads, WindowAttributes, Windows, windows
 
 PADDING_CODES = {"SAME": 0, "VALID": 1}
+NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax"})
+KEEPING_SIGNS = frozenset({"MaxPool", "AveragePool", "Transpose", "Reshape", "Identity", "Slice"})
+SYMMETRIC = 1  # of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
@@ -41,23 +45,62 @@ def attributes_of(step: Step) -> WindowAttributes:
     )
 
 
-def pad_spatial(step: Step, tensor: Tensor, pads: Pads, value: float = 0.0) -> Tensor:
-    """Return the tensor [N, spatial..., C] with a border of `value`."""
+def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
+    """Return the tensor [N, spatial..., C] with a border of zeros."""
     if not any(before or after for before, after in pads):
         return tensor
+    amounts, shape = _bordered(step, tensor, pads)
+    return step.emit("PAD", [tensor, amounts], shape, Options("PadOptions"))
+
+
+def pad_for_maxima(step: Step, tensor: Tensor, found: Windows) -> Tensor:
+    """Return the tensor [N, spatial..., C] with a border that no window takes its maximum from.
+
+    Zeros where nothing is negative; else the elements next to the border, where each window that sees a copy
+    sees the original too; else the lowest number, which leaves no range to a later quantization.
+    """
+    if is_never_negative(step.graph, step.node.inputs[0]):
+        return pad_spatial(step, tensor, found.pads)
+    amounts, shape = _bordered(step, tensor, found.pads)
+    borders = zip(found.pads, found.kernel, found.sizes, strict=True)
+    if all(2 * max(pads) <= kernel and max(pads) <= size for pads, kernel, size in borders):
+        options = Options("MirrorPadOptions", {"mode": SYMMETRIC})
+        return step.emit("MIRROR_PAD", [tensor, amounts], shape, options)
+    lowest = step.number(float(np.finfo(np.float32).min))
+    return step.emit("PADV2", [tensor, amounts, lowest], shape, Options("PadV2Options"))
+
+
+def is_never_negative(graph: Graph, name: str) -> bool:
+    """Whether all elements of a tensor are known to be 0 or more, from the nodes that it comes through."""
+    while (node := graph.producers.get(name)) is not None:
+        if node.activation in {"RELU", "RELU6"} or node.op_type in {
+            "Relu",
+            "Sigmoid",
+            "HardSigmoid",
+            "Softmax",
+        }:
+            return True
+        if node.op_type == "Clip":
+            low = graph.constants.get(node.input(1))
+            return low is not None and bool((low >= 0).all())
+        if node.op_type not in KEEPING_SIGNS:
+            return False
+        name = node.inputs[0]
+    return False
+
+
+def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]]:
+    """Return the amounts of padding as a constant, and the sizes with them."""
     amounts = np.array([(0, 0), *pads, (0, 0)], np.int32)
     shape = [size + int(row.sum()) for size, row in zip(tensor.shape, amounts, strict=True)]
-    if value == 0:
-        return step.emit("PAD", [tensor, step.builder.constant(amounts)], shape, Options("PadOptions"))
-    inputs = [tensor, step.builder.constant(amounts), step.number(value, tensor.dtype)]
-    return step.emit("PADV2", inputs, shape, Options("PadV2Options"))
+    return step.builder.constant(amounts), shape
 
 
-def padded(step: Step, tensor: Tensor, found: Windows, value: float = 0.0) -> tuple[Tensor, str]:
+def padded(step: Step, tensor: Tensor, found: Windows) -> tuple[Tensor, str]:
     """Return the input, padded where TFLite has no word for the padding, and the word to use."""
     if found.padding is not None:
         return tensor, found.padding
-    return pad_spatial(step, tensor, found.pads, value), "VALID"
+    return pad_spatial(step, tensor, found.pads), "VALID"
 
 
 def strides_of(found: Windows, padding: str) -> dict[str, Any]:

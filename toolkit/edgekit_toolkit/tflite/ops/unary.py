@@ -59,9 +59,9 @@ def write_is_nan(step: Step) -> None:
     step.give(step.emit("NOT_EQUAL", [tensor, tensor], step.held(), options, dtype=np.dtype(np.bool_)))
 
 
-@writes("Cast", rule=elementwise)
+@writes("Cast", "CastLike", rule=elementwise)
 def write_cast(step: Step) -> None:
-    """Write CAST; to booleans as a comparison with 0."""
+    """Write CAST, its target as shape inference found it; to booleans as a comparison with 0."""
     source, target = step.dtype(0), step.out_dtype()
     tensor = step.read(0)
     if target == np.bool_:
