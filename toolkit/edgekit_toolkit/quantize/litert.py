@@ -158,7 +158,8 @@ class _Order:
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL, self._kinds.OUTPUT, algorithm_key=none)
         for name, (low, high) in plan.ranges.items():
-            self._spans[name] = np.asarray([low], np.float32), np.asarray([high], np.float32)
+            # Without axes: the library gives constants the scale of an output, and adds the axes of the constant.
+            self._spans[name] = np.asarray(low, np.float32), np.asarray(high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
             self._spans[name] = -bound, bound
 

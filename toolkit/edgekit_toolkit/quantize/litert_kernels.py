@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from edgekit_toolkit.quantize.litert_prepare import read_outputs
 from edgekit_toolkit.tflite_file import (
     TYPES,
     Model,
@@ -49,6 +50,8 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
     if operator_name(model, operator) == "SOFTMAX" and operator.outputs[0] in graph.outputs:
         return False  # in steps of 1/256 most of the probabilities would be 0, and it costs no time in float
+    if set(read_outputs(graph)).intersection((*operator.inputs, *operator.outputs)):
+        return False  # outputs of free sizes, which could not be parted from what operators read
     inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
     outputs = [graph.tensors[index] for index in operator.outputs]
     computed = [tensor for tensor in inputs if not stored_bytes(model, tensor)]
