@@ -21,8 +21,10 @@ from edgekit_toolkit.tflite_file import (
     operators,
     pack,
     parse,
+    parsed,
     schema,
     shape_of,
+    stored_bytes,
     tensor_name,
 )
 
@@ -48,20 +50,36 @@ def prepare(content: bytes) -> bytes:
     for graph in model.subgraphs:
         for place in read_outputs(graph):
             _part(model, graph, place)
+        _part_constants(model, graph)
     return pack(model)
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
     """Return the outputs, by place, that an operator makes and another one reads."""
     made = {int(index) for operator in graph.operators for index in operator.outputs}
-    read = {int(index) for operator in graph.operators for index in operator.inputs}
-    return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & read]
+    return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & _read(graph)]
 
 
-def finish(content: bytes | bytearray) -> bytes:
-    """Return an equal model with short names inside, and without what only people read."""
+def used_tensors(graph: SubGraph) -> set[int]:
+    """Return the tensors, by place, that an operator reads or that are outputs."""
+    return _read(graph) | {int(index) for index in graph.outputs}
+
+
+def _read(graph: SubGraph) -> set[int]:
+    return {int(index) for operator in graph.operators for index in operator.inputs}
+
+
+def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
+    """Return an equal model with short names inside, and without what only people read.
+
+    Args:
+        content: what the library made.
+        prepared: what it made it of; outputs have the names that they have there.
+    """
     model = parse(bytes(content))
-    for graph in model.subgraphs:
+    for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
+        for place, was in zip(graph.outputs, source.outputs, strict=True):
+            graph.tensors[place].name = tensor_name(source.tensors[was])
         ends = {int(index) for index in (*graph.inputs, *graph.outputs)}
         taken = {tensor_name(graph.tensors[index]) for index in ends}
         fresh = (name for name in map(str, range(len(graph.tensors) + len(taken))) if name not in taken)
@@ -120,6 +138,30 @@ def _part(model: Model, graph: SubGraph, place: int) -> None:
     shape = _constant(model, graph, f"{tensor_name(output)}_shape", shape_of(output))
     copy.inputs, copy.outputs = [own, shape], [place]
     graph.operators.append(copy)
+
+
+def _part_constants(model: Model, graph: SubGraph) -> None:
+    """Let each operator read a tensor of its own for a constant that several read, with the same values.
+
+    The library makes such tensors too, with a name of the wrong type that stops it later.
+    """
+    taken = set[int]()
+    for operator in graph.operators:
+        operator.inputs = [int(index) for index in operator.inputs]
+        for slot, index in enumerate(operator.inputs):
+            if index >= 0 and stored_bytes(model, graph.tensors[index]):
+                operator.inputs[slot] = _copied(graph, index) if index in taken else index
+                taken.add(index)
+
+
+def _copied(graph: SubGraph, place: int) -> int:
+    """Add a tensor like the one at `place`, of the same buffer; returns its place."""
+    tensor = graph.tensors[place]
+    twin = schema.TensorT()
+    vars(twin).update(vars(tensor))
+    twin.name = _free_name(graph, f"{tensor_name(tensor)};{len(graph.tensors)}")
+    graph.tensors.append(twin)
+    return len(graph.tensors) - 1
 
 
 def _free_name(graph: SubGraph, name: str) -> str:
