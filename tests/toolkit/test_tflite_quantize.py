@@ -363,7 +363,7 @@ def close_to_float(made: bytes, content: bytes) -> None:
 
 
 def test_outputs_that_operators_read_too_stay_outputs() -> None:
-    """The library gave such an output as int8, or had an operator read floats as int8 and crash the engine."""
+    """The library gave such an output as int8, or had an operator read floats as int8: the engine crashed."""
     lite = small_cnn()
     lite.tensor("copy", (1, 8, 8, 6))
     shape = lite.constant("copy_shape", np.array([1, 8, 8, 6], np.int32))

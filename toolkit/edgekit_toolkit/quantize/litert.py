@@ -169,7 +169,7 @@ class _Order:
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL, self._kinds.OUTPUT, algorithm_key=none)
         for name, (low, high) in plan.ranges.items():
-            # Without axes: the library gives constants the scale of an output, and adds the axes of the constant.
+            # Without axes: where the library gives a constant the scale of an output, it adds the axes.
             self._spans[name] = np.asarray(low, np.float32), np.asarray(high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
             self._spans[name] = -bound, bound

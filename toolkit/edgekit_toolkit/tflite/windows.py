@@ -65,8 +65,8 @@ def windows(
             the padding that the model states.
 
     Raises:
-        RefusedError: negative padding, or a window that begins behind the image: shape inference of ONNX counts
-            it with `ceil_mode`, and the ONNX standard and onnxruntime do not.
+        RefusedError: negative padding, or a window that begins behind the image: with `ceil_mode` shape
+            inference counts it, and the ONNX standard and onnxruntime do not.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
@@ -87,8 +87,8 @@ def windows(
             whole = (sizes[axis] + before + after - spans[axis]) // strides[axis] + 1
             if outputs[axis] > whole and whole * strides[axis] >= sizes[axis] + before:
                 raise RefusedError(
-                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, of which the"
-                    " last would see nothing but padding; export it with ceil_mode=0"
+                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, of which"
+                    " the last would see nothing but padding; export it with ceil_mode=0"
                 )
             # Padding that no window reaches is left out, so that more windows match SAME or VALID.
             pads.append((before, max(reach - sizes[axis] - before, 0)))
