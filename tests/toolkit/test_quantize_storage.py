@@ -388,5 +388,5 @@ def test_dynamic_int8_that_the_library_cannot_make_is_an_error_of_ours(
 
     monkeypatch.setattr(ONNXQuantizer, "quantize_model", refuse)
     model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": random_weight(rng, 8, 4)}, {"x": (1, 8)})
-    with pytest.raises(BackendError, match="dynamic-int8.*find data type for weight_name"):
+    with pytest.raises(BackendError, match=r"dynamic-int8.*find data type for weight_name"):
         dynamic_int8(model)
