@@ -432,3 +432,14 @@ def test_model_whose_input_and_output_share_a_name_is_left_as_it_is() -> None:
     reason = LiteRtQuantizer(lite.content(), threads=1).bar()
     assert reason is not None
     assert "both named 'x'" in reason
+
+
+def test_product_with_a_constant_of_many_scales_is_no_zero() -> None:
+    """LiteRT's int8 kernel of BATCH_MATMUL makes zeros where the constant has a scale a channel."""
+    lite = small_cnn()
+    lite.tensor("m", (1, 8, 8, 4))
+    weight = lite.constant("m_w", np.random.default_rng(2).normal(size=(1, 1, 6, 4)).astype(np.float32))
+    lite.operator("BATCH_MATMUL", ["s", weight], ["m"], "BatchMatMulOptions")
+    lite.ends(["x"], ["m", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)

@@ -165,6 +165,9 @@ class _Order:
         self._ask_half()  # of what stays in float
         scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
+        # Its kernel takes one scale of a constant, and makes zeros of a scale a channel.
+        whole = self._library.qtyping.QuantGranularity.TENSORWISE
+        self._quantizer.add_static_config(_exactly(scopes), self._kinds.BATCH_MATMUL, 8, 8, whole)
         # The name of an output's last operator is the output's too, and would make it int8.
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL, self._kinds.OUTPUT, algorithm_key=none)
