@@ -31,6 +31,12 @@ def test_rounding_of_a_large_constant_output_is_ok():
     assert not compare(want, {"y": want["y"] + np.float32(0.01)}).ok
 
 
+def test_range_of_a_lone_number_begins_at_zero():
+    want = {"y": np.array([[100.0]], np.float32)}
+    assert compare(want, {"y": want["y"] + np.float32(0.004)}, Tolerance(range_fraction=5e-5)).ok
+    assert not compare(want, {"y": want["y"] + np.float32(0.01)}, Tolerance(range_fraction=5e-5)).ok
+
+
 def test_tolerance_is_per_output_range_and_not_of_the_largest_output():
     want = {"large": np.array([0, 1e6], np.float32), "small": np.array([0, 1], np.float32)}
     got = {"large": want["large"], "small": want["small"] + np.float32(0.001)}

@@ -19,6 +19,7 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.quantize.storage import dynamic_int8, half_weights, int4_weights, int8_weights
 
 
@@ -374,3 +375,18 @@ def test_weights_inside_a_branch_are_left_where_they_are(rng: np.random.Generato
     for made in (half_weights(model), int8_weights(model)):
         assert made is not None
         assert snr_db(run(model, feeds)["y"], run(made, feeds)["y"]) > 30
+
+
+def test_dynamic_int8_that_the_library_cannot_make_is_an_error_of_ours(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds no type for the products of an LSTM that an exporter wrote out as 60 cells (captcha_crnn)."""
+    from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
+
+    def refuse(_: ONNXQuantizer) -> None:
+        raise RuntimeError("Unable to find data type\nfor weight_name='p'")
+
+    monkeypatch.setattr(ONNXQuantizer, "quantize_model", refuse)
+    model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": random_weight(rng, 8, 4)}, {"x": (1, 8)})
+    with pytest.raises(BackendError, match=r"dynamic-int8.*find data type for weight_name"):
+        dynamic_int8(model)

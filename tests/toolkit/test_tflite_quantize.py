@@ -393,3 +393,107 @@ def test_padding_with_the_lowest_float_stays_float() -> None:
     lite.operator("MAX_POOL_2D", ["p"], ["y"], "Pool2DOptions", **pool)
     lite.ends(["x"], ["y"])
     assert LiteRtQuantizer(lite.content(), threads=1).kernels(elementwise=True) == ()
+
+
+def everything(content: bytes, samples: list[dict[str, Array]]) -> bytes:
+    """All that can become integer kernels, with ranges of the samples."""
+    quantizer = LiteRtQuantizer(content, threads=1)
+    kernels = quantizer.kernels(elementwise=True)
+    ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
+    plan = Plan(LITERT, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
+    made = quantizer.build(Form(forms.STATIC_INT8, plan))
+    assert made is not None
+    return made
+
+
+def close_to_float(made: bytes, content: bytes) -> None:
+    """Same outputs by name and dtype, as close as 8 bits go."""
+    float_session, session = (LiteRtSession(one, LiteRtOptions(threads=1)) for one in (content, made))
+    assert session.outputs == float_session.outputs
+    for feeds in images(3, seed=9):
+        wanted, found = float_session.run(feeds), session.run(feeds)
+        for name, value in wanted.items():
+            assert np.abs(found[name] - value).max() <= INT8_ERROR * np.ptp(value), name
+
+
+def test_outputs_that_operators_read_too_stay_outputs() -> None:
+    """The library gave such an output as int8, or had an operator read floats as int8: the engine crashed."""
+    lite = small_cnn()
+    lite.tensor("copy", (1, 8, 8, 6))
+    shape = lite.constant("copy_shape", np.array([1, 8, 8, 6], np.int32))
+    lite.operator("RESHAPE", ["s", shape], ["copy"], "ReshapeOptions", newShape=[1, 8, 8, 6])
+    lite.ends(["x"], ["a", "s", "copy", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)
+
+
+def test_constants_of_any_rank_are_quantized_beside_an_activation() -> None:
+    lite = small_cnn()
+    lite.tensor("m", (1, 8, 8, 6))
+    lite.tensor("c", (1, 8, 8, 9))
+    low = lite.constant("low", np.full((1, 1, 1, 6), 0.2, np.float32))
+    more = lite.constant("more", np.full((1, 8, 8, 3), 0.7, np.float32))
+    lite.operator("MAXIMUM", ["s", low], ["m"], "MaximumMinimumOptions")
+    lite.operator("CONCATENATION", ["m", more], ["c"], "ConcatenationOptions", axis=3)
+    lite.ends(["x"], ["c", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)
+
+
+def test_weights_that_layers_share_are_quantized() -> None:
+    lite = small_cnn()
+    for name in ("t", "u"):
+        lite.tensor(name, (1, 4))
+    weight = lite.constant("again_w", np.random.default_rng(2).normal(size=(4, 4)).astype(np.float32))
+    bias = lite.constant("again_b", np.zeros(4, np.float32))
+    lite.operator("FULLY_CONNECTED", ["z", weight, bias], ["t"], "FullyConnectedOptions")
+    lite.operator("FULLY_CONNECTED", ["t", weight, bias], ["u"], "FullyConnectedOptions")
+    lite.ends(["x"], ["u", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)
+    for kind in (forms.INT8_WEIGHTS, forms.DYNAMIC_INT8):
+        close_to_float(built(content, Form(kind)), content)
+
+
+def test_results_that_nothing_reads_stay_in_float() -> None:
+    lite = small_cnn()
+    for name in ("left", "right"):
+        lite.tensor(name, (1, 8, 8, 3))
+    axis = lite.constant("axis", np.array(3, np.int32))
+    lite.operator("SPLIT", [axis, "s"], ["left", "right"], "SplitOptions", numSplits=2)
+    lite.ends(["x"], ["right", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)
+
+
+def test_layer_on_a_constant_is_not_quantized_at_run_time() -> None:
+    """The state that a recurrent layer begins with would become int8 like weights, which has no kernel."""
+    lite = small_cnn()
+    for name in ("t", "u"):
+        lite.tensor(name, (1, 4))
+    state = lite.constant("state", np.full((1, 4), 0.3, np.float32))
+    weight = lite.constant("state_w", np.random.default_rng(2).normal(size=(4, 4)).astype(np.float32))
+    lite.operator("FULLY_CONNECTED", [state, weight, ""], ["t"], "FullyConnectedOptions")
+    lite.operator("ADD", ["t", "z"], ["u"], "AddOptions")
+    lite.ends(["x"], ["u", "y"])
+    content = lite.content()
+    close_to_float(built(content, Form(forms.DYNAMIC_INT8)), content)
+
+
+def test_model_whose_input_and_output_share_a_name_is_left_as_it_is() -> None:
+    lite = small_cnn()
+    lite.graph.tensors[lite.place("y")].name = "x"
+    reason = LiteRtQuantizer(lite.content(), threads=1).bar()
+    assert reason is not None
+    assert "both named 'x'" in reason
+
+
+def test_product_with_a_constant_of_many_scales_is_no_zero() -> None:
+    """LiteRT's int8 kernel of BATCH_MATMUL makes zeros where the constant has a scale a channel."""
+    lite = small_cnn()
+    lite.tensor("m", (1, 8, 8, 4))
+    weight = lite.constant("m_w", np.random.default_rng(2).normal(size=(1, 1, 6, 4)).astype(np.float32))
+    lite.operator("BATCH_MATMUL", ["s", weight], ["m"], "BatchMatMulOptions")
+    lite.ends(["x"], ["m", "y"])
+    content = lite.content()
+    close_to_float(everything(content, images(8)), content)

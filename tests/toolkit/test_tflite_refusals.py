@@ -67,6 +67,12 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
         (node("GatherND", ["x", "i"], ["y"], batch_dims=1), "batch_dims"),
         (node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=1), "antialias"),
         (node("LeakyRelu", ["x"], ["y"], domain="com.acme"), "com.acme.LeakyRelu"),
+        (
+            node(
+                "MaxPool", ["x"], ["y"], kernel_shape=[1, 1], strides=[1, 3], pads=[0, 0, 0, 0], ceil_mode=1
+            ),
+            "ceil_mode=0",
+        ),
     ],
     ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
 )

@@ -193,6 +193,13 @@ def test_resizing_to_the_nearest_computes_the_same(scales: list[float], places: 
     converted(nodes, POINTWISE | {"s": np.array(scales, np.float32)}, X)
 
 
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil"])
+def test_resizing_to_places_half_way_between_elements_computes_the_same(rounding: str) -> None:
+    attributes = {"coordinate_transformation_mode": "align_corners", "nearest_mode": rounding}
+    nodes = [node("Resize", ["x", "", "", "s"], ["y"], mode="nearest", **attributes)]
+    converted(nodes, integers(s=[1, 2, 15, 7]), {"x": [1, 2, 2, 4]})
+
+
 @pytest.mark.parametrize("sizes", [[2, 6, 14, 10], [2, 6, 5, 11]])
 @pytest.mark.parametrize("places", PLACES)
 def test_linear_resizing_computes_the_same(sizes: list[int], places: str) -> None:

@@ -98,7 +98,14 @@ def score_candidates(
         count = len(next(iter(feeds.values()))) if stacked else 1
         for position, candidate in enumerate([None, *candidates]):
             found = reference if candidate is None else dict(zip(names, candidate.run(feeds), strict=True))
-            totals[position] += float(metric.score(found, reference, labels).mean()) * count
+            scores = metric.score(found, reference, labels)
+            if not scores.size:
+                given = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+                raise DataError(
+                    f"the model's outputs have no rows to score, for inputs of {given}; give samples of the"
+                    " sizes that it is used with (--eval)"
+                )
+            totals[position] += float(scores.mean()) * count
         done += count
         progress(min(done, part.count), part.count)
     if metric is None or not done:

@@ -105,8 +105,9 @@ def _compare_one(name: str, want: NDArray[Any], got: NDArray[Any], tolerance: To
     if kept.size == 0:
         return Parity(0.0, 0.0, None, ok=True, reason="")
     error = float(np.abs(kept - got[finite].astype(np.float64)).max())
-    span = float(kept.max() - kept.min())
     largest = float(np.abs(kept).max())
+    # One number alone (a regression of one sample) has no span; its range is taken to begin at 0.
+    span = float(kept.max() - kept.min()) if kept.size > 1 else largest
     resolution = float(np.finfo(want.dtype).eps) * max(largest, 1.0)
     allowed = tolerance.range_fraction * span + tolerance.ulps * resolution
     ok = error <= allowed

@@ -61,7 +61,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
             order = _Order(library, prepared)
             if not order.ask(form):
                 return None
-            return finish(order.carry_out())
+            return finish(order.carry_out(), prepared)
     except RecipeError:
         raise
     except Exception as error:  # the library raises whatever its parts do
@@ -118,9 +118,20 @@ class _Order:
             return True
         self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 8)
         if form.kind == forms.DYNAMIC_INT8:
-            for name in _DYNAMIC:
-                self._quantizer.add_dynamic_config(_ALL, self._kinds[name], 8)
+            self._ask_dynamic()
         return True
+
+    def _ask_dynamic(self) -> None:
+        """Ask for what computes: an input that is a constant would become int8 like weights."""
+        for name in _DYNAMIC:
+            scopes = [
+                scope(graph, operator)
+                for graph, _, operator in operators(self._model)
+                if operator_name(self._model, operator) == name
+                and not stored_bytes(self._model, graph.tensors[operator.inputs[0]])
+            ]
+            if scopes:
+                self._quantizer.add_dynamic_config(_exactly(scopes), self._kinds[name], 8)
 
     def _ask_half(self) -> None:
         casting = self._library.AlgorithmName.FLOAT_CASTING
@@ -156,6 +167,9 @@ class _Order:
         self._ask_half()  # of what stays in float
         scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
+        # Its kernel takes one scale of a constant, and makes zeros of a scale a channel.
+        whole = self._library.qtyping.QuantGranularity.TENSORWISE
+        self._quantizer.add_static_config(_exactly(scopes), self._kinds.BATCH_MATMUL, 8, 8, whole)
         # The name of an output's last operator is the output's too, and would make it int8.
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL_LATER, self._kinds.OUTPUT, algorithm_key=none)

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from edgekit_toolkit.quantize.litert_prepare import read_outputs, used_tensors
 from edgekit_toolkit.tflite_file import (
     TYPES,
     Model,
@@ -68,6 +69,10 @@ def _unbounded(model: Model) -> set[int]:
 def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
     if operator_name(model, operator) == "SOFTMAX" and operator.outputs[0] in graph.outputs:
         return False  # in steps of 1/256 most of the probabilities would be 0, and it costs no time in float
+    if set(read_outputs(graph)).intersection((*operator.inputs, *operator.outputs)):
+        return False  # outputs of free sizes, which could not be parted from what operators read
+    if not used_tensors(graph).issuperset(map(int, operator.outputs)):
+        return False  # the library leaves a result that nothing reads in float, and the kernel refuses it
     inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
     outputs = [graph.tensors[index] for index in operator.outputs]
     computed = [tensor for tensor in inputs if not stored_bytes(model, tensor)]

@@ -3,7 +3,8 @@
 The library reads only the newer of two fields that name an operator, so that in files of old converters
 every operator is an ADD to it; it knows tensors by name, and wants lists where files may leave them out. It
 has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known. Where operators or tensors
-share a constant it may write one's codes over the other's.
+share a constant it may write one's codes over the other's. An output of the model that
+operators read too becomes integers under one of its two uses, or under both: the file crashes the engine.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from edgekit_toolkit.tflite_file import (
     operators,
     pack,
     parse,
+    parsed,
     schema,
     shape_of,
     stored_bytes,
@@ -53,13 +55,38 @@ def prepare(content: bytes) -> bytes:
             _reshape(model, graph, operator)
         if name == "MAXIMUM":
             _level_ranks(model, graph, operator)
+    for graph in model.subgraphs:
+        for place in read_outputs(graph):
+            _part(model, graph, place)
     return pack(model)
 
 
-def finish(content: bytes | bytearray) -> bytes:
-    """Return an equal model with short names inside, and without what only people read."""
+def read_outputs(graph: SubGraph) -> list[int]:
+    """Return the outputs, by place, that an operator makes and another one reads."""
+    made = {int(index) for operator in graph.operators for index in operator.outputs}
+    return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & _read(graph)]
+
+
+def used_tensors(graph: SubGraph) -> set[int]:
+    """Return the tensors, by place, that an operator reads or that are outputs."""
+    return _read(graph) | {int(index) for index in graph.outputs}
+
+
+def _read(graph: SubGraph) -> set[int]:
+    return {int(index) for operator in graph.operators for index in operator.inputs}
+
+
+def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
+    """Return an equal model with short names inside, and without what only people read.
+
+    Args:
+        content: what the library made.
+        prepared: what it made it of; outputs have the names that they have there.
+    """
     model = parse(bytes(content))
-    for graph in model.subgraphs:
+    for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
+        for place, was in zip(graph.outputs, source.outputs, strict=True):
+            graph.tensors[place].name = tensor_name(source.tensors[was])
         ends = {int(index) for index in (*graph.inputs, *graph.outputs)}
         taken = {tensor_name(graph.tensors[index]) for index in ends}
         fresh = (name for name in map(str, range(len(graph.tensors) + len(taken))) if name not in taken)
@@ -149,6 +176,35 @@ def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
             tensor.shape = [*[1] * (rank - len(shape_of(tensor))), *shape_of(tensor)]
 
 
+def _part(model: Model, graph: SubGraph, place: int) -> None:
+    """Let operators read a tensor of their own in the place of an output; the output is a copy of it."""
+    output = graph.tensors[place]
+    if not is_static(output):
+        return
+    inner = schema.TensorT()
+    inner.name, inner.shape, inner.type = _free_name(graph, tensor_name(output)), output.shape, output.type
+    inner.quantization = output.quantization
+    graph.tensors.append(inner)
+    own = len(graph.tensors) - 1
+    for operator in graph.operators:
+        operator.inputs = [own if index == place else int(index) for index in operator.inputs]
+        operator.outputs = [own if index == place else int(index) for index in operator.outputs]
+    copy, options = schema.OperatorT(), schema.ReshapeOptionsT()
+    options.newShape = list(shape_of(output))
+    copy.opcodeIndex = _code(model, schema.BuiltinOperator.RESHAPE)
+    copy.builtinOptionsType, copy.builtinOptions = schema.BuiltinOptions.ReshapeOptions, options
+    shape = _constant(model, graph, f"{tensor_name(output)}_shape", shape_of(output))
+    copy.inputs, copy.outputs = [own, shape], [place]
+    graph.operators.append(copy)
+
+
+def _free_name(graph: SubGraph, name: str) -> str:
+    taken = {tensor_name(one) for one in graph.tensors}
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _code(model: Model, builtin: int) -> int:
     for place, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
@@ -164,10 +220,8 @@ def _constant(model: Model, graph: SubGraph, name: str, values: Iterable[int]) -
     buffer, tensor = schema.BufferT(), schema.TensorT()
     buffer.data = np.frombuffer(array.tobytes(), np.uint8)
     model.buffers.append(buffer)
-    taken = {tensor_name(one) for one in graph.tensors}
-    while name in taken:
-        name += "_"
-    tensor.name, tensor.shape, tensor.type = name, [array.size], schema.TensorType.INT32
+    tensor.name, tensor.shape = _free_name(graph, name), [array.size]
+    tensor.type = schema.TensorType.INT32
     tensor.buffer = len(model.buffers) - 1
     graph.tensors.append(tensor)
     return len(graph.tensors) - 1

@@ -65,6 +65,9 @@ class LiteRtQuantizer:
             return "the model is already quantized"
         if any(layer.precision == "fp16 weights" for layer in summary.layers.values()):
             return "the model's weights are float16; give the float32 model to have them"
+        names = {spec.name for spec in self._specs[0]} & {spec.name for spec in self._specs[1]}
+        if names:  # operators and ranges are known by the names of tensors
+            return f"an input and an output are both named '{min(names)}'; give them names of their own"
         return None
 
     def static_bar(self) -> str | None:

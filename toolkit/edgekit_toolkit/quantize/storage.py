@@ -11,6 +11,7 @@ import onnx.version_converter
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.graph import (
     GraphIndex,
     add_constant,
@@ -200,6 +201,9 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
     Returns:
         None where the model has no MatMul or LSTM for it.
+
+    Raises:
+        BackendError: onnxruntime's quantizer fails on the model.
     """
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
@@ -214,7 +218,11 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
         copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [],
         [], kinds, {"MatMulConstBOnly": True},
     )  # fmt: skip
-    quantizer.quantize_model()
+    try:
+        quantizer.quantize_model()
+    except Exception as error:  # the library raises whatever its parts do
+        reason = " ".join(str(error).split())
+        raise BackendError(f"onnxruntime cannot make dynamic-int8 of the model: {reason}") from error
     result: onnx.ModelProto = quantizer.model.model
     integer = {"MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
     return result if any(node.op_type in integer for node in result.graph.node) else None

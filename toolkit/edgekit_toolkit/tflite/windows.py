@@ -65,7 +65,8 @@ def windows(
             the padding that the model states.
 
     Raises:
-        RefusedError: negative padding.
+        RefusedError: negative padding, or a window that begins behind the image: with `ceil_mode` shape
+            inference counts it, and the ONNX standard and onnxruntime do not.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
@@ -83,6 +84,12 @@ def windows(
             after = attributes.pads[axis + rank] if attributes.pads else 0
             if before < 0 or after < 0:
                 raise RefusedError(f"pads {attributes.pads} are negative")
+            whole = (sizes[axis] + before + after - spans[axis]) // strides[axis] + 1
+            if outputs[axis] > whole and whole * strides[axis] >= sizes[axis] + before:
+                raise RefusedError(
+                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, of which"
+                    " the last would see nothing but padding; export it with ceil_mode=0"
+                )
             # Padding that no window reaches is left out, so that more windows match SAME or VALID.
             pads.append((before, max(reach - sizes[axis] - before, 0)))
     return Windows(tuple(sizes), tuple(kernel), strides, dilations, tuple(outputs), tuple(pads))

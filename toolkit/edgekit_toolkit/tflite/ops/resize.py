@@ -36,7 +36,8 @@ class Sampling:
         """
         scale = np.float32((size - 1) / (length - 1) if self.align_corners and length > 1 else size / length)
         grid = np.arange(length, dtype=np.float32) + np.float32(0.5 if self.half_pixel_centers else 0)
-        places = np.round(grid * scale) if self.align_corners else np.floor(grid * scale)
+        # It rounds halves up; numpy rounds them to even numbers.
+        places = np.floor(grid * scale + np.float32(0.5 if self.align_corners else 0))
         taken: NDArray[np.int32] = np.clip(places, 0, size - 1).astype(np.int32)
         return taken
 
