@@ -32,8 +32,8 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     """Return the run of the engine whose choice is the fastest here, with how all of them did.
 
     One that does not take the model, or is not installed, is reported with the reason. The time for mixing
-    precisions is shared out. Where no engine keeps the budget, the run of the preferred
-    one is returned, which says why.
+    precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned, which
+    says why.
 
     Raises:
         ModelError: no engine takes the model.
@@ -42,10 +42,11 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         BackendError: an engine fails on the source model.
     """
     names = engines_of(request.target)
+    shares = max(1, len(engines_here(request.target)))
     runs: dict[str, Run] = {}
     refused: dict[str, EdgekitError] = {}
     for name in names:
-        share = replace(request, backend=name, search_s=request.search_s / len(names))
+        share = replace(request, backend=name, search_s=request.search_s / shares)
         try:
             runs[name] = search(share, signer, _named(progress, name))
         except (ModelError, EngineMissingError) as error:
