@@ -32,7 +32,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     """Return the run of the engine whose choice is the fastest here, with how all of them did.
 
     One that does not take the model, or is not installed, is reported with the reason. The time for mixing
-    precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned, which
+    precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned: it
     says why.
 
     Raises:
