@@ -161,6 +161,7 @@ def test_package_made_on_the_host_passes_its_self_test_in_a_device_install(
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     tiny = ROOT / "models" / "tiny" / "digits_cnn"
     arguments = ["package", f"{tiny}.onnx", "--target", "x86-64", "--out", str(tmp_path)]
+    arguments += ["--backend", "ort"]
     assert main([*arguments, "--calibration", f"{tiny}.calib.npz", "--eval", f"{tiny}.eval.npz"]) == 0
     package = next(tmp_path.glob("*.edgepkg"))
     result = subprocess.run(
