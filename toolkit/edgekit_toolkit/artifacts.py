@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import onnx
 from numpy.typing import NDArray
 
+from edgekit_runtime.sessions import Session
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.feeds import Feeds
@@ -67,15 +69,26 @@ def open_model(model: Model, outputs: Sequence[str], *, threads: int) -> Runner:
     """
     if not isinstance(model, bytes):
         return partial(run_session, session_for(model, threads=threads), names=list(outputs))
-    from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-
-    session = LiteRtSession(model, LiteRtOptions(threads=threads))
+    session = open_session(model, threads=threads)
 
     def run(feeds: Feeds) -> list[NDArray[Any]]:
         made = session.run(feeds)
         return [made[name] for name in outputs]
 
     return run
+
+
+def open_session(model: Model, *, threads: int) -> Session:
+    """Return the session that a device would open.
+
+    Raises:
+        BackendError: the engine refuses the model.
+    """
+    if isinstance(model, bytes):
+        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+
+        return LiteRtSession(model, LiteRtOptions(threads=threads))
+    return OrtSession(content_of(model), OrtOptions(threads=threads))
 
 
 def computes_in_codes(model: Model) -> bool:

@@ -70,8 +70,16 @@ class _Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 
 
-def search(request: Request, signer: StatementSigner, progress: Progress) -> Run:
+def search(
+    request: Request, signer: StatementSigner, progress: Progress, prepared: Prepared | None = None
+) -> Run:
     """Import, optimise, make and judge candidates, and choose; nothing is written.
+
+    Args:
+        request: what the user asked for.
+        signer: signs packages, whose size is part of the choice.
+        progress: called with what is done now, how much of it is done and how much there is.
+        prepared: of an earlier search for another engine of the same request; by default made anew.
 
     Raises:
         ModelError: the model cannot be used.
@@ -79,7 +87,7 @@ def search(request: Request, signer: StatementSigner, progress: Progress) -> Run
         BackendError: the engine fails on the source model.
     """
     phases = _Phases(progress)
-    prepared = _prepare(request, phases)
+    prepared = prepared or _prepare(request, phases)
     with phases.phase("convert"):
         quantizer = _quantizer(request, prepared)
     with phases.phase("search"):
@@ -172,7 +180,8 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
         scores = score_candidates(
             reference,
             [
-                # Dynamic int8 takes its ranges from the whole batch: alone, as on the device.
+                # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that
+                # was converted has a fixed batch.
                 Contestant(run, one.form.kind == forms.DYNAMIC_INT8 or request.backend == "litert")
                 for run, one in zip(runs, found.candidates, strict=True)
             ],

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.latency import Latency
-from edgekit_runtime.sessions import EngineMissingError, Session
+from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.sessions.tournament import judge, race
-from edgekit_toolkit.artifacts import Model, content_of
+from edgekit_toolkit.artifacts import Model, open_session
 from edgekit_toolkit.packaging import Progress, search
-from edgekit_toolkit.runs import Request, Run, Standing
+from edgekit_toolkit.runs import Prepared, Request, Run, Standing
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.targets import Target
 
@@ -44,11 +44,13 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     names = engines_of(request.target)
     shares = max(1, len(engines_here(request.target)))
     runs: dict[str, Run] = {}
+    prepared: Prepared | None = None
     refused: dict[str, EdgekitError] = {}
     for name in names:
         share = replace(request, backend=name, search_s=request.search_s / shares)
         try:
-            runs[name] = search(share, signer, _named(progress, name))
+            runs[name] = search(share, signer, _named(progress, name), prepared)
+            prepared = runs[name].prepared
         except (ModelError, EngineMissingError) as error:
             refused[name] = error
     if not runs:
@@ -69,7 +71,7 @@ def _named(progress: Progress, name: str) -> Progress:
 
 def _race(runs: dict[str, Run]) -> dict[str, Latency]:
     """Return the latency of each run's choice; empty where there is none."""
-    sessions = {name: _open(_chosen(run), run.request.threads) for name, run in runs.items()}
+    sessions = {name: open_session(_chosen(run), threads=run.request.threads) for name, run in runs.items()}
     try:
         feeds = next(iter(runs.values())).prepared.feeds[0] if runs else {}
         return race(sessions, feeds) if sessions else {}
@@ -82,16 +84,6 @@ def _chosen(run: Run) -> Model:
     assert run.choice.chosen is not None  # noqa: S101  # for the type checker: refusals take no part
     model: Model = run.found.candidates[run.position(run.choice.chosen)].model
     return model
-
-
-def _open(model: Model, threads: int) -> Session:
-    if isinstance(model, bytes):
-        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-
-        return LiteRtSession(model, LiteRtOptions(threads=threads))
-    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-
-    return OrtSession(content_of(model), OrtOptions(threads=threads))
 
 
 def _standing(

@@ -4,16 +4,15 @@ from pathlib import Path
 
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
-
-_TFLITE_SIGNATURE = slice(4, 8), b"TFL3"
+from edgekit_toolkit.importers.sniff import TFLITE
 
 
 def is_tflite(path: Path) -> bool:
     """Whether a file is a `.tflite` model by its signature."""
-    where, signature = _TFLITE_SIGNATURE
+    offset, signature = TFLITE
     try:
         with path.open("rb") as file:
-            return file.read(where.stop)[where] == signature
+            return file.read(offset + len(signature))[offset:] == signature
     except OSError:
         return False
 

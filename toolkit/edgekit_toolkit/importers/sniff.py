@@ -9,9 +9,11 @@ from typing import Final
 TO_ONNX_FROM_TORCH: Final = "export it first: torch.onnx.export(model, example_inputs, 'model.onnx')"
 TO_ONNX_FROM_KERAS: Final = "export it first: model.export('model.onnx', format='onnx'), or tf2onnx"
 
+TFLITE: Final = (4, b"TFL3")
+
 # offset, bytes there, what that is and what to do
 SIGNATURES: Final = (
-    (4, b"TFL3", "a LiteRT (.tflite) model, not an ONNX model"),
+    (*TFLITE, "a LiteRT (.tflite) model, not an ONNX model"),
     (4, b"ORTM", "a model in onnxruntime's own format; give the .onnx that it was made from"),
     (0, b"\x89HDF", f"an HDF5 file (Keras .h5); {TO_ONNX_FROM_KERAS}"),
     (0, b"PK\x03\x04", f"a ZIP archive (PyTorch .pt and .pth are); {TO_ONNX_FROM_TORCH}"),
