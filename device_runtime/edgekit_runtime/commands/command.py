@@ -1,0 +1,38 @@
+"""What a command is to `edgekit-device`."""
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command found.
+
+    Attributes:
+        document: for `--json`, one object.
+        lines: the same for people.
+        exit_code: of the process.
+    """
+
+    document: dict[str, Any]
+    lines: Iterable[str]
+    exit_code: int = 0
+
+
+class Command(Protocol):
+    """A module of this package."""
+
+    def add_parser(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+        """Add the command's parser; its default `run` is the function that takes the arguments.
+
+        That function returns an `Outcome`, and raises an `EdgekitError` where it fails.
+        """
+
+
+def count(text: str) -> int:
+    """Return the whole number from 1 in `text`, for `type=` of an argument."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,93 @@
+"""`edgekit-device tournament PACKAGE`."""
+
+import argparse
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.commands.command import Outcome, count
+from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.sessions.preference import keep_winner
+from edgekit_runtime.sessions.tournament import Entrant, Tournament, hold_tournament
+from edgekit_runtime.signing import TrustStore, find_keys_folder
+
+_logger = logging.getLogger(__name__)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "tournament",
+        help="measure every engine of a package here and keep the fastest",
+        description="Run the golden inputs of a package on each engine that it names and that is installed"
+        " here, in turn and in random order, print the latencies, and keep the fastest for this package: from"
+        " then on it is opened first. An engine that fails the self-test does not take part.",
+    )
+    parser.add_argument("package", type=Path, metavar="PACKAGE")
+    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
+    parser.add_argument("--threads", type=count, help="of one inference (default: as the package says)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Hold the tournament and keep its winner."""
+    path: Path = arguments.package
+    trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
+    with read_package(path, trust) as package:
+        result = hold_tournament(package, threads=arguments.threads)
+        winner = result.winner
+        if winner is None:
+            reasons = "; ".join(f"{entrant.name}: {entrant.reason}" for entrant in result.entrants)
+            raise BackendError(f"{path}: no engine of the package runs it here: {reasons}")
+        try:
+            kept = str(keep_winner(package.manifest, winner))
+        except OutputError as cause:  # what was measured is worth printing all the same
+            _logger.warning("the winner is not kept: %s", cause)
+            kept = None
+    return Outcome(_document(path, result, kept), _lines(result, kept))
+
+
+def _document(path: Path, result: Tournament, kept: str | None) -> dict[str, Any]:
+    return {
+        "package": str(path),
+        "label": "measured",
+        "on": "this machine",
+        "engines": [_describe(entrant) for entrant in result.entrants],
+        "winner": None if result.verdict is None else result.verdict.winner,
+        "as_fast": [] if result.verdict is None else list(result.verdict.tied),
+        "kept_in": kept,
+    }
+
+
+def _describe(entrant: Entrant) -> dict[str, Any]:
+    latency = entrant.latency
+    lower_s, upper_s = (None, None) if latency is None else latency.quartiles_s
+    return {
+        "name": entrant.name,
+        "backend": entrant.choice.name,
+        "artifact": entrant.choice.artifact,
+        "reason": entrant.reason,
+        "rounds": 0 if latency is None else len(latency.seconds),
+        "median_ms": None if latency is None else latency.median_s * 1e3,
+        "lower_quartile_ms": None if lower_s is None else lower_s * 1e3,
+        "upper_quartile_ms": None if upper_s is None else upper_s * 1e3,
+    }
+
+
+def _lines(result: Tournament, kept: str | None) -> Iterator[str]:
+    width = max(len(entrant.name) for entrant in result.entrants)
+    yield f"  {'engine':{width}}  median ms  quartiles ms"
+    for entrant in result.entrants:
+        if entrant.latency is None:
+            yield f"  {entrant.name:{width}}  {entrant.reason}"
+            continue
+        lower_s, upper_s = entrant.latency.quartiles_s
+        median_ms = entrant.latency.median_s * 1e3
+        yield f"  {entrant.name:{width}}  {median_ms:9.3f}  {lower_s * 1e3:.3f} to {upper_s * 1e3:.3f}"
+    if result.verdict is not None:
+        others = [name for name in result.verdict.tied if name != result.verdict.winner]
+        alike = f"; {', '.join(others)} cannot be told from it" if others else ""
+        yield f"  {'not kept' if kept is None else 'kept'}: {result.verdict.winner}{alike}"

@@ -1,0 +1,40 @@
+"""What passes between the rooms of the service: one inference, and who takes it.
+
+Everything here happens on the thread of the event loop. A call is answered by calling `reply`, not through a
+future: for a model of 20 us a future and a turn of the loop would be half of the work again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.sessions.session import Array
+
+Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One inference on its way.
+
+    Attributes:
+        inputs: input name -> array; they may lie in shared memory that the client can write to, so whatever
+            is checked must be read once.
+        reply: takes the outputs or the error, exactly once, on the loop's thread, maybe before `submit`
+            returns.
+        priority: 1 is the highest, 0 the model's default.
+        deadline_s: on the clock of `time.monotonic`; a call that has not begun by then is refused.
+    """
+
+    inputs: Mapping[str, Array]
+    reply: Callable[[Answer], None]
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+class Lane(Protocol):
+    """Takes calls: a scheduler in front of one session, a canary in front of two lanes, a worker process."""
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which is answered through its `reply`; raises nothing."""
