@@ -1,7 +1,6 @@
 """Serve one ONNX model with LitServe: python serve_litserve.py MODEL PORT SHAPE (as 1,1,8,8).
 
-The request's body is the bytes of the one float32 input, the answer's those of the one output: the least work
-that LitServe can be asked for.
+The request's body is {"x": flat list} and the answer the same, since LitServe reads JSON or forms only.
 """
 
 import sys
@@ -9,7 +8,6 @@ import sys
 import litserve
 import numpy as np
 import onnxruntime
-from fastapi import Request, Response
 
 
 class OrtApi(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not installed where types are checked
@@ -23,17 +21,17 @@ class OrtApi(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not installe
         self._name = self._session.get_inputs()[0].name
         self._shape = [int(size) for size in sys.argv[3].split(",")]
 
-    async def decode_request(self, request: Request) -> np.ndarray:
-        """The body as an array."""
-        return np.frombuffer(await request.body(), np.float32).reshape(self._shape)
+    def decode_request(self, request: dict[str, list[float]]) -> np.ndarray:
+        """The list as an array."""
+        return np.asarray(request["x"], np.float32).reshape(self._shape)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Run the model."""
         return self._session.run(None, {self._name: x})[0]
 
-    def encode_response(self, output: np.ndarray) -> Response:
-        """The array as the body."""
-        return Response(output.tobytes(), media_type="application/octet-stream")
+    def encode_response(self, output: np.ndarray) -> dict[str, list[float]]:
+        """The array as a list."""
+        return {"y": output.ravel().tolist()}
 
 
 if __name__ == "__main__":
