@@ -1,9 +1,10 @@
-"""The servers that benchmarks/service.py compares: how each is started, asked, and which process runs its model.
+"""The servers that benchmarks/service.py compares: how each is started and asked, and what runs its model.
 
 All serve models/tiny/digits_cnn.onnx (float32, one thread) on TCP at 127.0.0.1; ours also on a Unix socket.
 Other projects run in environments of their own, made on first use.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -46,8 +47,8 @@ class Question:
     @property
     def wire(self) -> bytes:
         """The whole request."""
-        lines = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\n{self.head}Content-Length: {len(self.body)}\r\n\r\n"
-        return lines.encode() + self.body
+        lines = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\n{self.head}"
+        return f"{lines}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
 JSON_HEAD = "Content-Type: application/json\r\n"
@@ -134,14 +135,11 @@ class Running:
         raise MissingError(f"{self.server.name} did not answer within {START_LIMIT_S:.0f} s")
 
     def __exit__(self, *_: object) -> None:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, sign)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
+            os.killpg(self.process.pid, signal.SIGKILL)  # what outlives its parent
         self.process.wait()
 
     def connect(self, timeout_s: float) -> socket.socket:
@@ -168,7 +166,9 @@ class Running:
 
     def model_processes(self) -> list[int]:
         """Ids of those that have onnxruntime loaded, youngest first."""
-        ids = [pid for pid in self.processes() if "onnxruntime_pybind" in Path(f"/proc/{pid}/maps").read_text()]
+        ids = [
+            pid for pid in self.processes() if "onnxruntime_pybind" in Path(f"/proc/{pid}/maps").read_text()
+        ]
         return sorted(ids, reverse=True)
 
 

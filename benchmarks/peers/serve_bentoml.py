@@ -29,7 +29,11 @@ class Small:
 
 
 if __name__ == "__main__":
-    environment = {**os.environ, "BENCHMARK_MODEL": str(Path(sys.argv[1]).resolve()), "BENTOML_DO_NOT_TRACK": "1"}
+    environment = {
+        **os.environ,
+        "BENCHMARK_MODEL": str(Path(sys.argv[1]).resolve()),
+        "BENTOML_DO_NOT_TRACK": "1",
+    }
     here = Path(__file__).resolve().parent
     command = [sys.executable, "-m", "bentoml", "serve", "serve_bentoml:Small", "--port", sys.argv[2]]
     command += ["--host", "127.0.0.1", "--working-dir", str(here)]

@@ -13,7 +13,7 @@ import onnxruntime
 class OrtApi(litserve.LitAPI):  # type: ignore[misc]  # LitServe is not installed where types are checked
     """The model of the command line, with one thread."""
 
-    def setup(self, device: str) -> None:
+    def setup(self, device: str) -> None:  # noqa: ARG002  # LitServe passes it by name
         """Open it."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
