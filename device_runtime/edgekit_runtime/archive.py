@@ -156,6 +156,15 @@ class OpenedPackage:
         except ValueError as cause:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
+    def select(self, variant: str) -> "OpenedPackage":
+        """Return this package as if a variant were its only one; closing either closes both.
+
+        Raises:
+            PackageError: there is no variant of that name.
+        """
+        manifest = self.manifest.select(variant)
+        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+
     def close(self) -> None:
         """Give the mapping up; it is freed when the last view that `read` returned is gone."""
         self._view.release()
