@@ -91,20 +91,20 @@ class Manifest:
             names = [spec.name for spec in specs]
             require(len(names) > 0, f"{what} is empty, expected at least one tensor")
             require(len(set(names)) == len(names), f"{what} holds a tensor name twice: {', '.join(names)}")
-        self._check_artifacts()
+        self._check_paths()
         check_variants(self.variants)
         for variant in self.all_variants:
             self._check_variant(variant)
-
-    def _check_artifacts(self) -> None:
-        paths = [artifact.path for artifact in self.artifacts]
-        require(paths == sorted(paths), "artifacts are not sorted by path")
-        problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
-        require(problem is None, f"artifacts: {problem}")
         if self.preprocessing is not None:
             self._find(self.preprocessing, "preprocessing", "preprocessing")
         if self.labels is not None:
             self._find(self.labels, "labels", "labels")
+
+    def _check_paths(self) -> None:
+        paths = [artifact.path for artifact in self.artifacts]
+        require(paths == sorted(paths), "artifacts are not sorted by path")
+        problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
+        require(problem is None, f"artifacts: {problem}")
 
     def _check_variant(self, variant: Variant) -> None:
         of = "" if variant.name == DEFAULT_VARIANT else f"variant '{variant.name}': "
