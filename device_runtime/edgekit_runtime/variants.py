@@ -1,7 +1,7 @@
 """A variant: one way to run the model of a package, with the golden outputs and figures that go with it.
 
-All variants of a package take the same inputs, give the same outputs and met the same budget, so one may stand
-in for another. Which one to run is decided elsewhere (`sessions`).
+All variants of a package take the same inputs, give the same outputs and met the same budget, so one may
+stand in for another. Which one to run is decided elsewhere (`sessions`).
 
 Source: docs/package-format.md, section "Variants".
 """

@@ -183,9 +183,7 @@ def test_a_kept_winner_is_opened_first(place: int, kind: type, make: Callable[..
         b'{"variant": [], "place": 1}',
     ],
 )
-def test_a_preference_that_names_nobody_counts_for_nothing(
-    content: bytes, make: Callable[..., Path]
-) -> None:
+def test_a_preference_that_names_nobody_counts_for_nothing(content: bytes, make: Callable[..., Path]) -> None:
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         keep_winner(package.manifest, "default", 1).write_bytes(content)

@@ -131,7 +131,7 @@ def test_unknown_variant_is_refused_with_those_that_there_are(
 ) -> None:
     with write(manifest) as package:
         for ask in (package.select, lambda name: open_session(package, variant=name)):
-            with pytest.raises(PackageError, match="no variant 'triple'.* there are: default, double"):
+            with pytest.raises(PackageError, match=r"no variant 'triple'.* there are: default, double"):
                 ask("triple")
 
 
@@ -143,7 +143,7 @@ def test_variant_stands_in_for_a_default_whose_engine_is_missing(
         name, session = open_preferred(package)
         assert name == "double"
         assert run_selftest(session, package.select(name)).passed
-        with pytest.raises(EngineMissingError, match="no backend 'absent'"):
+        with pytest.raises(EngineMissingError, match=r"no backend 'absent'"):
             open_session(package, variant="default")
 
 
@@ -154,14 +154,12 @@ def test_every_reason_is_given_where_no_variant_has_an_engine(
     variants = (replace(double, backend=replace(absent, name="gone")),)
     with (
         write(replace(manifest, backend=absent, variants=variants)) as package,
-        pytest.raises(EngineMissingError, match="no backend 'absent'.*another variant: no backend 'gone'"),
+        pytest.raises(EngineMissingError, match=r"no backend 'absent'.*another variant: no backend 'gone'"),
     ):
         open_session(package)
 
 
-def test_kept_variant_is_opened_first(
-    manifest: Manifest, write: Callable[[Manifest], OpenedPackage]
-) -> None:
+def test_kept_variant_is_opened_first(manifest: Manifest, write: Callable[[Manifest], OpenedPackage]) -> None:
     with write(manifest) as package:
         keep_winner(package.manifest, "double", 0)
         assert open_preferred(package)[0] == "double"
@@ -255,7 +253,7 @@ def test_variants_that_are_no_list_are_refused(listed: object, manifest: Manifes
     from edgekit_runtime.canonical import encode_json
 
     document = {**json.loads(manifest.to_bytes()), "variants": listed}
-    with pytest.raises(ManifestError, match="field 'variants' is .*, expected a list"):
+    with pytest.raises(ManifestError, match=r"field 'variants' is .*, expected a list"):
         parse_manifest(encode_json(document))
 
 

@@ -1,7 +1,7 @@
 """Which engine runs a model fastest on this very machine: all of them on the same inputs, in turn.
 
-Every variant of a package takes part with each of its backends. An engine takes part only after it has reproduced the golden outputs. It measures latency of one inference at
-a time, not throughput, memory or energy.
+Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
+outputs. It measures latency of one inference at a time, not throughput, memory or energy.
 """
 
 import functools

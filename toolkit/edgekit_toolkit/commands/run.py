@@ -30,6 +30,7 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
 @click.option(
     "--output", "output_path", type=click.Path(path_type=Path), help="Write the outputs to this .npz file."
 )
+@click.option("--variant", help="Run this variant.  [default: the tournament's winner here, else the first]")
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
 )
@@ -42,6 +43,7 @@ def command(
     *,
     input_path: Path | None,
     output_path: Path | None,
+    variant: str | None,
     threads: int | None,
     repeat: int | None,
     as_json: bool,
@@ -59,7 +61,7 @@ def command(
     trust = TrustStore.from_folder(find_keys_folder())
     with (
         read_package(package, trust) as opened,
-        contextlib.closing(open_session(opened, threads=threads)) as session,
+        contextlib.closing(open_session(opened, variant=variant, threads=threads)) as session,
     ):
         # Only now, since these import engines; a missing one has been named by open_session.
         from edgekit_toolkit.inference import read_class_names, run_golden, run_samples, write_npz
