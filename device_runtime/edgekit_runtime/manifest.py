@@ -147,10 +147,7 @@ class Manifest:
         """
         named = {one.name: one for one in self.all_variants}
         if variant not in named:
-            raise PackageError(
-                f"{MANIFEST_NAME}: no variant '{variant}' in {self.name} {self.version}, there are:"
-                f" {', '.join(named)}"
-            )
+            raise PackageError(f"{self.file_name}: no variant '{variant}', there are: {', '.join(named)}")
         chosen = named[variant]
         return replace(
             self, backend=chosen.backend, golden=chosen.golden, figures=chosen.figures, variants=()
