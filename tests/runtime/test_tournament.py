@@ -178,6 +178,8 @@ def test_a_kept_winner_is_opened_first(place: int, kind: type, make: Callable[..
         b'{"variant": "default"}',
         b'{"variant": "default", "place": null}',
         b'{"variant": "default", "place": 2}',
+        b'{"variant": "default", "place": 1.0}',
+        b'{"variant": "default", "place": true}',
         b'{"variant": "default", "place": -1}',
         b'{"variant": "other", "place": 1}',
         b'{"variant": [], "place": 1}',

@@ -15,10 +15,12 @@ from edgekit_runtime.archive import OpenedPackage, read_package, write_package
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, ManifestError, PackageError
 from edgekit_runtime.golden import Golden, GoldenOutput
+from edgekit_runtime.latency import LatencyLimits
 from edgekit_runtime.manifest import BackendChoice, Manifest, Variant, parse_manifest
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import EngineMissingError, open_preferred, open_session
 from edgekit_runtime.sessions.preference import keep_winner
+from edgekit_runtime.sessions.tournament import hold_tournament
 from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.sign import find_keys_folder, load_signer
@@ -27,17 +29,22 @@ from edgekit_toolkit.sign import find_keys_folder, load_signer
 DOUBLE = 2.0
 
 
-def scaled_model(factor: float, width: int = 4, batch: object = "N") -> bytes:
-    """Y[N, 2] = X[N, width] @ W * factor, with the W of the default model."""
+def scaled_model(factor: float, width: int = 4, batch: object = "N", only: int | None = None) -> bytes:
+    """Y[N, 2] = X[N, width] @ W * factor, with the W of the default model; with `only`, for that N alone."""
     onnx = pytest.importorskip("onnx")
     weight = np.resize(np.float32([[1, 2], [3, 4], [5, 6], [7, 8]]), (width, 2)) * np.float32(factor)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("MatMul", ["x" if only is None else "r", "w"], ["y"])]
+    stored = [onnx.numpy_helper.from_array(weight, "w")]
+    if only is not None:
+        nodes.insert(0, helper.make_node("Reshape", ["x", "s"], ["r"]))
+        stored.append(onnx.numpy_helper.from_array(np.int64([only, width]), "s"))
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        nodes,
         "scaled",
         [helper.make_tensor_value_info("x", float32, [batch, width])],
         [helper.make_tensor_value_info("y", float32, [batch, 2])],
-        [onnx.numpy_helper.from_array(weight, "w")],
+        stored,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     data: bytes = model.SerializeToString()
@@ -187,6 +194,37 @@ def test_tournament_of_the_device_contests_all_variants_and_keeps_one(
     winner = next(one for one in document["engines"] if one["name"] == document["winner"])
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         assert open_preferred(package)[0] == winner["variant"]
+
+
+def test_variant_that_fails_on_the_inputs_of_the_contest_takes_no_part(
+    maker: Any,
+    manifest: Manifest,
+    double: Variant,
+    contents: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Its own golden input is a batch of two, and its model works with no other, whatever it states."""
+    monkeypatch.setitem(maker.roles, "variants/double/x.bin", "golden")
+    (golden_input,), (output,) = double.golden.inputs, double.golden.outputs
+    pair = Golden(
+        (replace(golden_input, shape=(2, 4), path="variants/double/x.bin"),),
+        (replace(output, shape=(2, 2)),),
+    )
+    contents = {
+        **contents,
+        "variants/double/model.onnx": scaled_model(DOUBLE, only=2),
+        "variants/double/x.bin": contents["golden/x.bin"] * 2,
+        "variants/double/output0.bin": contents["variants/double/output0.bin"] * 2,
+    }
+    path = tmp_path / "pair.edgepkg"
+    changed = maker.manifest(contents, variants=(replace(double, golden=pair),))
+    write_package(path, changed, contents, maker.signer)
+    with read_package(path, maker.trust) as package:
+        result = hold_tournament(package, limits=LatencyLimits(min_rounds=3, max_rounds=3))
+    assert result.winner is not None
+    assert result.winner.variant == "default"
+    assert "onnxruntime" in str(result.entrants[1].reason)
 
 
 def test_every_byte_of_a_package_with_variants_is_covered(

@@ -52,7 +52,7 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
         return variants
     for variant in variants:
-        if variant.name == name and place in range(len(variant.backend.chain)):
+        if variant.name == name and type(place) is int and 0 <= place < len(variant.backend.chain):
             first = replace(variant, backend=_put_first(variant.backend, place))
             return (first, *(one for one in variants if one is not variant))
     return variants

@@ -20,6 +20,7 @@ from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions.session import Array, Session, open_choice
+from edgekit_runtime.variants import DEFAULT_VARIANT
 
 _TIE_SHARE: Final = 0.02  # a difference that nobody notices, and that another day may turn round
 _SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
@@ -163,17 +164,20 @@ def hold_tournament(
         threads: of one inference, or None for those of each backend's options.
         limits: when to stop measuring.
     """
+    inputs = read_golden_inputs(package)
     sessions: dict[str, Session] = {}
     entrants = []
     try:
         for entrant in _enter(package):
             try:
                 reason = _admit(package, entrant, threads, sessions)
+                if reason is None and entrant.variant != DEFAULT_VARIANT:
+                    sessions[entrant.name].run(inputs)  # its own golden inputs may have other sizes
             except (BackendError, DataError) as cause:
                 reason = str(cause)
             entrants.append(replace(entrant, reason=reason))
         admitted = {e.name: sessions[e.name] for e in entrants if e.reason is None}
-        latencies = race(admitted, read_golden_inputs(package), limits) if admitted else {}
+        latencies = race(admitted, inputs, limits) if admitted else {}
     finally:
         for session in sessions.values():
             session.close()
