@@ -26,6 +26,7 @@ from edgekit_toolkit.runs import Request, Run
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.specs import common_specs
 from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.tensorrt_check import TensorRtCheck
 from edgekit_toolkit.variants import carry_variants
 
 pytest.importorskip("ai_edge_litert")
@@ -203,6 +204,20 @@ def test_candidate_of_other_tensors_is_left_out(ort: Run) -> None:
     run = carry_variants([replace(ort, drafts=drafts)], load_signer())
     assert run.variants == ()
     assert any("has the tensors ['other'], expected ['logits']" in note for note in run.warnings)
+
+
+def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT is not installed everywhere, so its answer is given here; asking it has tests of its own."""
+    best = ort.found.candidates[-1].model
+
+    def answer(model: object, feeds: object) -> TensorRtCheck:
+        errors = ("no kernel",) if model is best else ()
+        return TensorRtCheck(True, True, not errors, errors, None, "1.7", 1.0)
+
+    monkeypatch.setattr("edgekit_toolkit.variants.check_accepted", answer)
+    run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())
+    assert [one.place for one in run.variants] == [len(ort.drafts) - 2]
+    assert any("TensorRT refuses it: no kernel" in note for note in run.warnings)
 
 
 @pytest.mark.parametrize(
