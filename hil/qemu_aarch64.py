@@ -4,11 +4,11 @@
 
 On Debian or Ubuntu with `apt-get install qemu-user-static`. It fetches an aarch64 CPython with its libraries
 from the distribution's own archive and the engines' wheels from the package index, all into a folder of its
-own (`--root`, kept between calls). Then it packages every model of models/tiny for the Raspberry Pi 5 with both
-engines, for Android (LiteRT) and for the Jetson (whose fallback, onnxruntime, runs here), and each `.tflite`
-that is named with this machine's own outputs as golden ones, and runs the self-test of each package under qemu
-on every engine that it names. It shows that wheels load and compute right on the instructions of one CPU, by
-default the Raspberry Pi 5's. It measures nothing: time under an emulator is no time.
+own (`--root`, kept between calls). Then it packages every model of models/tiny for the Raspberry Pi 5 with
+both engines, for Android (LiteRT) and for the Jetson (whose fallback, onnxruntime, runs here), and each
+`.tflite` that is named with this machine's own outputs as golden ones, and runs the self-test of each package
+under qemu on every engine that it names. It shows that wheels load and compute right on the instructions of
+one CPU, by default the Raspberry Pi 5's. It measures nothing: time under an emulator is no time.
 """
 
 import argparse
