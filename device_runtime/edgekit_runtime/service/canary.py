@@ -1,9 +1,9 @@
 """Whether a candidate version takes over, goes back or is watched on: gates, observations, and the verdict.
 
-Nothing here does anything: `canary_lanes` observes, the registry acts. The chance that a candidate which keeps
-all limits is ever rolled back for missing one is at most `Gates.alpha`, however often `judge` is asked, and so
-is the chance that one which misses a limit is promoted before the time is over; see `sequential` for what that
-assumes, and docs/canary.md for what was measured.
+Nothing here does anything: `canary_lane` and `shadow_lane` observe, the registry acts. The chance that a
+candidate which keeps all limits is ever rolled back for missing one is at most `Gates.alpha`, however often
+`judge` is asked, and so is the chance that one which misses a limit is promoted before the time is over; see
+`sequential` for what that assumes, and docs/canary.md for what was measured.
 """
 
 import math
@@ -26,7 +26,8 @@ class Gates:
         min_agreement: least mean agreement with the current version (see `agreement`), 0..1.
         max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
         max_p50_ratio, max_p99_ratio: latency relative to the current version's.
-        max_energy_ratio: median energy per request relative to the current version's, where both are measured.
+        max_energy_ratio: median energy per request relative to the current version's, where it is
+            measured.
         error_burst: failed answers in a row that roll back at once.
         min_samples: answers of the candidate before it can be promoted.
         max_duration_s: time after which the verdict falls.

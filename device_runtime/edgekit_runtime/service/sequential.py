@@ -45,7 +45,8 @@ def share_interval(total: float, count: int, alpha: float) -> tuple[float, float
     """Return the shares that the observations do not refute.
 
     Args:
-        total, count: as for `log_evidence`.
+        total: sum of the observations, as for `log_evidence`.
+        count: of the observations.
         alpha: chance that the true mean is ever outside.
     """
     if not count:
