@@ -1,11 +1,10 @@
-"""A shadow: the current version answers, and the candidate gets copies of a share of the calls, when there is
-time for them.
+"""A shadow: the current version answers, the candidate gets copies of a share of the calls in quiet moments.
 
-Real answers come first. A copy is made while the model runs, or just before the reply where the answer came at
-once, and only of inputs that are small or lie nowhere else; the candidate is asked only while no real call is
-under way or has just come; copies that wait too long are dropped. So under steady load nothing is compared: a
-`CanaryLane` is for that. The candidate's own lane should run it on a thread, so that a call that arrives in the
-meantime does not wait for it.
+Real answers come first. Inputs are copied while the model runs, or just before the reply where the answer came
+at once, and not at all where they are large; the candidate is asked only while no real call is under way or
+has just come; copies that wait too long are dropped. So under steady load nothing is compared: a `CanaryLane`
+is for that. The candidate's own lane should run it on a thread, so that a call that arrives in the meantime
+does not wait for it.
 """
 
 import time
@@ -31,8 +30,8 @@ class ShadowOptions:
         quiet_s: how long no real call must have come before the candidate is asked.
         max_wait_s: a copy that waited longer is dropped.
         max_pending: copies that wait; more are not made.
-        max_copied_bytes: inputs larger than this are only copied while the model runs: a copy just before the
-            reply would delay it (64 KiB take about 4 us).
+        max_copied_bytes: calls whose inputs lie in a borrowed buffer and are larger than this get no copy:
+            where the model does not run on a thread, copying delays the reply.
     """
 
     share: float = 0.1
@@ -40,7 +39,7 @@ class ShadowOptions:
     quiet_s: float = 0.001
     max_wait_s: float = 1.0
     max_pending: int = 4
-    max_copied_bytes: int = 64 << 10
+    max_copied_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -98,7 +97,8 @@ class ShadowLane:
         """Put a candidate behind the current version.
 
         Args:
-            current, candidate: the two versions.
+            current: the version in use.
+            candidate: the one on trial.
             watch: counts and judges.
             compare: agreement of two answers, see `agreement.choose_comparison`.
             options: when calls are copied.
@@ -151,7 +151,7 @@ class ShadowLane:
 
         self._current.submit(call.answered_by(take))
         if copy is not None:  # the model runs on a thread meanwhile
-            copy.inputs = {name: array.copy() for name, array in call.inputs.items()}
+            self._copy_inputs(copy, call)
 
     def _copy_inputs(self, copy: _Copy, call: Call) -> None:
         # An array that owns its values was made for this call: nobody else will write there.
