@@ -13,9 +13,9 @@ from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-Outputs: TypeAlias = "Mapping[str, Array]"
+Outputs: TypeAlias = Mapping[str, Array]
 # (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1
-Compare: TypeAlias = "Callable[[Outputs, Outputs], float]"
+Compare: TypeAlias = Callable[[Outputs, Outputs], float]
 
 # The toolkit's metrics, whose meaning is the same here but for labels: there are none on a device.
 _BY_METRIC: Final[Mapping[str, str]] = {

@@ -136,7 +136,7 @@ class Rollback:
     reason: str
 
 
-Verdict: TypeAlias = "Continue | Promote | Rollback"
+Verdict: TypeAlias = Continue | Promote | Rollback
 
 
 class _State(Enum):

@@ -17,9 +17,9 @@ from edgekit_runtime.service.canary import (
 )
 from edgekit_runtime.service.sequential import Histogram
 
-Report: TypeAlias = "Callable[[Promote | Rollback], None]"
+Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`
-Defer: TypeAlias = "Callable[[float, Callable[[], None]], object]"
+Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 
 # Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
 # every k-th of them, so that two clients that take turns get the same share of the candidate each.

@@ -1,10 +1,10 @@
 """A shadow: the current version answers, the candidate gets copies of a share of the calls in quiet moments.
 
-Real answers come first. Inputs are copied while the model runs, or just before the reply where the answer came
-at once, and not at all where they are large; the candidate is asked only while no real call is under way or
-has just come; copies that wait too long are dropped. So under steady load nothing is compared: a `CanaryLane`
-is for that. The candidate's own lane should run it on a thread, so that a call that arrives in the meantime
-does not wait for it.
+Real answers come first. Inputs are copied while the model runs, or just before the reply where the model has
+run at once, and not at all where they are large; the candidate is asked only while no real call is under way
+or has just come; copies that wait too long are dropped. So under steady load nothing is compared: a
+`CanaryLane` is for that. The candidate's own lane should run it on a thread, so that a call that arrives in
+the meantime does not wait for it.
 """
 
 import time
@@ -27,7 +27,7 @@ class ShadowOptions:
     Attributes:
         share: of the calls, more than 0 and at most 1.
         max_load: real calls that may be under way while the candidate runs.
-        quiet_s: how long no real call must have come before the candidate is asked.
+        quiet_s: how long no real call must have been answered before the candidate is asked.
         max_wait_s: a copy that waited longer is dropped.
         max_pending: copies that wait; more are not made.
         max_copied_bytes: calls whose inputs lie in a borrowed buffer and are larger than this get no copy:
@@ -54,10 +54,10 @@ class ShadowOptions:
 class _Copy:
     """A call that the candidate will get too."""
 
-    begin_s: float
     inputs: Mapping[str, Array] | None = None
     expected: Outputs | None = None
     current_s: float = 0.0
+    answered_s: float = 0.0
 
 
 class ShadowLane:
@@ -126,12 +126,12 @@ class ShadowLane:
         if phase >= 1.0:
             phase -= 1.0
         self._phase = phase
-        self._last_s = begin_s = self._clock()
+        begin_s = self._clock()
         copy = None
         # A call that found others under way would have waited for them, which the candidate does not.
         if phase < self._options.share and self._watch.verdict is None:
             if self.under_way == 0 and len(self._pending) < self._options.max_pending:
-                copy = _Copy(begin_s)
+                copy = _Copy()
             else:
                 self.dropped += 1
         self.under_way += 1
@@ -139,11 +139,13 @@ class ShadowLane:
         def take(answer: Answer) -> None:
             nonlocal copy
             self.under_way -= 1
+            # From the answer: a client's next call comes soon after it.
+            self._last_s = now_s = self._clock()
             if copy is None:
                 call.reply(answer)
                 return
             kept, copy = copy, None
-            kept.current_s = self._clock() - begin_s
+            kept.current_s, kept.answered_s = now_s - begin_s, now_s
             if kept.inputs is None and not isinstance(answer, EdgekitError):
                 self._copy_inputs(kept, call)
             call.reply(answer)
@@ -183,7 +185,7 @@ class ShadowLane:
         now_s, options = self._clock(), self._options
         if self._watch.verdict is not None:
             self._pending.clear()
-        while self._pending and now_s - self._pending[0].begin_s > options.max_wait_s:
+        while self._pending and now_s - self._pending[0].answered_s > options.max_wait_s:
             self._pending.popleft()
             self.dropped += 1
         if not self._pending or self._asked:
