@@ -2,7 +2,7 @@
 
 Real answers come first. Inputs are copied while the model runs, or just before the reply where the model has
 run at once, and not at all where they are large; the candidate is asked only while no real call is under way
-or has just come; copies that wait too long are dropped. So under steady load nothing is compared: a
+or was just answered; copies that wait too long are dropped. So under steady load nothing is compared: a
 `CanaryLane` is for that. The candidate's own lane should run it on a thread, so that a call that arrives in
 the meantime does not wait for it.
 """
