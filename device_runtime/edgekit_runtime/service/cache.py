@@ -31,7 +31,8 @@ class CacheLimits:
 
     Attributes:
         max_bytes: of all answers that it keeps.
-        max_input_bytes: calls with larger inputs pass by: hashing takes about 1 ms a MiB on the loop's thread.
+        max_input_bytes: calls with larger inputs pass by: hashing takes about 1 ms a MiB, on the loop's
+            thread.
     """
 
     max_bytes: int = 8 << 20
@@ -94,7 +95,7 @@ class ResponseCache:
             head = f"{len(name)}:{name}{array.dtype.str}{array.shape}{array.nbytes}:"
             state.update(head.encode())
             if array.nbytes:
-                state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                state.update(np.ascontiguousarray(array).reshape(-1).data)
         return state.digest()
 
     def _find(self, key: _Key) -> Mapping[str, Array] | None:
