@@ -55,7 +55,7 @@ class Drift:
         cost_s: smoothed time of a look.
     """
 
-    __slots__ = ("_inputs", "_limits", "_outputs", "_phase", "cost_s", "looked_at")
+    __slots__ = ("_classes", "_inputs", "_limits", "_outputs", "_phase", "cost_s", "looked_at")
 
     def __init__(
         self,
@@ -83,11 +83,12 @@ class Drift:
             if DTYPES[spec.dtype].kind in "fiu"
         }
         classes = class_output(outputs)
-        self._outputs: dict[str, ValueSketch | ClassSketch] = {}
+        self._outputs: dict[str, ValueSketch] = {}
+        self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
             known = after.get(spec.name)
             if isinstance(known, ClassReference) or (known is None and spec is classes):
-                self._outputs[spec.name] = ClassSketch(_class_count(spec), known)
+                self._classes[spec.name] = ClassSketch(_class_count(spec), known)
             elif DTYPES[spec.dtype].kind == "f":
                 self._outputs[spec.name] = ValueSketch(known)
         self._phase = 0.0
@@ -103,19 +104,18 @@ class Drift:
         for name, values in taken:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
-            array = outputs[name]
-            if not array.size:
-                continue
-            if isinstance(sketch, ValueSketch):
-                sketch.add(pick(array, self._phase))
-            else:
-                for row in array[:_MAX_ROWS]:
-                    sketch.add(row)
+            if outputs[name].size:
+                sketch.add(pick(outputs[name], self._phase))
+        for name, answers in self._classes.items():
+            for row in outputs[name][:_MAX_ROWS]:
+                answers.add(row)
         self.looked_at += 1
         if self.looked_at >= 2 * self._limits.window:
             self.looked_at /= 2
-            for each in (*self._inputs.values(), *self._outputs.values()):
-                each.halve()
+            for sketch in (*self._inputs.values(), *self._outputs.values()):
+                sketch.halve()
+            for answers in self._classes.values():
+                answers.halve()
 
     def spent(self, seconds: float) -> int:
         """Take note of what a look cost; return how many calls to let pass before the next."""
@@ -131,17 +131,16 @@ class Drift:
         for name, own in self._inputs.items():
             own.merge(other._inputs[name])
         for name, output in self._outputs.items():
-            more = other._outputs[name]
-            if isinstance(output, ValueSketch) and isinstance(more, ValueSketch):
-                output.merge(more)
-            elif isinstance(output, ClassSketch) and isinstance(more, ClassSketch):
-                output.merge(more)
+            output.merge(other._outputs[name])
+        for name, answers in self._classes.items():
+            answers.merge(other._classes[name])
         self.looked_at += other.looked_at
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document for `/v2` statistics and the fleet, at most `MAX_DOCUMENT_BYTES` of JSON."""
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
-        outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._outputs.items()}
+        outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}
+        outputs.update((name, sketch.to_json()) for name, sketch in self._outputs.items())
         document: dict[str, JsonValue] = {
             "looked_at": round(self.looked_at),
             "inputs": inputs,

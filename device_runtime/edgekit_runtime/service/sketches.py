@@ -15,7 +15,7 @@ from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.reference import CLASSES, CONFIDENCES, ClassReference, ValueReference
 from edgekit_runtime.sessions.session import Array
 
-_LEAST_SHARE: Final = 1e-4  # of a bin in which the reference has nothing
+_LEAST_SHARE: Final = 0.002  # less counts as this: a reference of few samples cannot tell it from nothing
 _LEAST_PROBABILITY: Final = 1e-12
 _LEAST_LOGIT: Final = -80.0  # below the best; less adds nothing, and -inf would make NaN
 
@@ -237,7 +237,7 @@ def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | N
         return None
     distance = 0.0
     for count, share in zip(counts, shares, strict=True):
-        got = (count + 0.5) / (total + 0.5 * len(counts))
+        got = max(count / total, _LEAST_SHARE)
         expected = max(share, _LEAST_SHARE)
         distance += (got - expected) * math.log(got / expected)
     return round(distance, 4)
