@@ -24,7 +24,10 @@ Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 # Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
 # every k-th of them, so that two clients that take turns get the same share of the candidate each.
 GOLDEN: Final = 0.6180339887498949
-_LOOK_EVERY: Final = 32  # answers of the candidate; a look takes as long as a small inference
+# Answers of the candidate between two looks, and as a share of those so far: a look takes as long as a small
+# inference, and late ones bring little that is new.
+_LOOK_EVERY: Final = 32
+_LOOK_SHARE: Final = 1 / 16
 
 _logger = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class Watch:
 
     def look(self) -> None:
         """Judge now. The owner calls it now and then too: a verdict falls when the time is over."""
-        self._until_look = _LOOK_EVERY
+        self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
         self.observed.elapsed_s = self._clock() - self._begin_s
