@@ -93,7 +93,8 @@ class Observed:
         compared: pairs of answers to the same inputs.
         not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
             the inputs had none.
-        failed_in_a_row: answers of the candidate, where the current version did not fail on the same inputs.
+        failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
+            on the same inputs, and neither a queue nor a deadline was the reason.
         crash: why the candidate's process ended, or None.
     """
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError
+from edgekit_runtime.service.call import Answer
 from edgekit_runtime.service.canary import (
     Arm,
     Continue,
@@ -147,6 +149,11 @@ class Watch:
             "current": _arm_to_json(observed.current),
             "candidate": _arm_to_json(observed.candidate),
         }
+
+
+def is_of_model(failed: Answer) -> bool:
+    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 
 def _count(arm: Arm, latency_s: float | None) -> None:
