@@ -1,17 +1,20 @@
 """What canaries, the response cache and drift statistics cost a call; how often a canary's verdict is wrong.
 
     python benchmarks/canary.py cost [--rounds N]
-    python benchmarks/canary.py verdicts [--runs N] [--samples N]
+    python benchmarks/canary.py verdicts [--runs N] [--samples N] [--alpha A]
+    python benchmarks/canary.py alike [--runs N] [--samples N] [--share S]
 
 `cost` gives microseconds of processor time per call on top of a lane that answers at once, so that other work
 on the machine does not count. `verdicts` simulates candidates with fixed seeds, with latencies that are
-independent, and such that drift together, as under real load.
+independent, and such that drift together, as under real load. `alike` runs two real sessions of one model as
+current version and candidate, on the clock of this machine with whatever else it does: any rollback is false.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,10 @@ from edgekit_runtime.service.canary_lane import CanaryLane
 from edgekit_runtime.service.canary_watch import Watch
 from edgekit_runtime.service.drift import Drift, DriftLane
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
+
+MODEL = Path(__file__).parents[1] / "models" / "tiny" / "digits_cnn.onnx"
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 LOGITS = TensorSpec("logits", "float32", ("N", 10))
@@ -210,6 +216,42 @@ def print_verdicts(runs: int, samples: int, alpha: float) -> None:
             print(f"| {name} | {'drifts' if together else 'even'} | {counts} | {median} |", flush=True)
 
 
+class Direct:
+    """A lane that runs its session at once, as the service does with short models."""
+
+    def __init__(self, session: OrtSession) -> None:
+        self.session = session
+
+    def submit(self, call: Call) -> None:
+        call.reply(self.session.run(call.inputs))
+
+
+def print_alike(runs: int, samples: int, share: float) -> None:
+    first, second = (OrtSession(MODEL, OrtOptions(threads=1)) for _ in range(2))
+    images = np.random.default_rng(0).random((64, 1, 1, 8, 8), np.float32)
+    name = first.inputs[0].name
+    gates = Gates(max_duration_s=1e9)
+    kinds: list[str] = []
+    for _ in range(runs):
+        later = Later()
+        watch = Watch(gates, lambda _verdict: None, defer=later)
+        lane = CanaryLane(Direct(first), Direct(second), watch, share=share)
+        for place in range(samples):
+            lane.submit(Call({name: images[place & 63]}, lambda _answer: None))
+            if watch.verdict is not None:
+                break
+        verdict = watch.verdict or judge(watch.observed, gates)
+        if isinstance(verdict, Rollback):
+            kinds.append(f"rolled back by {verdict.gate}")
+        elif isinstance(verdict, Promote):
+            kinds.append("promoted")
+        else:
+            kinds.append(f"undecided: {', '.join(verdict.undecided)}")
+    print(f"{runs} runs of up to {samples} calls, share {share:g}, alpha {gates.alpha:g}:")
+    for kind in sorted(set(kinds)):
+        print(f"  {kinds.count(kind)} {kind}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -220,9 +262,15 @@ def main() -> None:
     verdicts.add_argument("--runs", type=int, default=300)
     verdicts.add_argument("--samples", type=int, default=4000)
     verdicts.add_argument("--alpha", type=float, default=0.01)
+    alike = commands.add_parser("alike")
+    alike.add_argument("--runs", type=int, default=300)
+    alike.add_argument("--samples", type=int, default=8000)
+    alike.add_argument("--share", type=float, default=0.5)
     given = parser.parse_args()
     if given.command == "cost":
         print_costs(given.rounds)
+    elif given.command == "alike":
+        print_alike(given.runs, given.samples, given.share)
     else:
         print_verdicts(given.runs, given.samples, given.alpha)
 
