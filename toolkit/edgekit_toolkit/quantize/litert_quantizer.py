@@ -26,11 +26,11 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
-        scheme: int8 activations with a zero point, which all LiteRT kernels take.
+        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for x86 that
+            with pixels folded.
         labels: of the forms without a plan.
     """
 
-    scheme: Scheme = LITERT
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
@@ -38,8 +38,9 @@ class LiteRtQuantizer:
         forms.DYNAMIC_INT8: "int8 weights, inputs quantized at run time",
     }
 
-    def __init__(self, model: bytes, *, threads: int) -> None:
+    def __init__(self, model: bytes, *, threads: int, scheme: Scheme = LITERT) -> None:
         self.model = model
+        self.scheme = scheme
         self._threads = threads
 
     @cached_property
