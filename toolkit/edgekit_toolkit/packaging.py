@@ -174,10 +174,9 @@ def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progr
 def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Phases) -> Judged:
     source, target, dims = prepared.source, request.target, prepared.dims
     names = [spec.name for spec in source.outputs]
-    models = [one.model for one in found.candidates]
     with phases.phase("judge"):
         reference = open_model(source.model, names, threads=request.threads)
-        runs = [open_model(model, names, threads=request.threads) for model in models]
+        runs = [open_model(one.model, names, threads=request.threads) for one in found.candidates]
         scores = score_candidates(
             reference,
             [
@@ -189,12 +188,15 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
             prepared.samples.evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
             progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
+        runs = [run for place, run in enumerate(runs) if place not in scores.spoiled]
+        found.leave_out(scores.spoiled)
+    models = [one.model for one in found.candidates]
     with phases.phase("measure"):
         source_latency, latencies = measure_latencies(reference, runs, prepared.feeds[0])
         modelled = tuple(model_on_target(model, target, dims) for model in models)
         memory = [find_memory(model, target, dims, prepared.feeds[0]) for model in models]
     return Judged(
-        scores=scores,
+        scores=scores.without_spoiled(),
         source_latency=source_latency,
         latencies=latencies,
         modelled=modelled,
