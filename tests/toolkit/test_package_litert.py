@@ -50,6 +50,7 @@ def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> 
     source, data = tiny(model)
     outcome = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json")
     assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
+    assert not [layer["name"] for layer in outcome.json["layers"] if ";" in layer["name"]]
     with read_only(tmp_path) as opened:
         assert [one.path for one in opened.manifest.artifacts if one.role == "model"] == ["model.tflite"]
         assert opened.manifest.backend.name == "litert"

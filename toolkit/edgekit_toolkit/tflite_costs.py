@@ -35,7 +35,8 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     "TRANSPOSE_CONV": lambda ins, _: math.prod(ins[2][:3]) * math.prod(ins[1]),
     # Weights [out, in].
     "FULLY_CONNECTED": lambda ins, out: math.prod(out) * ins[1][1],
-    "BATCH_MATMUL": lambda ins, out: math.prod(ins[0]) * out[-1],
+    # Matrices [.., rows, inner], or the other way round; either side's batch may be broadcast.
+    "BATCH_MATMUL": lambda ins, out: math.prod(out) * math.prod(ins[0][-2:]) // out[-2],
 }
 # These name memory in another way.
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})

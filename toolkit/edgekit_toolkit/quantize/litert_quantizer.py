@@ -34,7 +34,7 @@ class LiteRtQuantizer:
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
-        forms.INT4_WEIGHTS: "int4 weights in blocks of 32, inputs quantized at run time",
+        forms.INT4_WEIGHTS: "int4 weights, inputs quantized at run time",
         forms.DYNAMIC_INT8: "int8 weights, inputs quantized at run time",
     }
 
@@ -128,7 +128,7 @@ class LiteRtQuantizer:
         return collect(self._prepared, names, samples, threads=self._threads, progress=progress)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors: a model that is converted from ONNX can be equalized before."""
+        """Return no factors: see docs/litert.md for why LiteRT models are not equalized."""
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], bytes]:
