@@ -12,29 +12,41 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_X86, Scheme
+from edgekit_toolkit.tflite_costs import tflite_costs
 from edgekit_toolkit.tflite_file import operator_name, operators, parse, shape_of
 
 
 def stem(
-    row: int, channels: int, out: int, width: int, stride: int, *, free_batch: bool = False, padding: int = 0
+    row: int,
+    channels: int,
+    out: int,
+    width: int,
+    stride: int,
+    *,
+    free_batch: bool = False,
+    padding: int = 0,
+    depthwise: bool = False,
 ) -> bytes:
     """A convolution of x [1, 8, row, channels] and one of 1 x 1 behind it."""
     rng = np.random.default_rng(3)
     lite = Lite()
     made = -(-row // stride) if padding == 0 else (row - width) // stride + 1
-    rows = 4 if padding == 0 else 3
+    rows = 8 // stride if depthwise else 4 if padding == 0 else 3
     shapes = {"x": (1, 8, row, channels), "a": (1, rows, made, out), "y": (1, rows, made, 5)}
     for name, shape in shapes.items():
         lite.tensor(name, shape).shapeSignature = [-1, *shape[1:]] if free_batch else None
-    weights = {"v": (out, 3, width, channels), "w": (5, 1, 1, out)}
+    weights = {"v": (1 if depthwise else out, 3, width, channels), "w": (5, 1, 1, out)}
     for name, shape in weights.items():
         lite.constant(name, rng.normal(size=shape).astype(np.float32))
-        lite.constant(f"{name}_b", rng.normal(size=shape[:1]).astype(np.float32))
-    for kind, names, step in ((0, ("x", "v", "v_b"), (2, stride)), (1, ("a", "w", "w_b"), (1, 1))):
-        lite.operator(
-            "CONV_2D", names, ["a" if kind == 0 else "y"], "Conv2DOptions",
-            strideH=step[0], strideW=step[1], padding=padding, fusedActivationFunction=1,
-        )  # fmt: skip
+        lite.constant(f"{name}_b", rng.normal(size=out if name == "v" else 5).astype(np.float32))
+    common = {"padding": padding, "fusedActivationFunction": 1}
+    first = {**common, "strideH": stride if depthwise else 2, "strideW": stride}
+    if depthwise:
+        first["depthMultiplier"] = 1
+        lite.operator("DEPTHWISE_CONV_2D", ["x", "v", "v_b"], ["a"], "DepthwiseConv2DOptions", **first)
+    else:
+        lite.operator("CONV_2D", ["x", "v", "v_b"], ["a"], "Conv2DOptions", **first)
+    lite.operator("CONV_2D", ["a", "w", "w_b"], ["y"], "Conv2DOptions", strideH=1, strideW=1, **common)
     lite.ends(["x"], ["y"])
     return lite.content()
 
@@ -88,6 +100,35 @@ def test_narrow_convolution_makes_several_pixels_and_the_same_codes(
     assert (first_filters(plain), first_filters(folded)) == ((out, 3, width, channels), filters)
     for feeds in samples(content):
         np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
+
+
+@pytest.mark.parametrize(
+    ("channels", "stride", "filters"),
+    [
+        (8, 1, (16, 3, 3, 16)),  # MobileNet at a quarter of its width
+        (8, 2, (16, 3, 2, 32)),
+        (4, 1, (16, 3, 3, 16)),
+        (16, 1, (5, 1, 1, 16)),  # whole steps as it is: the first CONV_2D is the one behind it
+    ],
+)
+def test_depthwise_convolution_of_few_channels_is_made_dense_with_the_same_codes(
+    channels: int, stride: int, filters: tuple[int, ...]
+) -> None:
+    content = stem(8, channels, channels, 3, stride, depthwise=True)
+    plain, folded = static(content, LITERT), static(content, LITERT_X86)
+    assert first_filters(folded) == filters
+    for feeds in samples(content):
+        np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_work_of_a_folded_convolution_is_counted_as_before(depthwise: bool) -> None:
+    content = stem(8, 8 if depthwise else 3, 8, 3, 1 if depthwise else 2, depthwise=depthwise)
+    plain, folded = (
+        sum(cost.macs for cost in tflite_costs(parse(static(content, scheme))))
+        for scheme in (LITERT, LITERT_X86)
+    )
+    assert folded == plain
 
 
 @pytest.mark.parametrize(

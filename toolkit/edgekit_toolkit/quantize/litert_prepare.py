@@ -161,7 +161,7 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
         return
     options = schema.ReshapeOptionsT()
     options.newShape = list(sizes)
-    operator.opcodeIndex = _code(model, schema.BuiltinOperator.RESHAPE)
+    operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.RESHAPE)
     operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     operator.builtinOptions = options
     operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
@@ -214,7 +214,8 @@ def _free_name(graph: SubGraph, name: str) -> str:
     return name
 
 
-def _code(model: Model, builtin: int) -> int:
+def operator_code(model: Model, builtin: int) -> int:
+    """Return the place of an operator's code in the model, which is added where it is not there."""
     for place, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return place
