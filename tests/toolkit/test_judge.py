@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 from tests.toolkit.package_run import model_of, package, saved, stored, tensor
 
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.judge import Contestant, Scores, score_candidates
@@ -65,7 +65,7 @@ def test_output_that_is_infinite_in_the_source_too_spoils_nothing() -> None:
 
 def test_spoiled_float_model_is_an_error_that_says_so() -> None:
     found = Found([Candidate("float32", Form(forms.FLOAT32), b"", 200.0)])
-    with pytest.raises(BackendError, match=r"^float32, before any quantization: output 'y' is NaN"):
+    with pytest.raises(ModelError, match=r"^float32, before any quantization: output 'y' is NaN"):
         found.leave_out({0: "output 'y' is NaN"})
 
 

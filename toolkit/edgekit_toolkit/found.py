@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel
@@ -66,10 +66,10 @@ class Found(Generic[M]):
         """Take candidates off the list for good, by place, because of what judging found.
 
         Raises:
-            BackendError: the float model is among them, so that no form of it can be right.
+            ModelError: the float model is among them, so that no form of it can be right.
         """
         if 0 in reasons:
-            raise BackendError(
+            raise ModelError(
                 f"{self.candidates[0].label}, before any quantization: {reasons[0]}; check the samples, or"
                 " take another engine (--backend)"
             )
