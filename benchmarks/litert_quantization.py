@@ -9,7 +9,6 @@ vendor's file is fed with floats as ours are, so its latency holds the conversio
 """
 
 import json
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.importers.tflite import load_tflite
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
-from edgekit_toolkit.quantize.scheme import LITERT, LITERT_X86
+from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512
 from edgekit_toolkit.search import SAME_LATENCY
 from judging import Judge
 from results import machine
@@ -39,8 +38,8 @@ FILES = {
     "vww": ("mobilenetv1_025_vww_fp32.tflite", "mobilenetv1_025_vww_int8.tflite"),
     "mobilenet_v1_025": ("mobilenet_v1_025_224_fp32.tflite", "mobilenet_v1_025_224_uint8_qat.tflite"),
 }
-# That of the target x86-64, where this is one.
-SCHEME = LITERT_X86 if platform.machine() == "x86_64" else LITERT
+# That of the target x86-64, which has AVX-512.
+SCHEME = LITERT_AVX512 if "avx512f" in Path("/proc/cpuinfo").read_text() else LITERT
 MORE_DROP_POINTS = 0.3
 LATENCY_GOAL = 0.6
 LIMITS = LatencyLimits(min_rounds=60, max_rounds=600, time_limit_s=40, precision=0.01)

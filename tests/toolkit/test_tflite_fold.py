@@ -1,4 +1,4 @@
-"""Convolutions of few channels that make several pixels at a time, for LiteRT on x86."""
+"""Convolutions of few channels that make several pixels at a time, for LiteRT with AVX-512."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.quantize.scheme import LITERT, LITERT_X86, Scheme
+from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, Scheme
 from edgekit_toolkit.tflite_costs import tflite_costs
 from edgekit_toolkit.tflite_file import operator_name, operators, parse, shape_of
 
@@ -96,7 +96,7 @@ def test_narrow_convolution_makes_several_pixels_and_the_same_codes(
     row: int, channels: int, out: int, width: int, stride: int, filters: tuple[int, ...]
 ) -> None:
     content = stem(row, channels, out, width, stride)
-    plain, folded = static(content, LITERT), static(content, LITERT_X86)
+    plain, folded = static(content, LITERT), static(content, LITERT_AVX512)
     assert (first_filters(plain), first_filters(folded)) == ((out, 3, width, channels), filters)
     for feeds in samples(content):
         np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
@@ -115,7 +115,7 @@ def test_depthwise_convolution_of_few_channels_is_made_dense_with_the_same_codes
     channels: int, stride: int, filters: tuple[int, ...]
 ) -> None:
     content = stem(8, channels, channels, 3, stride, depthwise=True)
-    plain, folded = static(content, LITERT), static(content, LITERT_X86)
+    plain, folded = static(content, LITERT), static(content, LITERT_AVX512)
     assert first_filters(folded) == filters
     for feeds in samples(content):
         np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
@@ -126,7 +126,7 @@ def test_work_of_a_folded_convolution_is_counted_as_before(depthwise: bool) -> N
     content = stem(8, 8 if depthwise else 3, 8, 3, 1 if depthwise else 2, depthwise=depthwise)
     plain, folded = (
         sum(cost.macs for cost in tflite_costs(parse(static(content, scheme))))
-        for scheme in (LITERT, LITERT_X86)
+        for scheme in (LITERT, LITERT_AVX512)
     )
     assert folded == plain
 
@@ -141,22 +141,22 @@ def test_work_of_a_folded_convolution_is_counted_as_before(depthwise: bool) -> N
 )
 def test_convolution_that_would_not_gain_stays(shape: tuple[int, int, int, int, int]) -> None:
     content = stem(*shape)
-    assert static(content, LITERT_X86) == static(content, LITERT)
+    assert static(content, LITERT_AVX512) == static(content, LITERT)
 
 
 def test_convolution_without_padding_stays() -> None:
     content = stem(8, 3, 8, 3, 2, padding=1)
-    assert static(content, LITERT_X86) == static(content, LITERT)
+    assert static(content, LITERT_AVX512) == static(content, LITERT)
 
 
 def test_convolution_left_in_float_stays() -> None:
     content = stem(8, 3, 8, 3, 2)
-    assert first_filters(static(content, LITERT_X86, without=frozenset({"a"}))) == (8, 3, 3, 3)
+    assert first_filters(static(content, LITERT_AVX512, without=frozenset({"a"}))) == (8, 3, 3, 3)
 
 
 def test_folded_model_takes_any_batch() -> None:
     content = stem(8, 3, 8, 3, 2, free_batch=True)
-    plain, folded = static(content, LITERT), static(content, LITERT_X86)
+    plain, folded = static(content, LITERT), static(content, LITERT_AVX512)
     assert first_filters(folded) == (16, 3, 2, 12)
     for feeds in samples(content, batch=3):
         np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))

@@ -35,7 +35,7 @@ from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
-from edgekit_toolkit.quantize.scheme import LITERT, LITERT_X86, SCHEMES, Scheme
+from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
 from edgekit_toolkit.search import pareto_front
@@ -155,7 +155,7 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
 
     if isinstance(floats, onnx.ModelProto):
         floats = convert_checked(floats, prepared.dims, prepared.feeds).model
-    scheme = LITERT_X86 if request.target.arch == "x86_64" else LITERT
+    scheme = LITERT_AVX512 if "avx512" in request.target.cpu.isa else LITERT
     return LiteRtQuantizer(floats, threads=request.threads, scheme=scheme)
 
 

@@ -26,8 +26,8 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
-        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for x86 that
-            with pixels folded.
+        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
+            that with pixels folded.
         labels: of the forms without a plan.
     """
 

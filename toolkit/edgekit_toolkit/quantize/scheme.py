@@ -59,9 +59,9 @@ SYMMETRIC = Scheme(
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
 # What LiteRT's kernels take; which operators have some is for `litert_kernels` to say.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
-# Its x86 kernels take eight input channels a step, and images have three.
-LITERT_X86 = replace(LITERT, name="litert-x86", folds_pixels=True)
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_X86)}
+# Its kernels for AVX-512 take eight input channels a step, and images have three.
+LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)
+SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_AVX512)}
 
 
 # A tensor that only ever was 0 gets an ordinary scale: a product of tiny scales is one in which int32 cannot
