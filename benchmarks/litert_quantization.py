@@ -26,6 +26,7 @@ from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.importers.tflite import load_tflite
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512
 from edgekit_toolkit.search import SAME_LATENCY
 from judging import Judge
 from results import machine
@@ -37,6 +38,8 @@ FILES = {
     "vww": ("mobilenetv1_025_vww_fp32.tflite", "mobilenetv1_025_vww_int8.tflite"),
     "mobilenet_v1_025": ("mobilenet_v1_025_224_fp32.tflite", "mobilenet_v1_025_224_uint8_qat.tflite"),
 }
+# That of the target x86-64, which has AVX-512.
+SCHEME = LITERT_AVX512 if "avx512f" in Path("/proc/cpuinfo").read_text() else LITERT
 MORE_DROP_POINTS = 0.3
 LATENCY_GOAL = 0.6
 LIMITS = LatencyLimits(min_rounds=60, max_rounds=600, time_limit_s=40, precision=0.01)
@@ -106,7 +109,7 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
     name = source.inputs[0].name
     start = time.perf_counter()
     found = find_candidates(
-        LiteRtQuantizer(source.content, threads=2),
+        LiteRtQuantizer(source.content, threads=2, scheme=SCHEME),
         lambda: samples(calibration, name),
         per_channel=True,
         kinds=frozenset(forms.KINDS),

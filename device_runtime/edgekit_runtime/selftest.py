@@ -131,8 +131,15 @@ def _compare(
     wrong_count = int(right.size - np.count_nonzero(right))
     max_abs_error = float(np.max(difference, initial=0.0, where=np.isfinite(difference)))
     sampled = "" if golden.every == 1 else f" (one in {golden.every} is compared)"
+    endless = int(np.count_nonzero(~right & ~np.isfinite(difference)))
+    largest = f"the largest difference is {max_abs_error:g}"
+    if endless:
+        rest = f"the largest difference of the others is {max_abs_error:g}"
+        largest = f"{endless} of them are NaN or infinite in one of the two" + (
+            f", {rest}" if wrong_count > endless else ""
+        )
     message = (
         f"output '{golden.name}': {wrong_count} of {right.size} values{sampled} differ by more than {atol:g}"
-        f" + {rtol:g} * |expected|; the largest difference is {max_abs_error:g}"
+        f" + {rtol:g} * |expected|; {largest}"
     )
     return OutputCheck(golden.name, wrong_count == 0, wrong_count, max_abs_error, message)

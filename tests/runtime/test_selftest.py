@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,26 @@ def test_the_tolerance_is_atol_plus_rtol_times_expected(
 ) -> None:
     with write_golden(maker, package_path, np.float32([[expected, 0]]), atol, rtol) as package:
         assert run_selftest(FixedSession({"y": np.float32([[got, 0]])}), package).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("got", "message"),
+    [
+        ([np.nan, 0], r"1 of 2 values .*; 1 of them are NaN or infinite in one of the two$"),
+        (
+            [np.nan, 0.5],
+            r"2 of 2 .*; 1 of them are NaN .* two, the largest difference of the others is 0\.5$",
+        ),
+        ([1, 0.5], r"1 of 2 values .*; the largest difference is 0\.5$"),
+    ],
+)
+def test_a_value_that_is_not_finite_is_said_to_be_so(
+    got: list[float], message: str, package: OpenedPackage
+) -> None:
+    """It has no difference: "the largest difference is 0" would not explain the failure."""
+    (check,) = run_selftest(FixedSession({"y": np.float32([got])}), package).checks
+    assert not check.passed
+    assert re.search(message, check.message), check.message
 
 
 def test_exact_integers_are_compared_beyond_float64(maker: Any, package_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> 
     source, data = tiny(model)
     outcome = for_litert(source, tmp_path, *data, "--search-seconds", 2, "--json")
     assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
+    assert not [layer["name"] for layer in outcome.json["layers"] if ";" in layer["name"]]
     with read_only(tmp_path) as opened:
         assert [one.path for one in opened.manifest.artifacts if one.role == "model"] == ["model.tflite"]
         assert opened.manifest.backend.name == "litert"
@@ -59,6 +60,19 @@ def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> 
         session = open_session(opened)
         assert run_selftest(session, opened).passed
         session.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "budget", "warns"), [("rpi5", "memory=1GB", True), ("rpi5", "size=1MB", False)]
+)
+def test_memory_limit_of_another_machine_is_said_to_be_measured_here(
+    target: str, budget: str, warns: bool, tmp_path: Path
+) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    report = for_litert(model, tmp_path / "out", "--budget", budget, "--json", target=target).json
+    assert any("measured here, not on rpi5" in text for text in report["warnings"]) == warns
+    memory = report["candidates"][0]["figures"]["memory"]
+    assert (memory["label"], memory["on"]) == ("measured", "host")
 
 
 def test_package_has_inputs_and_outputs_of_the_source_in_its_order(tmp_path: Path) -> None:

@@ -96,6 +96,26 @@ def test_codes_made_at_run_time_count_as_codes() -> None:
     assert not computes_in_codes(built(content, Form(forms.INT8_WEIGHTS)))
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "made", "options"),
+    [
+        ((2, 3, 4), (2, 4, 5), (2, 3, 5), {}),
+        ((1, 3, 4), (2, 4, 5), (2, 3, 5), {}),  # the left side's batch is broadcast
+        ((2, 4, 3), (1, 4, 5), (2, 3, 5), {"adjX": True}),
+    ],
+)
+def test_matrix_products_of_a_batch_are_counted_as_they_run(
+    left: tuple[int, ...], right: tuple[int, ...], made: tuple[int, ...], options: dict[str, bool]
+) -> None:
+    lite = Lite()
+    for name, shape in {"a": left, "b": right, "y": made}.items():
+        lite.tensor(name, shape)
+    lite.operator("BATCH_MATMUL", ["a", "b"], ["y"], "BatchMatMulOptions", **options)
+    lite.ends(["a", "b"], ["y"])
+    (cost,) = tflite_costs(lite.model)
+    assert cost.macs == 2 * 3 * 4 * 5
+
+
 def test_layer_left_out_of_the_plan_runs_in_float() -> None:
     content = small_cnn().content()
     made = built(content, Form(forms.STATIC_INT8, static_plan(content, without=frozenset({"d"}))))

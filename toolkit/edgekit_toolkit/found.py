@@ -1,9 +1,10 @@
 """What the search for candidates has found: forms that stand for choice, and what became of the others."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel
@@ -60,6 +61,20 @@ class Found(Generic[M]):
             return None
         self.candidates.append(candidate)
         return candidate
+
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Take candidates off the list for good, by place, because of what judging found.
+
+        Raises:
+            ModelError: the float model is among them, so that no form of it can be right.
+        """
+        if 0 in reasons:
+            raise ModelError(
+                f"{self.candidates[0].label}, before any quantization: {reasons[0]}; check the samples, or"
+                " take another engine (--backend)"
+            )
+        self.dropped += [f"{self.candidates[place].label}: {reason}" for place, reason in reasons.items()]
+        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
 
     def put_aside(self, candidate: Candidate[M], better: Candidate[M]) -> None:
         """Take a candidate off the list, because `better` has less noise at the same place."""

@@ -1,7 +1,7 @@
 """Figures of candidates: score on held-out samples, latency here and on the target, memory, energy."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -35,16 +35,24 @@ class Scores:
         baseline: mean score of the source model, 0..1.
         scores: mean score of each candidate, 0..1.
         samples: number of samples.
+        spoiled: place of each candidate whose outputs are NaN or infinite where those of the source model are
+            finite, with which and on how many samples. No score makes up for that: it is not to be used.
     """
 
     metric: Metric
     baseline: float
     scores: tuple[float, ...]
     samples: int
+    spoiled: Mapping[int, str] = field(default_factory=dict)
 
     def drop_points(self, position: int) -> float:
         """Points (hundredths) that a candidate scores below the source model; 0 where it is better."""
         return round(max(0.0, 100 * (self.baseline - self.scores[position])), 4)
+
+    def without_spoiled(self) -> "Scores":
+        """Return the scores of the candidates that can be used."""
+        kept = tuple(score for place, score in enumerate(self.scores) if place not in self.spoiled)
+        return replace(self, scores=kept, spoiled={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,7 @@ def score_candidates(
     names = [spec.name for spec in outputs]
     metric: Metric | None = None
     totals = np.zeros(len(candidates) + 1)
+    spoiled: dict[int, dict[str, int]] = {}
     done = 0
     alone = any(candidate.alone for candidate in candidates)
     batch = 1 if alone else _batch(next(part.stream(1))[0])
@@ -98,6 +107,9 @@ def score_candidates(
         count = len(next(iter(feeds.values()))) if stacked else 1
         for position, candidate in enumerate([None, *candidates]):
             found = reference if candidate is None else dict(zip(names, candidate.run(feeds), strict=True))
+            for name, rows in _spoiled_rows(found, reference, count).items():
+                counts = spoiled.setdefault(position - 1, {})
+                counts[name] = counts.get(name, 0) + rows
             scores = metric.score(found, reference, labels)
             if not scores.size:
                 given = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
@@ -111,7 +123,32 @@ def score_candidates(
     if metric is None or not done:
         raise DataError("there are no evaluation samples")
     means = totals / done
-    return Scores(metric, float(means[0]), tuple(float(mean) for mean in means[1:]), done)
+    reasons = {place: _reason(counts, done) for place, counts in spoiled.items()}
+    return Scores(metric, float(means[0]), tuple(float(mean) for mean in means[1:]), done, reasons)
+
+
+def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, int]:
+    """Samples of `count` on which an output is NaN or infinite and the reference is finite, by output."""
+    rows = {}
+    for name, want in reference.items():
+        got = found[name]
+        if got.dtype.kind != "f" or np.isfinite(got).all():
+            continue
+        # An output of another shape (a list of detections) has no value to hold each one against.
+        allowed = ~np.isfinite(want) if got.shape == want.shape else not np.isfinite(want).all()
+        strange = ~np.isfinite(got) & ~np.asarray(allowed)
+        if strange.any():
+            alike = got.ndim > 0 and len(got) == count
+            rows[name] = int(strange.reshape(count, -1).any(axis=1).sum()) if alike else count
+    return rows
+
+
+def _reason(counts: Mapping[str, int], samples: int) -> str:
+    name, most = max(counts.items(), key=lambda item: item[1])
+    return (
+        f"output '{name}' is NaN or infinite on {most} of {samples} evaluation samples, where the source"
+        " model's is finite"
+    )
 
 
 def _batch(feeds: Feeds) -> int:

@@ -1,7 +1,8 @@
 """The layers of a run for the report: how each is stored in a candidate, its work and its noise."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,13 +46,14 @@ def describe_layers(run: Run, place: int) -> list[dict[str, Any]]:
     work = {cost.name: cost for cost in cost_of_nodes(_float_model(run), run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
+    shown = _short_names([label for label, *_ in _float_layers(run).values()])
     layers = []
     for name, (label, op, held) in _float_layers(run).items():
         if name not in found:
             continue
         layers.append(
             {
-                "name": label,
+                "name": shown.get(label, label),
                 "op": op,
                 "bytes_before": held,
                 "bytes_after": found[name].weight_bytes,
@@ -61,6 +63,15 @@ def describe_layers(run: Run, place: int) -> list[dict[str, Any]]:
             }
         )
     return layers
+
+
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names without what stands behind a semicolon, where that tells layers apart.
+
+    Converters join the names of all that an operator came from; ours adds the order of axes (`relu;0231`).
+    """
+    counts = Counter(name.partition(";")[0] for name in names)
+    return {name: short for name in names if counts[short := name.partition(";")[0]] == 1 and short}
 
 
 def _float_model(run: Run) -> Any:

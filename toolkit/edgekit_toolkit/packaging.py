@@ -15,7 +15,6 @@ from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
 from edgekit_toolkit.artifacts import content_of, engine_of, open_model
-from edgekit_toolkit.attachments import find_labels_problem
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
@@ -31,12 +30,12 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
+from edgekit_toolkit.notes import find_warnings
 from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
-from edgekit_toolkit.quantize.scheme import SCHEMES, Scheme
-from edgekit_toolkit.range_trap import find_range_trap
+from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
 from edgekit_toolkit.search import pareto_front
@@ -108,7 +107,7 @@ def search(
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
-        warnings=[*_warnings(request, prepared, found), *judged.problems, *accepted.notes],
+        warnings=[*find_warnings(request, prepared, found, judged), *accepted.notes],
     )
 
 
@@ -156,7 +155,8 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
 
     if isinstance(floats, onnx.ModelProto):
         floats = convert_checked(floats, prepared.dims, prepared.feeds).model
-    return LiteRtQuantizer(floats, threads=request.threads)
+    scheme = LITERT_AVX512 if "avx512" in request.target.cpu.isa else LITERT
+    return LiteRtQuantizer(floats, threads=request.threads, scheme=scheme)
 
 
 def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found[Any]:
@@ -173,10 +173,9 @@ def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progr
 def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Phases) -> Judged:
     source, target, dims = prepared.source, request.target, prepared.dims
     names = [spec.name for spec in source.outputs]
-    models = [one.model for one in found.candidates]
     with phases.phase("judge"):
         reference = open_model(source.model, names, threads=request.threads)
-        runs = [open_model(model, names, threads=request.threads) for model in models]
+        runs = [open_model(one.model, names, threads=request.threads) for one in found.candidates]
         scores = score_candidates(
             reference,
             [
@@ -188,12 +187,15 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
             prepared.samples.evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
             progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
+        runs = [run for place, run in enumerate(runs) if place not in scores.spoiled]
+        found.leave_out(scores.spoiled)
+    models = [one.model for one in found.candidates]
     with phases.phase("measure"):
         source_latency, latencies = measure_latencies(reference, runs, prepared.feeds[0])
         modelled = tuple(model_on_target(model, target, dims) for model in models)
         memory = [find_memory(model, target, dims, prepared.feeds[0]) for model in models]
     return Judged(
-        scores=scores,
+        scores=scores.without_spoiled(),
         source_latency=source_latency,
         latencies=latencies,
         modelled=modelled,
@@ -253,32 +255,3 @@ def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
     feeds = first_feeds(samples.calibration, _PARITY_FEEDS)
     large = sum(array.nbytes for array in feeds[0].values()) > _LARGE_FEEDS_BYTES
     return feeds[:1] if large else feeds
-
-
-def _warnings(request: Request, prepared: Prepared, found: Found[Any]) -> list[str]:
-    samples = prepared.samples
-    notes = list(samples.warnings)
-    notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
-    if request.labels is not None:
-        problem = find_labels_problem(request.labels, prepared.source.outputs)
-        notes.extend([] if problem is None else [problem])
-    notes.extend(f"left out: {text}" for text in found.dropped)
-    if request.target.backend.default == "litert" and request.backend == "ort":
-        notes.append(
-            f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
-            " A package for LiteRT needs it here as well: pip install 'edgekit[litert-host]'"
-        )
-    elif request.target.backend.default != request.backend:
-        notes.append(
-            f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
-            f" engine that it prefers; {request.backend} may be faster or slower"
-        )
-    if request.backend == "tensorrt":
-        notes.append(
-            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
-            " may round differently"
-        )
-        notes.append(
-            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
-        )
-    return notes

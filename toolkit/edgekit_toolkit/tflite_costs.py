@@ -7,7 +7,9 @@ counted apart. Sizes are those of the file's first allocation: a free batch coun
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.importers.tflite_summary import DYNAMIC, computes_in_integers, stored_layers
@@ -16,6 +18,7 @@ from edgekit_toolkit.tflite_file import (
     Operator,
     SubGraph,
     Tensor,
+    constant,
     expected_bytes,
     operator_name,
     shape_of,
@@ -35,8 +38,10 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     "TRANSPOSE_CONV": lambda ins, _: math.prod(ins[2][:3]) * math.prod(ins[1]),
     # Weights [out, in].
     "FULLY_CONNECTED": lambda ins, out: math.prod(out) * ins[1][1],
-    "BATCH_MATMUL": lambda ins, out: math.prod(ins[0]) * out[-1],
+    # Matrices [.., rows, inner], or the other way round; either side's batch may be broadcast.
+    "BATCH_MATMUL": lambda ins, out: math.prod(out) * math.prod(ins[0][-2:]) // out[-2],
 }
+_MOST_USED: Final = 0.7
 # These name memory in another way.
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
@@ -67,6 +72,8 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
     stored = [stored_bytes(model, tensor) for tensor in inputs]
     count = _MACS.get(kind)
     macs = count([shape_of(tensor) for tensor in inputs], shape_of(outputs[0])) if count and outputs else 0
+    if kind == "CONV_2D":
+        macs = round(macs * _share_used(constant(model, inputs[1])))
     name = tensor_name(outputs[0]) if outputs else kind
     in_codes = name in dynamic or computes_in_integers(model, graph, operator)
     return NodeCost(
@@ -78,6 +85,21 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
         weight_bytes=sum(stored),
         precision="int8" if in_codes else "fp32",
     )
+
+
+def _share_used(filters: NDArray[Any] | None) -> float:
+    """Share of the columns of a convolution's weights that an output channel uses; 1 unless that is little.
+
+    Where pixels are folded into channels (`quantize.litert_fold`) each output channel has zeros of its own:
+    they fill steps that a kernel takes in any case. Channels that are 0 as a whole count like others.
+    """
+    if filters is None:
+        return 1.0
+    used = filters.any(axis=1).reshape(len(filters), -1)
+    live = used[used.any(axis=1)][:, used.any(axis=0)]
+    if not live.size or live.mean() > _MOST_USED:
+        return 1.0
+    return float(live.mean() * live.shape[1] / used.shape[1])
 
 
 def _tensors(graph: SubGraph, places: list[int]) -> list[Tensor]:

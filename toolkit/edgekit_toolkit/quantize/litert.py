@@ -9,6 +9,7 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgekit_runtime.errors import BackendError, RecipeError
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.litert_fold import fold_pixels
 from edgekit_toolkit.quantize.litert_kernels import scope
 from edgekit_toolkit.quantize.litert_prepare import finish
 from edgekit_toolkit.quantize.litert_weights import weight_bounds
@@ -58,6 +60,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         # It warns of an interpreter that it opens for a look, and draws bars for models that it finds large.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
+            prepared, form = _folded(prepared, form)
             order = _Order(library, prepared)
             if not order.ask(form):
                 return None
@@ -68,6 +71,13 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         raise BackendError(
             f"ai-edge-quantizer cannot make {form.kind} of the model: {' '.join(str(error).split())}"
         ) from error
+
+
+def _folded(prepared: bytes, form: Form) -> tuple[bytes, Form]:
+    if form.plan is None or not form.plan.scheme.folds_pixels:
+        return prepared, form
+    prepared, plan = fold_pixels(prepared, form.plan)
+    return prepared, replace(form, plan=plan)
 
 
 def _load() -> Any:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.quantize.litert_prepare import read_outputs, used_tensors
+from edgekit_toolkit.quantize.precise import Step, precise_steps
 from edgekit_toolkit.tflite_file import (
     TYPES,
     Model,
@@ -45,14 +46,34 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
     kinds = COMPUTE | _OTHERS if elementwise else COMPUTE
-    unbounded = _unbounded(model)
+    unbounded, precise = _unbounded(model), _precise(model)
     return tuple(
         tensor_name(graph.tensors[operator.outputs[0]])
         for graph, _, operator in operators(model)
         if operator_name(model, operator) in kinds
         and _fits(model, graph, operator)
+        and int(operator.outputs[0]) not in precise
         and not unbounded & {*map(int, operator.inputs), *map(int, operator.outputs)}
     )
+
+
+def _precise(model: Model) -> set[int]:
+    """First outputs of the operators that stay in float for the sake of those behind them."""
+    graph = model.subgraphs[0]
+    steps: list[Step[int]] = [
+        Step(
+            operator_name(model, operator),
+            [
+                None if index < 0 or stored_bytes(model, graph.tensors[index]) else int(index)
+                for index in operator.inputs
+            ],
+            [int(index) for index in operator.outputs],
+            operator_name(model, operator) in COMPUTE,
+        )
+        for operator in graph.operators
+    ]
+    ends = [int(index) for index in graph.outputs]
+    return {step.outputs[0] for step in precise_steps(steps, ends)}
 
 
 def _unbounded(model: Model) -> set[int]:

@@ -7,7 +7,7 @@ share a constant it may write one's codes over the other's. An output of the mod
 operators read too becomes integers under one of its two uses, or under both: the file crashes the engine.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, Final
 
@@ -161,7 +161,7 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
         return
     options = schema.ReshapeOptionsT()
     options.newShape = list(sizes)
-    operator.opcodeIndex = _code(model, schema.BuiltinOperator.RESHAPE)
+    operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.RESHAPE)
     operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     operator.builtinOptions = options
     operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
@@ -181,21 +181,30 @@ def _part(model: Model, graph: SubGraph, place: int) -> None:
     output = graph.tensors[place]
     if not is_static(output):
         return
-    inner = schema.TensorT()
-    inner.name, inner.shape, inner.type = _free_name(graph, tensor_name(output)), output.shape, output.type
-    inner.quantization = output.quantization
-    graph.tensors.append(inner)
-    own = len(graph.tensors) - 1
+    own = add_like(graph, place, shape_of(output))
     for operator in graph.operators:
         operator.inputs = [own if index == place else int(index) for index in operator.inputs]
         operator.outputs = [own if index == place else int(index) for index in operator.outputs]
-    copy, options = schema.OperatorT(), schema.ReshapeOptionsT()
-    options.newShape = list(shape_of(output))
-    copy.opcodeIndex = _code(model, schema.BuiltinOperator.RESHAPE)
-    copy.builtinOptionsType, copy.builtinOptions = schema.BuiltinOptions.ReshapeOptions, options
-    shape = _constant(model, graph, f"{tensor_name(output)}_shape", shape_of(output))
-    copy.inputs, copy.outputs = [own, shape], [place]
-    graph.operators.append(copy)
+    graph.operators.append(reshape(model, graph, own, place))
+
+
+def add_like(graph: SubGraph, place: int, sizes: Sequence[int]) -> int:
+    """Add a tensor that holds the values of another one in another shape; return its place."""
+    known, made = graph.tensors[place], schema.TensorT()
+    made.name, made.type = _free_name(graph, tensor_name(known)), known.type
+    made.shape = [max(1, size) for size in sizes]
+    made.shapeSignature = list(sizes) if min(sizes, default=1) < 0 else None
+    made.quantization = known.quantization
+    graph.tensors.append(made)
+    return len(graph.tensors) - 1
+
+
+def reshape(model: Model, graph: SubGraph, source: int, made: int) -> Operator:
+    """Return an operator that makes one tensor of another one, which has at most one free size."""
+    operator = schema.OperatorT()
+    operator.inputs, operator.outputs = [source], [made]
+    _reshape(model, graph, operator)
+    return operator
 
 
 def _free_name(graph: SubGraph, name: str) -> str:
@@ -205,7 +214,8 @@ def _free_name(graph: SubGraph, name: str) -> str:
     return name
 
 
-def _code(model: Model, builtin: int) -> int:
+def operator_code(model: Model, builtin: int) -> int:
+    """Return the place of an operator's code in the model, which is added where it is not there."""
     for place, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return place

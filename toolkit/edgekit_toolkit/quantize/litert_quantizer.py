@@ -26,20 +26,21 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
-        scheme: int8 activations with a zero point, which all LiteRT kernels take.
+        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
+            that with pixels folded.
         labels: of the forms without a plan.
     """
 
-    scheme: Scheme = LITERT
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
-        forms.INT4_WEIGHTS: "int4 weights in blocks of 32, inputs quantized at run time",
+        forms.INT4_WEIGHTS: "int4 weights, inputs quantized at run time",
         forms.DYNAMIC_INT8: "int8 weights, inputs quantized at run time",
     }
 
-    def __init__(self, model: bytes, *, threads: int) -> None:
+    def __init__(self, model: bytes, *, threads: int, scheme: Scheme = LITERT) -> None:
         self.model = model
+        self.scheme = scheme
         self._threads = threads
 
     @cached_property
@@ -127,7 +128,7 @@ class LiteRtQuantizer:
         return collect(self._prepared, names, samples, threads=self._threads, progress=progress)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors: a model that is converted from ONNX can be equalized before."""
+        """Return no factors: see docs/litert.md for why LiteRT models are not equalized."""
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], bytes]:

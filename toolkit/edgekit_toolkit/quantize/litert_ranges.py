@@ -4,15 +4,15 @@ Tensors are fetched in groups, as extra outputs of the model; only their extreme
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
-from edgekit_runtime.errors import DataError
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.quantize.ranges import Limits, Range
-from edgekit_toolkit.tflite_file import SubGraph, pack, parse, parsed, schema, shape_of, tensor_name
+from edgekit_toolkit.quantize.ranges import Limits, Range, gather, no_samples, split_by_bytes
+from edgekit_toolkit.tflite_file import pack, parse, parsed, schema, shape_of, tensor_name
 
 _FLOAT_BYTES = 4
 
@@ -40,41 +40,20 @@ def collect(
         DataError: there are no samples, or a value is not finite.
         BackendError: the model does not run on a sample.
     """
-    graph = parsed(prepared).subgraphs[0]
-    groups = _groups(graph, names, (limits or Limits()).group_bytes)
+    tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
+    sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
+    groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
     options = LiteRtOptions(threads=threads, float_io=False)
     sessions = [LiteRtSession(_with_outputs(prepared, group), options) for group in groups]
-    found: dict[str, tuple[float, float]] = {}
-    for feeds in samples():
+
+    def values(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
         for session in sessions:
-            for name, value in session.run(feeds).items():
-                low, high = float(value.min(initial=np.inf)), float(value.max(initial=-np.inf))
-                if not (np.isfinite(low) and np.isfinite(high)) and value.size:
-                    raise DataError(
-                        f"calibration: activation '{name}' is not finite; check the samples and the model's"
-                        " weights"
-                    )
-                known = found.get(name, (np.inf, -np.inf))
-                found[name] = min(low, known[0]), max(high, known[1])
-        progress()
+            yield from session.run(feeds).items()
+
+    found = gather(samples, values, progress, axis=None)
     if not found:
-        raise DataError("calibration: there are no samples; give at least one")
-    return {name: Range(np.asarray([low]), np.asarray([high])) for name, (low, high) in found.items()}
-
-
-def _groups(graph: SubGraph, names: Sequence[str], group_bytes: int) -> list[list[str]]:
-    """Split the activations so that each group's values fit the limit."""
-    tensors = {tensor_name(tensor): tensor for tensor in graph.tensors}
-    groups: list[list[str]] = [[]]
-    held = 0
-    for name in names:
-        size = _FLOAT_BYTES * math.prod(shape_of(tensors[name]))
-        if groups[-1] and held + size > group_bytes:
-            groups.append([])
-            held = 0
-        groups[-1].append(name)
-        held += size
-    return [group for group in groups if group]
+        raise no_samples()
+    return found
 
 
 def _with_outputs(prepared: bytes, names: Sequence[str]) -> bytes:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from edgekit_toolkit.graph import GraphIndex, attribute, float_tensors
+from edgekit_toolkit.graph import GraphIndex, attribute, float_tensors, reads
+from edgekit_toolkit.quantize.precise import Step, precise_steps
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
@@ -47,6 +48,7 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
     """
     index = GraphIndex(model.graph)
     types = float_tensors(model)
+    precise = _precise(index)
     names = []
     for node in model.graph.node:
         if node.domain not in {"", "ai.onnx"} or not node.output:
@@ -54,13 +56,33 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
         if node.op_type in COMPUTE:
             if node.input[0] in types and _has_plain_weight(index, node, types):
                 names.append(node.output[0])
-        elif elementwise and node.op_type in scheme.elementwise:
+        elif elementwise and node.op_type in scheme.elementwise and node.output[0] not in precise:
             inputs = [name for name in node.input if name]
             # Scalars and shapes are computed in float: only tensors with a batch axis are worth a kernel.
             floats = all(name in types or _is_plain_constant(index, name) for name in inputs)
             if floats and node.output[0] in types:
                 names.append(node.output[0])
     return tuple(names)
+
+
+def _precise(index: GraphIndex) -> set[str]:
+    """First outputs of the nodes that stay in float for the sake of those behind them."""
+    steps: list[Step[str]] = [
+        Step(
+            node.op_type,
+            [None if not name or name in index.initializers else name for name in _operands(node)],
+            [name for name in node.output if name],
+            node.op_type in COMPUTE,
+        )
+        for node in index.graph.node
+    ]
+    return {step.outputs[0] for step in precise_steps(steps, index.outputs) if step.outputs}
+
+
+def _operands(node: onnx.NodeProto) -> list[str]:
+    """Inputs by position, then what graphs inside the node read."""
+    inputs = list(node.input)
+    return [*inputs, *list(reads(node))[sum(map(bool, inputs)) :]]
 
 
 def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[str]) -> bool:

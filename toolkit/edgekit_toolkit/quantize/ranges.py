@@ -4,7 +4,7 @@ Only extremes are kept, a pair a channel. Tensors are fetched in groups that fit
 a large image does not bring every activation into memory at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,38 +68,64 @@ def collect(
         DataError: there are no samples, or a value is not finite.
         BackendError: the model does not run on a sample.
     """
-    found: dict[str, Range] = {}
     first = next(iter(samples()), None)
     if first is None:
-        raise DataError("calibration: there are no samples; give at least one")
-    groups = _groups(model, names, first, threads, (limits or Limits()).group_bytes)
+        raise no_samples()
+    inner = [name for name in names if name not in first]
+    sizes = _measured_bytes(model, inner, first, threads)
+    groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
     sessions = [session_for(_with_outputs(model, group), threads=threads) for group in groups]
-    for feeds in samples():
-        for name in names:
-            if name in feeds:
-                _update(found, name, feeds[name])
+
+    def values(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
+        yield from ((name, feeds[name]) for name in names if name in feeds)
         for group, session in zip(groups, sessions, strict=True):
-            for name, value in zip(group, run_session(session, feeds, group), strict=True):
-                _update(found, name, value)
-        progress()
-    return found
+            yield from zip(group, run_session(session, feeds, group), strict=True)
+
+    return gather(samples, values, progress, axis=1)
 
 
-def _groups(
-    model: onnx.ModelProto, names: Sequence[str], feeds: Feeds, threads: int, group_bytes: int
-) -> list[list[str]]:
-    """Split the activations so that each group's values fit the limit on the first sample."""
-    inner = [name for name in names if name not in feeds]
-    shapes = _measured_bytes(model, inner, feeds, threads)
-    groups: list[list[str]] = [[]]
+def no_samples() -> DataError:
+    """Return the error for a stream without samples."""
+    return DataError("calibration: there are no samples; give at least one")
+
+
+def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Return the names in groups, in order, of at most `most` bytes together where one alone is not more."""
+    groups: list[list[str]] = []
     held = 0
-    for name in inner:
-        if groups[-1] and held + shapes[name] > group_bytes:
+    for name, size in sizes.items():
+        if not groups or held + size > most:
             groups.append([])
             held = 0
         groups[-1].append(name)
-        held += shapes[name]
-    return [group for group in groups if group]
+        held += size
+    return groups
+
+
+def gather(
+    samples: Callable[[], Iterable[Feeds]],
+    values: Callable[[Feeds], Iterable[tuple[str, NDArray[Any]]]],
+    progress: Callable[[], None],
+    *,
+    axis: int | None,
+) -> dict[str, Range]:
+    """Return the extremes of activations over a stream of samples.
+
+    Args:
+        samples: makes the stream.
+        values: the activations of one sample, by name.
+        progress: called once a sample.
+        axis: of the channels, which have extremes of their own; None for the tensor as a whole.
+
+    Raises:
+        DataError: a value is not finite.
+    """
+    found: dict[str, Range] = {}
+    for feeds in samples():
+        for name, value in values(feeds):
+            _update(found, name, value, axis)
+        progress()
+    return found
 
 
 def _measured_bytes(
@@ -129,7 +155,7 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPro
     return copy
 
 
-def _update(found: dict[str, Range], name: str, value: NDArray[Any]) -> None:
+def _update(found: dict[str, Range], name: str, value: NDArray[Any], axis: int | None) -> None:
     if not value.size:
         return
     if not np.isfinite(value).all():
@@ -137,12 +163,8 @@ def _update(found: dict[str, Range], name: str, value: NDArray[Any]) -> None:
             f"calibration: activation {name!r} is not finite; check the samples and the model's weights"
         )
     # A channel axis whose length varies from sample to sample (a sequence, say) has extremes as a whole only.
-    others = tuple(axis for axis in range(value.ndim) if axis != 1)
-    low, high = (
-        (np.atleast_1d(value.min()), np.atleast_1d(value.max()))
-        if value.ndim < 2
-        else (value.min(axis=others), value.max(axis=others))
-    )
+    others = tuple(one for one in range(value.ndim) if one != axis)
+    low, high = np.atleast_1d(value.min(axis=others)), np.atleast_1d(value.max(axis=others))
     known = found.get(name)
     if known is None:
         found[name] = Range(low.astype(np.float64), high.astype(np.float64))

@@ -24,6 +24,7 @@ class Scheme:
         dedicated_pairs: each reader has a Q/DQ pair of its own.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 where the engine adds products of 8-bit codes in 16 bits.
+        folds_pixels: convolutions of few channels read and make several pixels at a time (`litert_fold`).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Scheme:
     dedicated_pairs: bool
     elementwise: frozenset[str]
     weight_peak: int = 127
+    folds_pixels: bool = False
 
 
 ASYMMETRIC = Scheme(
@@ -57,7 +59,9 @@ SYMMETRIC = Scheme(
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
 # What LiteRT's kernels take; which operators have some is for `litert_kernels` to say.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
-SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT)}
+# Its kernels for AVX-512 take eight input channels a step, and images have three.
+LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)
+SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_AVX512)}
 
 
 # A tensor that only ever was 0 gets an ordinary scale: a product of tiny scales is one in which int32 cannot

@@ -1,0 +1,87 @@
+"""Judging: a candidate whose outputs are NaN or infinite is excluded, whatever its score."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+from tests.toolkit.package_run import model_of, package, saved, stored, tensor
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.found import Candidate, Found
+from edgekit_toolkit.judge import Contestant, Scores, score_candidates
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.samples import Part
+
+Array = NDArray[Any]
+INPUTS = (TensorSpec("x", "float32", ("N", 2)),)
+OUTPUTS = (TensorSpec("y", "float32", ("N", 2)), TensorSpec("z", "float32", ("N", 2)))
+SAMPLES = np.array([[1, 2], [3, 4], [5, 6], [7, np.inf]], np.float32)
+
+
+def scores_of(*candidates: Any, metric: str = "similarity") -> Scores:
+    """Of models that map x [batch, 2] to y, with z = x; the source maps it to itself."""
+
+    def stream(batch: int) -> Iterator[tuple[dict[str, Array], None]]:
+        for start in range(0, len(SAMPLES), batch):
+            yield {"x": SAMPLES[start : start + batch]}, None
+
+    def runner(change: Any) -> Any:
+        return lambda feeds: [change(feeds["x"].copy()), feeds["x"]]
+
+    contestants = [Contestant(runner(change), True) for change in candidates]
+    part = Part("user", len(SAMPLES), None, False, stream)
+    return score_candidates(
+        runner(np.asarray),
+        contestants,
+        part,
+        metric,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        progress=lambda *_: None,
+    )
+
+
+def spoil(x: Array) -> Array:
+    return np.where(x == 3, np.float32(np.nan), x)
+
+
+def test_output_that_becomes_nan_spoils_a_candidate() -> None:
+    scores = scores_of(np.asarray, spoil)
+    assert scores.spoiled == {
+        1: "output 'y' is NaN or infinite on 1 of 4 evaluation samples, where the source model's is finite"
+    }
+    assert scores.without_spoiled().scores == scores.scores[:1]
+
+
+def test_output_that_is_infinite_in_the_source_too_spoils_nothing() -> None:
+    assert scores_of(np.asarray, np.negative).spoiled == {}
+
+
+def test_spoiled_float_model_is_an_error_that_says_so() -> None:
+    found = Found([Candidate("float32", Form(forms.FLOAT32), b"", 200.0)])
+    with pytest.raises(ModelError, match=r"^float32, before any quantization: output 'y' is NaN"):
+        found.leave_out({0: "output 'y' is NaN"})
+
+
+def test_form_that_divides_by_zero_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    """The divisor is a product over three decades: in eight bits the small ones are 0."""
+    draw = np.random.default_rng(4)
+    weights = {"w": draw.uniform(0.5, 1, (8, 4)).astype(np.float32), "one": np.ones(1, np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Div", ["one", "p"], ["y"])]
+    model = saved(
+        model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 4])], weights), tmp_path / "net.onnx"
+    )
+    x = (draw.uniform(0.5, 1, (64, 8)) * np.geomspace(1e-3, 1, 64)[:, None]).astype(np.float32)
+    data = stored(tmp_path / "c.npz", {"x": x}), stored(tmp_path / "e.npz", {"x": x * np.float32(0.99)})
+    options = ("--calibration", data[0], "--eval", data[1], "--metric", "similarity", "--json")
+    report = package(model, tmp_path / "out", *options).json
+    left = [text for text in report["warnings"] if "is NaN or infinite on" in text]
+    assert any(text.startswith("left out: int8 per-channel") for text in left)
+    assert not [one for one in report["candidates"] if "int8 per-channel" in one["label"]]
+    assert report["outcome"]["kind"] == "packaged"

@@ -1,0 +1,53 @@
+"""What the user should know about a run of `edgekit package` beside its figures."""
+
+import platform
+from typing import Any
+
+from edgekit_toolkit.attachments import find_labels_problem
+from edgekit_toolkit.found import Found
+from edgekit_toolkit.measure import PeakMemory
+from edgekit_toolkit.range_trap import find_range_trap
+from edgekit_toolkit.runs import Judged, Prepared, Request, measures_here
+from edgekit_toolkit.samples import feeds_only
+
+
+def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judged: Judged) -> list[str]:
+    """Return the warnings, a sentence each: about the samples first, about the figures last."""
+    samples = prepared.samples
+    notes = list(samples.warnings)
+    notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
+    if request.labels is not None:
+        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        notes.extend([] if problem is None else [problem])
+    notes.extend(f"left out: {text}" for text in found.dropped)
+    if request.target.backend.default == "litert" and request.backend == "ort":
+        notes.append(
+            f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
+            " A package for LiteRT needs it here as well: pip install 'edgekit[litert-host]'"
+        )
+    elif request.target.backend.default != request.backend:
+        notes.append(
+            f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
+            f" engine that it prefers; {request.backend} may be faster or slower"
+        )
+    if request.backend == "tensorrt":
+        notes.append(
+            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
+            " may round differently"
+        )
+        notes.append(
+            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
+        )
+    return [*notes, *_memory_warnings(request, judged), *judged.problems]
+
+
+def _memory_warnings(request: Request, judged: Judged) -> list[str]:
+    """What to know of a limit that is held against another machine's memory than the target's."""
+    here = any(isinstance(one, PeakMemory) for one in judged.memory)
+    if "memory" not in request.budget.limits or not here or measures_here(request.target):
+        return []
+    note = (
+        f"the memory limit is held against LiteRT on this machine ({platform.machine()}): measured here, not"
+        f" on {request.target.name}; measure there before you rely on it"
+    )
+    return [note]

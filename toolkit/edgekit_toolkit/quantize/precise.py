@@ -1,0 +1,73 @@
+"""Which tensors must not become codes, because an operator behind them magnifies relative errors.
+
+A normalisation that is written out divides by the root of a variance. Eight bits hold variances down to 1/255
+of the largest one; all smaller ones become 0, and the division gives infinities. Square roots, logarithms,
+powers and divisors ask for relative precision, so what only they read stays in float.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)  # a tensor, by name or place
+
+# Operators of ONNX and of LiteRT, in capitals, with the input that asks for relative precision.
+_SHARP: Final = {"SQRT": 0, "RSQRT": 0, "RECIPROCAL": 0, "LOG": 0, "POW": 0, "DIV": 1}
+# Their results spread over as many decades as the inputs that they magnify.
+_SPREADING: Final = frozenset({"RSQRT", "RECIPROCAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[T]):
+    """One operator.
+
+    Attributes:
+        op: type.
+        inputs: tensors; None for constants and for what is left out.
+        outputs: tensors.
+        product: whether it is a matrix product, which stays a kernel whatever reads it.
+    """
+
+    op: str
+    inputs: Sequence[T | None]
+    outputs: Sequence[T]
+    product: bool
+
+    @property
+    def sharp(self) -> int | None:
+        """Position of the input that asks for relative precision."""
+        return _SHARP.get(self.op.upper())
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the results are reciprocals."""
+        op = self.op.upper()
+        return op in _SPREADING or (op == "DIV" and self.inputs[0] is None)
+
+
+def precise_steps(steps: Sequence[Step[T]], ends: Collection[T]) -> list[Step[T]]:
+    """Return the operators that stay in float.
+
+    They are those whose results only reach what asks for relative precision, and those that read reciprocals;
+    matrix products are never among them.
+
+    Args:
+        steps: operators in topological order.
+        ends: tensors that the caller sees.
+    """
+    readers: dict[T, list[tuple[Step[T], int]]] = {}
+    for step in steps:
+        for position, tensor in enumerate(step.inputs):
+            if tensor is not None:
+                readers.setdefault(tensor, []).append((step, position))
+    spread = {tensor for step in steps if step.spreads for tensor in step.outputs}
+    kept: dict[int, Step[T]] = {}
+    for step in reversed(steps):
+        if step.product:
+            continue
+        reached = [reader for tensor in step.outputs for reader in readers.get(tensor, ())]
+        asked = all(one.sharp == position or id(one) in kept for one, position in reached)
+        only_asked = bool(reached) and asked and not set(step.outputs) & set(ends)
+        if only_asked or spread & set(step.inputs):
+            kept[id(step)] = step
+    return list(kept.values())
