@@ -7,8 +7,10 @@ open, and its outputs on inputs that packaging never saw are compared with what 
 optimisations, makes of the file as it came (`public_verdicts.py`). TensorRT's parser and builder are those of
 TensorRT-RTX (requirements/tensorrt.txt); what they accept runs on the package's fallback here. A refusal must
 name operator and node, or the limit that stands in the way, and leave no package.
-Prints a table in Markdown; ends with 1 if a package is wrong, a refusal is not as it must be, or a source
-file changed. Other options go to `edgekit package`; --budget size=1GB,drop=0.01% gives the exact forms.
+Prints a table in Markdown: the form that was chosen; in brackets the largest error as a share of the output's
+range, the similarity (1 - |error| / |reference|) and the share of equal classes, on four inputs. Ends with 1
+if a package is wrong, a refusal is not as it must be, or a source file changed. Other options go to
+`edgekit package`; --budget size=1GB,drop=0.01% gives the exact forms.
 """
 
 import argparse
@@ -51,10 +53,6 @@ ENGINES = {
 LIMITS = ("--budget", "size=1GB,drop=5%", "--search-seconds", "2")
 NAMED = re.compile(r"operator '[^']+'.* at (node '|the node)|operator '[^']+' of the custom domain")
 REFUSED_MODEL, REFUSED_BUDGET = 3, 5  # docs/exit-codes.md
-HEADER = (
-    "| model | inputs | engine | result | package bytes | error / range | similarity | same class |"
-    " seconds |\n|---|---|---|---|---|---|---|---|---|"
-)
 
 
 @dataclass(frozen=True)
@@ -77,22 +75,16 @@ class Row:
     result: str
     failed: bool
     seconds: float
-    package_bytes: int | None = None
     verdict: Verdict | None = None
 
-    def line(self) -> str:
-        """The row in Markdown."""
-        result = f"**FAILED** {self.result}" if self.failed else self.result
-        cells = [self.model, self.inputs, self.engine, result, "", "", "", "", f"{self.seconds:.0f}"]
-        if self.verdict is not None:
-            same = self.verdict.same_class
-            cells[4:8] = [
-                f"{self.package_bytes:,}",
-                f"{self.verdict.error:.1e}",
-                f"{self.verdict.similarity:.3f}",
-                "" if same is None else f"{same:.0%}",
-            ]
-        return f"| {' | '.join(cells)} |"
+    def cell(self) -> str:
+        """The row in one cell of the table."""
+        if self.failed:
+            return f"**FAILED**: {self.result}"
+        if self.verdict is None:
+            return "refused"
+        same = "" if self.verdict.same_class is None else f", {self.verdict.same_class:.0%}"
+        return f"{self.result} ({self.verdict.error:.1e}, {self.verdict.similarity:.3f}{same})"
 
 
 @contextlib.contextmanager
@@ -178,7 +170,6 @@ def packaged(subject: Subject, engine: str, report: dict[str, Any], folder: Path
         result=result,
         failed=bool(verdict.problem),
         seconds=seconds,
-        package_bytes=package.stat().st_size,
         verdict=verdict,
     )
 
@@ -198,23 +189,35 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     chosen, given = parse_arguments()
     rows: list[Row] = []
-    print(HEADER)
+    print(f"| model | inputs | {' | '.join(chosen.engine)} |\n|{'---|' * (2 + len(chosen.engine))}")
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKIT_HOME"] = os.environ["EDGEKIT_CACHE"] = home
-        subprocess.run([sys.executable, "-m", "edgekit_toolkit", "keys", "generate"], check=True)
+        command = [sys.executable, "-m", "edgekit_toolkit", "keys", "generate", "--json"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for public in MODELS:
             if chosen.only and public.name not in chosen.only:
                 continue
             try:
                 with prepared(public) as subject:
-                    for engine in chosen.engine:
-                        rows.append(measure(subject, engine, given))
-                        print(rows[-1].line(), flush=True)
+                    made = [measure(subject, engine, given) for engine in chosen.engine]
             except MissingError as missing:
                 print(f"{public.name}: skipped, {missing}", file=sys.stderr)
-    made = sum(row.package_bytes is not None for row in rows)
+            else:
+                print(
+                    f"| {' | '.join([public.name, made[0].inputs, *(row.cell() for row in made)])} |",
+                    flush=True,
+                )
+                rows += made
+    print()
+    for row in rows:
+        if row.verdict is None:
+            print(f"- `{row.model}`, {row.engine}: {row.result}")
+    packages = sum(row.verdict is not None for row in rows)
     failed = sum(row.failed for row in rows)
-    print(f"\n{len(rows)} pairs: {made} packaged, {len(rows) - made} refused, {failed} failed")
+    print(
+        f"\n{len(rows)} pairs: {packages} packaged, {len(rows) - packages} refused, {failed} of all failed;"
+        f" {sum(row.seconds for row in rows) / 60:.0f} minutes of packaging"
+    )
     return 1 if failed else 0
 
 
