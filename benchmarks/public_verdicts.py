@@ -16,7 +16,7 @@ from edgekit_runtime.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.metrics import find_metric
+from edgekit_toolkit.metrics import class_scores, find_metric
 from edgekit_toolkit.parity import Tolerance, compare, worst
 from edgekit_toolkit.passes.pipeline import EQUAL as EXACT
 from edgekit_toolkit.recipe import read_recipe
@@ -89,16 +89,31 @@ def compared(want: Sequence[Feeds], got: Sequence[Feeds], kind: str, engine: str
         [compare(floats(one), floats(other), allowed) for one, other in zip(want, got, strict=True)]
     )
     pairs = list(zip(got, want, strict=True))
-    similarity = find_metric("similarity", want[0], labelled=False)
-    same = None
-    scored = find_metric("auto", want[0], labelled=False)
-    if scored.name == "agreement":
-        same = statistics.fmean(float(scored.score(one, other, None).mean()) for one, other in pairs)
-    likeness = statistics.fmean(float(similarity.score(one, other, None)[0]) for one, other in pairs)
+    if not np.isfinite(parity.max_abs_error):
+        return Verdict(parity.reason, parity.relative_to_range)
+    scores, same = class_scores(want[0]), None
+    if scores is not None:
+        agreement = find_metric("agreement", want[0], labelled=False)
+        same = statistics.fmean(float(agreement.score(one, other, None).mean()) for one, other in pairs)
+    alike = {
+        name: similarity([({name: one[name]}, {name: other[name]}) for one, other in pairs])
+        for name in want[0]
+    }
     problem = parity.reason or frozen(want, got)
-    if not problem and likeness < LEAST_LIKENESS and (same is None or same < LEAST_LIKENESS):
-        problem = "the outputs have nothing to do with the source's"
-    return Verdict(problem, parity.relative_to_range, likeness, same)
+    strange = [
+        name
+        for name, likeness in alike.items()
+        if likeness < LEAST_LIKENESS and (name != scores or same is None or same < LEAST_LIKENESS)
+    ]
+    if not problem and strange:
+        problem = f"outputs {strange} have nothing to do with the source's"
+    return Verdict(problem, parity.relative_to_range, statistics.fmean(alike.values()), same)
+
+
+def similarity(pairs: Sequence[tuple[Feeds, Feeds]]) -> float:
+    """The mean over samples of outputs and what they should be."""
+    metric = find_metric("similarity", pairs[0][1], labelled=False)
+    return statistics.fmean(float(metric.score(got, want, None)[0]) for got, want in pairs)
 
 
 def floats(outputs: Feeds) -> Feeds:
