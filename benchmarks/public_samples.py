@@ -72,6 +72,7 @@ def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose constant weights are seeded noise, without the softmax at its end."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
+    result.ir_version = max(result.ir_version, 4)  # before that, constants had to be inputs as well
     rng = np.random.default_rng(0)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     kept = []
