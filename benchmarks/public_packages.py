@@ -10,7 +10,7 @@ name operator and node, or the limit that stands in the way, and leave no packag
 Prints a table in Markdown: the form that was chosen; in brackets the largest error as a share of the output's
 range, the similarity (1 - |error| / |reference|) and the share of equal classes, on four inputs. Ends with 1
 if a package is wrong, a refusal is not as it must be, or a source file changed. Other options go to
-`edgekit package`; --budget size=1GB,drop=0.01% gives the exact forms.
+`edgekit package`; --metric similarity --budget size=1GB,drop=0.01% gives the exact forms.
 """
 
 import argparse
