@@ -13,41 +13,24 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.feeds import Feeds, bind_dims, generate_feeds
+from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.parity import Parity, compare, worst
 from edgekit_toolkit.passes.pipeline import optimise
-from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.tflite.check import EQUAL
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
 from public_models import MODELS, MissingError, PublicModel
-from works import WORKS
-from works import MissingError as MissingWorkError
+from public_samples import samples_of, with_random_weights
 
 SAMPLES = 3
-# Works of works.py that have real samples for a model.
-REAL = {
-    "resnet8_cifar10_fp32": "resnet8",
-    "dscnn_kws_fp32": "dscnn",
-    "mobilenetv1_025_vww_fp32": "vww",
-    "mobilenet_v1_025_224_fp32": "mobilenet_v1_025",
-    "efficientnet_lite0_fp32": "efficientnet_lite0",
-    "ppocr_v4_det": "ppocr_det",
-    "ppocr_v6_det": "ppocr_det",
-}
 HEADER = (
     "| model | origin | ONNX bytes | inputs | result | TFLite bytes | operators | transposes |"
     " error / range | seconds |\n|---|---|---|---|---|---|---|---|---|---|"
@@ -108,7 +91,8 @@ def measure(public: PublicModel) -> Row:
     if not public.weights:
         source = with_random_weights(source)
     dims = bind_dims(source, public.dims, public.ranges)
-    feeds, inputs = choose_feeds(public, source, dims)
+    inputs, *_, feeds = samples_of(public, source, dims)
+    feeds = feeds[:SAMPLES]
     start = time.perf_counter()
     content = parity = None
     try:
@@ -131,24 +115,6 @@ def reasons(refused: ConversionError) -> str:
     return str(refused.refusals[0]) + (f" (and {more} more)" if more else "")
 
 
-def choose_feeds(
-    public: PublicModel, source: onnx.ModelProto, dims: Mapping[str, int]
-) -> tuple[list[Feeds], str]:
-    """Real samples where there are any, else generated ones; and which they are."""
-    inputs, _ = tensor_specs(source)
-    work = next((work for work in WORKS if work.name == REAL.get(public.name)), None)
-    if work is not None:
-        try:
-            _, arrays = work.load()
-        except MissingWorkError:
-            work = None
-        else:
-            name = inputs[0].name
-            values = arrays[name] if name in arrays else next(iter(arrays.values()))
-            return [{name: values[place : place + 1]} for place in range(SAMPLES)], "real"
-    return generate_feeds(inputs, SAMPLES, 1, dims, public.ranges), "generated"
-
-
 def compared(source: onnx.ModelProto, content: bytes, feeds: list[Feeds]) -> Parity:
     """How the TFLite file's outputs differ from the source model's, in the worst case."""
     reference = OrtSession(source.SerializeToString(), OrtOptions())
@@ -158,34 +124,6 @@ def compared(source: onnx.ModelProto, content: bytes, feeds: list[Feeds]) -> Par
         expected, got = reference.run(feed), session.run(feed)
         verdicts.append(compare(expected, {name: got[name] for name in expected}, EQUAL))
     return worst(verdicts)
-
-
-def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose constant weights are seeded noise, without the softmax at its end."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    rng = np.random.default_rng(0)
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
-    kept = []
-    for node in result.graph.node:
-        if node.op_type != "ConstantOfShape":
-            kept.append(node)
-        else:
-            value = random_weight(rng, tuple(int(size) for size in stored[node.input[0]]))
-            result.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-    if kept[-1].op_type == "Softmax":  # of such weights it is 0 or 1, which hides every difference
-        result.graph.output[0].name = kept.pop().input[0]
-    del result.graph.node[:]
-    result.graph.node.extend(kept)
-    return result
-
-
-def random_weight(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Weights that keep the size of what they are multiplied with; scales, biases and variances around 1."""
-    if len(shape) < 2:
-        return rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    values: NDArray[Any] = rng.standard_normal(shape, np.float32)
-    return values * np.float32(np.sqrt(2 / np.prod(shape[1:])))
 
 
 def main() -> int:

@@ -291,6 +291,46 @@ def test_error_inside_the_library_is_a_result(monkeypatch: pytest.MonkeyPatch, t
     assert check.errors[0].startswith("TensorRT ended with exit code 1: AttributeError")
 
 
+LIBRARY_WITHOUT_A_PLACE = """
+from types import SimpleNamespace as Any
+class ILogger:
+    Severity = Any(ERROR=1, INTERNAL_ERROR=2)
+class Builder:
+    def __init__(self, log):
+        self.log = log
+    def create_network(self, flags):
+        return Any(num_inputs=0, get_input=None)
+    def create_builder_config(self):
+        return Any(set_compute_capability=lambda *_: None)
+    def build_serialized_network(self, network, config):
+        self.log.log(1, "[graphScope.cpp] Error Code 2: Internal Error (no scope)")
+ComputeCapability = Any(SM86=86)
+OnnxParser = lambda network, log: Any(parse=lambda model: True)
+__version__ = "1"
+"""
+
+
+def conditional() -> onnx.ModelProto:
+    def branch(name: str) -> onnx.GraphProto:
+        node = helper.make_node("Relu", ["x"], [name], name=f"n_{name}")
+        return helper.make_graph(
+            [node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)]
+        )
+
+    node = helper.make_node("If", ["choice"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
+    return make_model([node], {"choice": np.array(True)})
+
+
+def test_internal_error_of_the_builder_is_reported_with_the_control_flow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_fake(monkeypatch, tmp_path, LIBRARY_WITHOUT_A_PLACE)
+    check = check_tensorrt(conditional())
+    assert not check.accepted
+    assert check.errors[0].startswith("operator 'If' at node 'n_y' is control flow that its builder does not")
+    assert check.errors[0].endswith("Internal Error (no scope)")
+
+
 def test_library_that_hangs_is_stopped_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ Which candidate keeps the limits is decided in `search`; how TensorRT is asked i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import onnx
 
@@ -13,6 +14,8 @@ from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.search import Choice, Measured, choose
 from edgekit_toolkit.specs import tensor_specs
 from edgekit_toolkit.tensorrt_check import ShapeRange, TensorRtCheck, check_tensorrt
+
+_NEEDED: Final = "--backend ort, where the target runs it, or a model that TensorRT accepts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def choose_accepted(
         left = [one for one in left if one.id != choice.chosen]
         if not left:
             reason = "TensorRT refuses every candidate that keeps the limits"
-            choice = Choice(None, (), choice.chosen, reason, "a model that its parser accepts")
+            choice = Choice(None, (), choice.chosen, reason, _NEEDED)
             return Accepted(_with_refusals(choice, refused), None, refused)
 
 

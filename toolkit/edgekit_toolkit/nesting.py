@@ -39,6 +39,11 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from graph.node
 
 
+def is_control_flow(node: onnx.NodeProto) -> bool:
+    """Return whether the node holds graphs: `If`, `Loop`, `Scan`."""
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+
+
 def computes_in_integers(model: onnx.ModelProto) -> bool:
     """Return whether activations become integer codes somewhere in the model."""
     return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))

@@ -19,13 +19,15 @@ import onnx
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.graph import attribute
-from edgekit_toolkit.nesting import nodes, stored_tensors
+from edgekit_toolkit.nesting import is_control_flow, nodes, stored_tensors
 from edgekit_toolkit.processes import run_module
 
 VERSION: Final = "1.7.1.116"
 INSTALL_COMMAND: Final = (
     f"python -m pip install --no-deps tensorrt_rtx_cu13_libs=={VERSION} tensorrt_rtx_cu13_bindings=={VERSION}"
 )
+
+_INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,9 @@ def _result(answer: Mapping[str, Any], model: onnx.ModelProto | bytes) -> Tensor
         )
     built = answer["engine_bytes"] is not None
     errors = tuple(answer["errors"])
-    if built:
+    if answer["parsed"]:
         proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else model
-        errors += tuple(_misread_quantizers(proto))
+        errors = (*errors, *_misread_quantizers(proto)) if built else _with_suspects(errors, proto)
     return TensorRtCheck(
         available=True,
         parsed=answer["parsed"],
@@ -162,6 +164,20 @@ def _result(answer: Mapping[str, Any], model: onnx.ModelProto | bytes) -> Tensor
         version=answer["version"],
         seconds=answer["seconds"],
     )
+
+
+def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str, ...]:
+    """The builder's errors; an internal one, which names no node, gets the model's control flow added.
+
+    TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without a
+    word of where.
+    """
+    places = [
+        f"operator '{one.op_type}' at node '{one.name}'" for one in model.graph.node if is_control_flow(one)
+    ]
+    if not places or not any(_INTERNAL in error for error in errors):
+        return errors
+    return (f"{places[0]} is control flow that its builder does not take: {errors[0]}", *errors[1:])
 
 
 def _misread_quantizers(model: onnx.ModelProto) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`edgekit inspect`: what a package holds, also before anybody trusts its key."""
+"""`edgekit inspect`: what a package holds, also before anybody trusts its key; or a `.tflite` model."""
 
 from __future__ import annotations
 
@@ -45,26 +45,30 @@ class Inspection(NamedTuple):
 
 
 @click.command("inspect")
-@click.argument("package", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(package: Path, *, as_json: bool) -> None:
-    """Show what PACKAGE holds.
+def command(file: Path, *, as_json: bool) -> None:
+    """Show what FILE holds, a package or a .tflite model.
 
-    Form and digests are checked. A package by a key that is not trusted here is shown too, marked UNVERIFIED;
-    nothing of it is run.
+    Form and digests of a package are checked. One by a key that is not trusted here is shown too, marked
+    UNVERIFIED; nothing of it is run. A .tflite model is tried on zeros in a process of its own.
     """
     from edgekit_runtime.errors import ManifestError
+    from edgekit_toolkit.importers.sniff import is_tflite
 
-    found = _inspect(package)
+    if file.suffix == ".tflite" or is_tflite(file):
+        from edgekit_toolkit.commands.inspect_tflite import show_tflite
+
+        show_tflite(file, as_json=as_json)
+        return
+    found = _inspect(file)
     try:
         if as_json:
             _print_json(found)
         else:
             _show(found)
     except RecursionError as cause:
-        raise ManifestError(
-            f"{package}: its manifest or evidence is nested too deeply to be shown"
-        ) from cause
+        raise ManifestError(f"{file}: its manifest or evidence is nested too deeply to be shown") from cause
 
 
 def _inspect(path: Path) -> Inspection:

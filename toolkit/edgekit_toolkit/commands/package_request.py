@@ -11,7 +11,7 @@ import click
 
 from edgekit_toolkit.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.importers.model import is_tflite
+from edgekit_toolkit.importers.sniff import is_tflite
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
 from edgekit_toolkit.tournament import engines_here

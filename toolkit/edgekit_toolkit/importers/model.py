@@ -4,17 +4,7 @@ from pathlib import Path
 
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
-from edgekit_toolkit.importers.sniff import TFLITE
-
-
-def is_tflite(path: Path) -> bool:
-    """Whether a file is a `.tflite` model by its signature."""
-    offset, signature = TFLITE
-    try:
-        with path.open("rb") as file:
-            return file.read(offset + len(signature))[offset:] == signature
-    except OSError:
-        return False
+from edgekit_toolkit.importers.sniff import is_tflite
 
 
 def load_model(path: Path) -> SourceModel:

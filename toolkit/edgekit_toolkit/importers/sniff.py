@@ -30,6 +30,16 @@ MODEL_FIELDS: Final = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20
 GREATEST_PLAUSIBLE_IR: Final = 99
 
 
+def is_tflite(path: Path) -> bool:
+    """Whether a file is a `.tflite` model by its signature."""
+    offset, signature = TFLITE
+    try:
+        with path.open("rb") as file:
+            return file.read(offset + len(signature))[offset:] == signature
+    except OSError:
+        return False
+
+
 def describe_folder(path: Path) -> str:
     """Return what a folder in the place of a model is."""
     if (path / "saved_model.pb").exists():

@@ -1,0 +1,225 @@
+"""Packages of real public models for each engine: what is made, what it computes, how the rest is refused.
+
+    .venv/bin/python benchmarks/public_packages.py [--only NAME ...] [--engine ENGINE ...] [OPTION ...]
+
+Each model goes through the command `edgekit package` for onnxruntime, TensorRT and LiteRT. A package must
+open, and its outputs on inputs that packaging never saw are compared with what onnxruntime, without
+optimisations, makes of the file as it came (`public_verdicts.py`). TensorRT's parser and builder are those of
+TensorRT-RTX (requirements/tensorrt.txt); what they accept runs on the package's fallback here. A refusal must
+name operator and node, or the limit that stands in the way, and leave no package.
+Prints a table in Markdown: the form that was chosen; in brackets the largest error as a share of the output's
+range, the similarity (1 - |error| / |reference|) and the share of equal classes, on four inputs. Ends with 1
+if a package is wrong, a refusal is not as it must be, or a source file changed. Other options go to
+`edgekit package`; --metric similarity --budget size=1GB,drop=0.01% gives the exact forms.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_toolkit.feeds import Feeds, bind_dims
+from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.shards import Batching
+from edgekit_toolkit.specs import tensor_specs
+from public_models import MODELS, MissingError, PublicModel
+from public_samples import Samples, samples_of, with_random_weights
+from public_verdicts import Verdict, verify
+
+ENGINES = {
+    "ort": ("--target", "x86-64", "--backend", "ort"),
+    "jetson": ("--target", "jetson"),
+    "litert": ("--target", "android-arm64"),
+}
+# Loose and quick: what is asked here is whether a package is right, not how good it can be.
+LIMITS = ("--budget", "size=1GB,drop=5%", "--search-seconds", "2")
+NAMED = re.compile(r"operator '[^']+'.* at (node '|the node)|operator '[^']+' of the custom domain")
+REFUSED_MODEL, REFUSED_BUDGET = 3, 5  # docs/exit-codes.md
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model file with samples for it; none where the file cannot even be imported."""
+
+    public: PublicModel
+    path: Path
+    samples: Samples | None
+    options: tuple[str | Path, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one model for one engine."""
+
+    model: str
+    inputs: str
+    engine: str
+    result: str
+    failed: bool
+    seconds: float
+    verdict: Verdict | None = None
+
+    def cell(self) -> str:
+        """The row in one cell of the table."""
+        if self.failed:
+            return f"**FAILED**: {self.result}"
+        if self.verdict is None:
+            return "refused"
+        same = "" if self.verdict.same_class is None else f", {self.verdict.same_class:.0%}"
+        return f"{self.result} ({self.verdict.error:.1e}, {self.verdict.similarity:.3f}{same})"
+
+
+@contextlib.contextmanager
+def prepared(public: PublicModel) -> Iterator[Subject]:
+    """The model as a file, and its samples as files."""
+    path = public.path()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            source = load_onnx(path).model
+        except ModelError:
+            yield Subject(public, path, None, ())
+            return
+        if not public.weights:
+            source, path = with_random_weights(source), folder / f"{public.name}.onnx"
+            onnx.save(source, path)
+        samples = samples_of(public, source, bind_dims(source, public.dims, public.ranges))
+        calibration, evaluation = folder / "calibration.npz", folder / "evaluation.npz"
+        stacked = Batching.of(tensor_specs(source)[0]).stacked
+        write_samples(calibration, samples.calibration, stacked=stacked)
+        write_samples(evaluation, samples.evaluation, stacked=stacked)
+        yield Subject(public, path, samples, ("--calibration", calibration, "--eval", evaluation))
+
+
+def write_samples(path: Path, feeds: Sequence[Feeds], *, stacked: bool) -> None:
+    """Write feeds as an .npz of `edgekit package`: one sample a row."""
+    join = np.concatenate if stacked else np.stack
+    arrays: dict[str, NDArray[Any]] = {name: join([feed[name] for feed in feeds]) for name in feeds[0]}
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
+
+
+def measure(subject: Subject, engine: str, given: Sequence[str]) -> Row:
+    """Package for one engine, and judge what came of it."""
+    before = digest(subject.path)
+    inputs = "none" if subject.samples is None else subject.samples.kind
+    with tempfile.TemporaryDirectory() as name:
+        folder, start = Path(name) / "out", time.perf_counter()
+        command = [sys.executable, "-m", "edgekit_toolkit", "package", subject.path, *ENGINES[engine]]
+        command += [*subject.options, *LIMITS, *given, "--json", "-o", folder]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+        written = sorted(folder.glob("*")) if folder.exists() else []
+        if process.returncode:
+            result, failed = refusal(process, written)
+            result = result.replace(f"{subject.path}: ", "").partition(" Report: ")[0]
+            row = Row(subject.public.name, inputs, engine, result, failed, seconds)
+        else:
+            row = packaged(subject, engine, json.loads(process.stdout), folder, seconds)
+    if digest(subject.path) != before:
+        return Row(subject.public.name, inputs, engine, "the source file changed", True, row.seconds)
+    return row
+
+
+def refusal(process: subprocess.CompletedProcess[str], written: Sequence[Path]) -> tuple[str, bool]:
+    """What was said, and whether that is not how a refusal must be."""
+    code = process.returncode
+    try:
+        said = " ".join(json.loads(process.stdout)["error"]["message"].split())
+    except ValueError:
+        return f"ended with {code}: {process.stderr[-300:].strip()}", True
+    if code == REFUSED_BUDGET:
+        return f"refused under the budget: {said}", any(path.suffix == ".edgepkg" for path in written)
+    named = code == REFUSED_MODEL and NAMED.search(said) is not None
+    return f"refused ({code}): {said}", not named or bool(written)
+
+
+def packaged(subject: Subject, engine: str, report: dict[str, Any], folder: Path, seconds: float) -> Row:
+    """The package of a model, judged in a process of its own: an engine may crash."""
+    if subject.samples is None:
+        return Row(subject.public.name, "none", engine, "packaged, but cannot be imported", True, seconds)
+    package = next(folder.glob("*.edgepkg"))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            verdict = pool.submit(verify, package, subject.path, subject.samples.fresh, engine).result()
+        except (BrokenProcessPool, EdgekitError) as error:
+            verdict = Verdict(problem=f"cannot be run: {error}")
+    chosen = next(one for one in report["candidates"] if one["chosen"])["label"]
+    result = f"{chosen}: {verdict.problem}" if verdict.problem else chosen
+    return Row(
+        model=subject.public.name,
+        inputs=subject.samples.kind,
+        engine=engine,
+        result=result,
+        failed=bool(verdict.problem),
+        seconds=seconds,
+        verdict=verdict,
+    )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
+    return parser.parse_known_args()
+
+
+def main() -> int:
+    chosen, given = parse_arguments()
+    rows: list[Row] = []
+    print(f"| model | inputs | {' | '.join(chosen.engine)} |\n|{'---|' * (2 + len(chosen.engine))}")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["EDGEKIT_HOME"] = os.environ["EDGEKIT_CACHE"] = home
+        command = [sys.executable, "-m", "edgekit_toolkit", "keys", "generate", "--json"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        for public in MODELS:
+            if chosen.only and public.name not in chosen.only:
+                continue
+            try:
+                with prepared(public) as subject:
+                    made = [measure(subject, engine, given) for engine in chosen.engine]
+            except MissingError as missing:
+                print(f"{public.name}: skipped, {missing}", file=sys.stderr)
+            else:
+                print(
+                    f"| {' | '.join([public.name, made[0].inputs, *(row.cell() for row in made)])} |",
+                    flush=True,
+                )
+                rows += made
+    print()
+    for row in rows:
+        if row.verdict is None:
+            print(f"- `{row.model}`, {row.engine}: {row.result}")
+    packages = sum(row.verdict is not None for row in rows)
+    failed = sum(row.failed for row in rows)
+    print(
+        f"\n{len(rows)} pairs: {packages} packaged, {len(rows) - packages} refused, {failed} of all failed;"
+        f" {sum(row.seconds for row in rows) / 60:.0f} minutes of packaging"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What `edgekit inspect` shows of a `.tflite` model: interface, operators, and how its layers are stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edgekit_toolkit.importers.tflite import TfliteModel
+    from edgekit_toolkit.importers.tflite_summary import InterfaceTensor
+
+
+def show_tflite(path: Path, *, as_json: bool) -> None:
+    """Print what a model holds.
+
+    Raises:
+        ModelError: the file cannot be used, or LiteRT does not run it.
+        EngineMissingError: LiteRT is not installed here.
+    """
+    from edgekit_toolkit.importers.tflite import load_tflite
+
+    model = load_tflite(path)
+    if as_json:
+        _print_json(model)
+    else:
+        _show(model)
+
+
+def _print_json(model: TfliteModel) -> None:
+    import json
+    from dataclasses import asdict
+
+    summary = model.summary
+    document = {
+        "path": str(model.path),
+        "sha256": model.sha256,
+        "bytes": len(model.content),
+        **asdict(summary),
+        "layers": [{"name": name, **asdict(layer)} for name, layer in summary.layers.items()],
+        "quantized": summary.quantized,
+    }
+    click.echo(json.dumps(document, indent=2))
+
+
+def _show(model: TfliteModel) -> None:
+    from edgekit_toolkit.terminal import open_console, print_line, print_section
+
+    console, summary = open_console(), model.summary
+    print_line(console, (f"{model.path.name}, a LiteRT model", "bold"))
+    made = [("description", summary.description)] if summary.description else []
+    size = ("size", f"{len(model.content):,} bytes, {summary.weight_bytes:,} of them constants")
+    print_section(console, "File", [size, ("sha256", model.sha256), *made])
+    for title, tensors in (("Inputs", summary.inputs), ("Outputs", summary.outputs)):
+        print_section(console, title, [(tensor.name, _type(tensor)) for tensor in tensors])
+    print_section(console, "Layers with weights", _layer_rows(model))
+    counts = [(name, f"{count:,}") for name, count in summary.operators.items()]
+    print_section(console, "Operators", counts)
+    total = sum(summary.operators.values())
+    rows = [
+        ("in codes", f"{summary.integer_operators:,} of {total:,} operators compute with 8- or 16-bit codes")
+    ]
+    if summary.subgraphs > 1:
+        rows.append(("sub-graphs", f"{summary.subgraphs:,}: control flow, or several signatures"))
+    verdict = "packaged as it is" if summary.quantized else "quantized when it is packaged"
+    rows.append(("edgekit package", f"{'quantized already' if summary.quantized else 'float'}: {verdict}"))
+    print_section(console, "Arithmetic", rows)
+
+
+def _type(tensor: InterfaceTensor) -> str:
+    """Type and shape, and what its codes stand for."""
+    text = f"{tensor.dtype} [{', '.join('free' if size < 0 else str(size) for size in tensor.shape)}]"
+    if tensor.scale is None or tensor.zero_point is None:
+        return text
+    zero = f"- {tensor.zero_point}" if tensor.zero_point >= 0 else f"+ {-tensor.zero_point}"
+    return f"{text}, {tensor.scale:g} * (code {zero})"
+
+
+def _layer_rows(model: TfliteModel) -> Iterator[tuple[str, str, str]]:
+    """A row for each way in which layers are stored, the most frequent first."""
+    layers = model.summary.layers.values()
+    for precision, count in Counter(layer.precision for layer in layers).most_common():
+        held = sum(layer.weight_bytes for layer in layers if layer.precision == precision)
+        yield precision, f"{count:,} layer{'' if count == 1 else 's'}", f"{held:,} bytes of weights"
