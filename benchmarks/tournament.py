@@ -14,9 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,29 +24,12 @@ from edgekit_runtime.sessions import Session
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.tournament import judge, race
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.tflite.convert import convert
-from litert_conversion import choose_feeds, with_random_weights
 from public_models import MODELS, MissingError, PublicModel
-
-
-class Renamed:
-    """A session whose inputs go by their place, since the two files name them differently."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.inputs: tuple[TensorSpec, ...] = session.inputs
-        self.outputs: tuple[TensorSpec, ...] = session.outputs
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        named = {spec.name: inputs[str(index)] for index, spec in enumerate(self.inputs)}
-        return self.session.run(named)
-
-    def close(self) -> None:
-        self.session.close()
+from public_samples import samples_of, with_random_weights
 
 
 def prepare(public: PublicModel, folder: Path) -> Path:
@@ -57,12 +38,12 @@ def prepare(public: PublicModel, folder: Path) -> Path:
     if not public.weights:
         source = with_random_weights(source)
     dims = bind_dims(source, public.dims, public.ranges)
-    feeds, _ = choose_feeds(public, source, dims)
+    *_, feeds = samples_of(public, source, dims)
     optimised = optimise(source, batch=None, feeds=feeds[:1]).model
     path = folder / f"{public.name}.onnx"
     path.with_suffix(".tflite").write_bytes(convert(optimised, dims))
     path.write_bytes(optimised.SerializeToString())
-    np.savez(path.with_suffix(".npz"), *feeds[0].values())
+    np.savez(path.with_suffix(".npz"), **feeds[0])
     return path
 
 
@@ -77,8 +58,7 @@ def measure(model: Path, seed: int) -> dict[str, Latency]:
         "litert, plain": LiteRtSession(tflite, LiteRtOptions(threads=1, xnnpack=False)),
     }
     with np.load(model.with_suffix(".npz")) as sample:
-        feeds = {name.removeprefix("arr_"): array for name, array in sample.items()}
-    return race({name: Renamed(session) for name, session in sessions.items()}, feeds, seed=seed)
+        return race(sessions, dict(sample), seed=seed)
 
 
 def contest(model: Path, again: int) -> tuple[int, int]:
