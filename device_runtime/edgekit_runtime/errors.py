@@ -103,3 +103,31 @@ class RecipeError(EdgekitError):
     """A recipe is malformed, of another model, or cannot be repeated with these tool versions."""
 
     exit_code = 11
+
+
+class RequestError(EdgekitError):
+    """An inference service refused a request.
+
+    Attributes:
+        status: of HTTP.
+        retry_after_s: when it is worth trying again, or None.
+    """
+
+    exit_code = 15
+
+    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class TransportError(EdgekitError):
+    """A service cannot be reached, or broke the connection off."""
+
+    exit_code = 16
+
+
+class ConfigError(EdgekitError):
+    """A configuration file is malformed, or asks for what is unsafe."""
+
+    exit_code = 17

@@ -1,0 +1,156 @@
+"""The service as a process: everything wired together, started, and drained on SIGTERM."""
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.config import ServiceConfig, read_token
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.heads import Head
+from edgekit_runtime.service.http import HttpServer
+from edgekit_runtime.service.inline import InlineLane
+from edgekit_runtime.service.loading import Loaded, load
+from edgekit_runtime.service.oip import Codec
+from edgekit_runtime.service.registry import DrainingLane, ModelOptions, Registry, Source
+from edgekit_runtime.service.routes import Routes
+from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.signing import TrustStore
+
+_logger = logging.getLogger(__name__)
+
+
+class Service:
+    """One service in one event loop.
+
+    Attributes:
+        registry: of its models.
+        http: its connections.
+    """
+
+    def __init__(self, config: ServiceConfig, source: Source, trust: TrustStore) -> None:
+        """Wire the service; nothing listens or loads yet. Called inside a running event loop."""
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._trust = trust
+        self._token = None if config.listen.token_file is None else read_token(config.listen.token_file)
+        self._regions = Regions(config.shared_memory)
+        self.registry = Registry(
+            source,
+            self._load,
+            make_lane=self._make_lane,
+            make_codec=self._make_codec,
+            options=config.models,
+        )
+        routes = Routes(self.registry, self._regions, lambda: b"")
+        self.http = HttpServer(loop, routes.handle, self._screen, config.http)
+        self._socket_path: Path | None = None
+
+    def listen(self) -> list[str]:
+        """Accept connections from now on; returns where, for people.
+
+        Raises:
+            TransportError: an address is in use or cannot be used.
+        """
+        listen = self._config.listen
+        inherited = take_inherited()
+        listeners = list(inherited)
+        if listen.unix_socket and not inherited:
+            self._socket_path = Path(listen.unix_socket)
+            listeners.append(listen_unix(self._socket_path))
+        if listen.host:
+            listeners.append(listen_tcp(listen.host, listen.port))
+        for listener in listeners:
+            self.http.listen(listener)
+        return [_name(listener) for listener in listeners]
+
+    async def stop(self) -> None:
+        """Answer what is under way, then free everything."""
+        await self.http.drain(self._config.inference.drain_timeout_s)
+        await self.registry.close()
+        self._regions.remove_all()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    def _screen(self, connection: Connection, head: Head) -> bool:
+        """Turn away who may not ask; always returns False, since no connection is released here."""
+        if connection.is_local:
+            return False
+        if head.has_origin:
+            # Any web page that is open on this machine can reach a loopback address.
+            raise RequestError(403, "requests from web pages are refused: the Origin header is set")
+        if self._token is not None and not hmac.compare_digest(head.authorization or b"", self._token):
+            raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
+        return False
+
+    def _load(self, installed: Installed, options: ModelOptions) -> Loaded:
+        return load(installed.path, self._trust, options.threads)
+
+    @staticmethod
+    def _make_lane(loaded: Loaded) -> DrainingLane:
+        return InlineLane(loaded.session)
+
+    def _make_codec(self, loaded: Loaded) -> Codec:
+        return Codec(
+            loaded.manifest.name,
+            loaded.manifest.version,
+            inputs=loaded.session.inputs,
+            outputs=loaded.session.outputs,
+            regions=self._regions,
+            max_json_bytes=self._config.inference.max_json_bytes,
+        )
+
+
+async def serve(
+    config: ServiceConfig, source: Source, trust: TrustStore, announce: Callable[[Sequence[str]], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: of the service.
+        source: where packages lie.
+        trust: whose packages are accepted.
+        announce: called with the addresses once the models are loaded.
+
+    Raises:
+        TransportError: an address is in use or cannot be used.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    service = Service(config, source, trust)
+    try:
+        addresses = service.listen()
+        loading = asyncio.ensure_future(service.registry.load_all())
+        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        await stopping.wait()
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+    finally:
+        await service.stop()
+
+
+def _announce(
+    announce: Callable[[Sequence[str]], None], addresses: Sequence[str], loading: "asyncio.Future[None]"
+) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        announce(addresses)
+
+
+def _name(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{os.fsdecode(address)}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"
