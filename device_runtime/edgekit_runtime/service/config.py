@@ -11,6 +11,7 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http_limits import HttpLimits
 from edgekit_runtime.service.registry import ModelOptions
 from edgekit_runtime.service.sharedmem import RegionLimits
+from edgekit_runtime.service.sockets import find_socket
 from edgekit_runtime.service.versions import VersionPolicy
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
@@ -94,15 +95,6 @@ class ServiceConfig:
     shared_memory: RegionLimits = field(default_factory=RegionLimits)
     inference: Inference = field(default_factory=Inference)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
-
-
-def find_socket() -> Path:
-    """Return where the Unix socket is by default: in `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR` or `/run/edgekit`."""
-    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
-        return Path(given.split(":")[0]) / "service.sock"
-    if given := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(given) / "edgekit" / "service.sock"
-    return Path("/run/edgekit/service.sock")
 
 
 def read_config(path: Path) -> ServiceConfig:

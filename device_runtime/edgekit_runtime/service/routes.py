@@ -51,6 +51,7 @@ class Routes:
         self._registry = registry
         self._regions = regions
         self._metrics = metrics
+        self._owned: dict[Connection, list[Region]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, head: Head, body: memoryview) -> None:
@@ -228,13 +229,24 @@ class Routes:
         offset_bytes = take_count(stated, "offset", f"region '{name}'", 0)
         size_bytes = take_count(stated, "byte_size", f"region '{name}'")
         if connection.descriptors:
-            self._regions.add_memfd(
+            region = self._regions.add_memfd(
                 name, key, connection.descriptors[0], offset_bytes=offset_bytes, size_bytes=size_bytes
             )
             del connection.descriptors[0]  # the region's from now on
+            self._own(connection, region)
         else:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
         connection.answer(*make_json({}))
+
+    def _own(self, connection: Connection, region: Region) -> None:
+        """Let `region` end with the connection: a client that dies unregisters nothing."""
+        if connection.on_close is None:
+            connection.on_close = functools.partial(self._disown, connection)
+        self._owned.setdefault(connection, []).append(region)
+
+    def _disown(self, connection: Connection) -> None:
+        for region in self._owned.pop(connection, ()):
+            self._regions.drop(region)
 
 
 def _reply_with(make: Callable[[], Any]) -> Action:

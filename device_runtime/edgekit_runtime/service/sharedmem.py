@@ -208,6 +208,11 @@ class Regions:
         if region is not None:
             os.close(region.descriptor)
 
+    def drop(self, region: Region) -> None:
+        """Forget `region` unless its name has become another one's."""
+        if self._regions.get(region.name) is region:
+            self.remove(region.name)
+
     def remove_all(self) -> None:
         """Forget all regions."""
         for name in list(self._regions):

@@ -14,6 +14,18 @@ _MODE: Final = 0o660  # the user and the group of the service
 _FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
 
 
+def find_socket() -> Path:
+    """Return where the Unix socket is by default.
+
+    In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    """
+    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
+        return Path(given.split(":")[0]) / "service.sock"
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(given) / "edgekit" / "service.sock"
+    return Path("/run/edgekit/service.sock")
+
+
 def listen_unix(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, in the place of one that a service left behind.
 
