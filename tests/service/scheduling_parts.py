@@ -80,19 +80,22 @@ class FakeLoop:
 
 
 class FakeThreads:
-    """Threads whose jobs run and end when a test says so."""
+    """Threads whose jobs end when a test says so, and run then too, or as soon as they are started."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, is_eager: bool) -> None:
+        self.count, self.is_eager = count, is_eager
         self.jobs: list[Job] = []
 
     def start(self, job: Job) -> None:
         assert len(self.jobs) < self.count
         self.jobs.append(job)
+        if self.is_eager:
+            job.run()
 
     def end(self, index: int = 0) -> None:
         job = self.jobs.pop(index)
-        job.run()
+        if not self.is_eager:
+            job.run()
         job.finish()
 
 
@@ -142,8 +145,16 @@ class Client:
 class Bench:
     """A lane with everything fake around it."""
 
-    def __init__(self, *, threads: int = 1, instances: int = 1, seconds: float = 0.0, **limits: Any) -> None:
-        self.loop, self.threads, self.client = FakeLoop(), FakeThreads(threads), Client()
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        instances: int = 1,
+        seconds: float = 0.0,
+        is_eager: bool = False,
+        **limits: Any,
+    ) -> None:
+        self.loop, self.threads, self.client = FakeLoop(), FakeThreads(threads, is_eager), Client()
         self.session = FakeSession(self.loop, seconds)
         self.pool = Pool(self.threads)
         self.metrics = LaneMetrics("model", "1")
