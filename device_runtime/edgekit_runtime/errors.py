@@ -131,3 +131,30 @@ class ConfigError(EdgekitError):
     """A configuration file is malformed, or asks for what is unsafe."""
 
     exit_code = 17
+
+
+class UnavailableError(EdgekitError):
+    """The service cannot take a call now, and may later; 503 over HTTP.
+
+    Attributes:
+        retry_after_s: when to try again, in seconds, or None where that cannot be said.
+    """
+
+    exit_code = 12
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(UnavailableError):
+    """More calls wait for a model than its queue holds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+
+
+class DeadlineError(EdgekitError):
+    """A call had not begun by its deadline, and was not run; 504 over HTTP."""
+
+    exit_code = 13

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
@@ -67,9 +67,17 @@ class OrtOptions:
 
 
 class OrtSession:
-    """A model in onnxruntime; `run` may be called from several threads at once."""
+    """A model in onnxruntime.
+
+    Attributes:
+        inputs: what `run` takes; a dimension of any size without a name is named `NAME_AXIS`.
+        outputs: what `run` returns.
+        is_concurrent: `run` may be called from several threads, which do not wait for one another.
+    """
 
     __slots__ = ("_checks", "_names", "_output_names", "_session", "inputs", "outputs")
+
+    is_concurrent: ClassVar[bool] = True
 
     def __init__(self, model: bytes | memoryview | Path, options: OrtOptions | None = None) -> None:
         """Load a model.

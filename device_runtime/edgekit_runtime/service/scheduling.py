@@ -1,0 +1,319 @@
+"""The lane in front of one model's sessions: what runs when, where, together with what, and what is refused.
+
+A short model runs on the thread of the event loop, at once; a longer one on the pool of threads, where calls
+that came meanwhile may share a batch. Whatever happens, each call is answered exactly once. It neither opens
+nor closes sessions.
+"""
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError, OverloadedError, UnavailableError
+from edgekit_runtime.service.alarm import TIMER_S, Alarm
+from edgekit_runtime.service.batching import Batch, find_kind, has_free_rows, run_one
+from edgekit_runtime.service.call import Answer, Call
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.pace import Pace, Paces, input_bytes
+from edgekit_runtime.service.pool import Loop, Pool
+from edgekit_runtime.service.waiting import Queued, Waiting
+from edgekit_runtime.sessions.session import Session
+
+_logger = logging.getLogger(__name__)
+_WEIGHT: Final = 1 / 8  # of a new run in a mean
+
+
+class Scheduler:
+    """A `Lane` to the sessions of one version of a model; all of it on the thread of the loop.
+
+    Attributes:
+        metrics: what it counts.
+        used_s: time on the threads of the pool, kept by the pool.
+    """
+
+    __slots__ = (
+        *(
+            "_alarm",
+            "_answering",
+            "_batches",
+            "_clock",
+            "_drained",
+            "_idle",
+            "_instances",
+            "_is_held",
+            "_is_open",
+        ),
+        *("_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s", "_per_run_s", "_pool"),
+        *("_session", "_waiting", "metrics", "used_s"),
+    )
+
+    def __init__(
+        self,
+        instances: Sequence[Session],
+        limits: SchedulingLimits,
+        *,
+        pool: Pool,
+        loop: Loop,
+        metrics: LaneMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a lane that takes calls.
+
+        Args:
+            instances: sessions that run one batch each at a time; see `open_instances`.
+            limits: how calls are scheduled.
+            pool: of threads, shared by all models.
+            loop: on whose thread all this happens.
+            metrics: of the model.
+            clock: that of the calls' deadlines.
+        """
+        self._session = instances[0]
+        self._idle, self._instances = list(instances), len(instances)
+        self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
+        self.metrics = metrics
+        self._paces = Paces(limits.short_s)
+        self._waiting = Waiting(limits.levels, limits.max_passes)
+        self._batches = limits.max_batch > 1 and has_free_rows(self._session)
+        self._max_rows = limits.max_batch if self._batches else 1
+        self._is_held = (
+            self._batches and limits.max_delay_s > 0
+        )  # calls wait for others, so none runs at once
+        self._late: list[Queued] = []
+        self._answering = 0
+        self._per_call_s = self._per_run_s = 0.0
+        self._is_open = True
+        self._drained: Callable[[], None] | None = None
+        self._alarm = Alarm(loop, self._wake)
+        self.used_s = 0.0
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which is answered through its `reply`; raises nothing."""
+        if self._idle and not self._waiting.rows and not self._is_held and self._is_open:
+            pace = self._paces.of(input_bytes(call.inputs))
+            if pace.short:
+                self._run_here(call, pace)
+                return
+        self._enqueue(call)
+
+    def learn(self, size_bytes: int, seconds: float) -> None:
+        """Take in a run that was measured before there was traffic; see `warm_up`.
+
+        Args:
+            size_bytes: of its inputs.
+            seconds: of the engine.
+        """
+        self._paces.of(size_bytes).note_on_thread(seconds)
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take no more calls, run those that wait without delay, and call `done` once all are answered.
+
+        Where there are none, `done` is called before this returns.
+        """
+        self._is_open = self._is_held = False
+        self._drained = done
+        self._pump()
+        self._check_drained()
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Take no more calls, refuse those that wait, and call `done` once what is under way is answered."""
+        self._is_open = False
+        for queued in self._waiting.clear():
+            self._refuse(queued.call, self._unavailable())
+        self.drain(done)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered."""
+        is_running = len(self._idle) < self._instances or self._answering
+        return not is_running and not self._waiting.rows and not self._late
+
+    def _run_here(self, call: Call, pace: Pace) -> None:
+        began_s = self._clock()
+        if call.deadline_s is not None and began_s >= call.deadline_s:
+            self._miss(call)
+            return
+        answer = run_one(self._idle[-1], call)
+        now_s = self._clock()
+        seconds = now_s - began_s
+        pace.note_on_loop(seconds)
+        if isinstance(answer, EdgekitError):
+            self.metrics.note_failure(seconds, now_s)
+        else:
+            self.metrics.note_lone(seconds, now_s)
+        _reply(call, answer)
+
+    def _enqueue(self, call: Call) -> None:
+        now_s, limits = self._clock(), self._limits
+        if not self._is_open:
+            self._refuse(call, self._unavailable())
+            return
+        if call.deadline_s is not None and now_s >= call.deadline_s:
+            self._miss(call)
+            return
+        level = min(call.priority, limits.levels) if call.priority >= 1 else limits.default_level
+        try:
+            kind, rows = find_kind(self._session, call.inputs) if self._batches else (None, 1)
+        except DataError as error:
+            self._refuse(call, error)
+            return
+        shed = None
+        if len(self._waiting) >= limits.max_waiting:
+            shed = self._waiting.displace(level)
+            if shed is None:
+                self._shed(call)
+                return
+        self._waiting.push(Queued(call, now_s, level, rows, input_bytes(call.inputs), kind))
+        self._pump()
+        if shed is not None:
+            self._shed(shed.call)
+
+    def _pump(self) -> None:
+        """Begin what may begin now, and set the timer for the rest."""
+        if self._idle and self._waiting.rows and self._is_due():
+            if self._is_next_short():
+                self._run_batch_here()
+            else:
+                self._pool.enlist(self)
+        self._set_alarm()
+        self.metrics.waiting = len(self._waiting)
+
+    def _is_next_short(self) -> bool:
+        size = sum(queued.size_bytes for queued in self._waiting.choose(self._max_rows))
+        return self._paces.of(size).short
+
+    def _run_batch_here(self) -> None:
+        batch = self.take()
+        if batch is not None:
+            batch.run()
+            self._take_in(batch, on_loop=True)
+            if self._waiting.rows:
+                self._loop.call_soon(self._pump)  # others want a turn of the loop between
+            self._answer(batch)
+
+    def take(self) -> Batch | None:
+        """Return a batch to run now, or None; for the pool."""
+        if late := self._waiting.expire(self._clock()):
+            # Not from here: whom they answer may submit more, in the middle of what the pool decides.
+            self._late += late
+            self._loop.call_soon(self._answer_late)
+        if not (self._idle and self._waiting.rows and self._is_due()):
+            self._set_alarm()
+            return None
+        chosen = self._waiting.choose(self._max_rows)
+        self._waiting.remove(chosen)
+        self._answering += 1
+        return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock)
+
+    def finish(self, batch: Batch) -> Callable[[], None]:
+        """Take in a batch that has run, and return what answers its calls; for the pool."""
+        self._take_in(batch, on_loop=False)
+        if self._idle and self._waiting.rows and self._is_due() and not self._is_next_short():
+            self._pool.enlist(self)
+        return functools.partial(self._answer, batch)
+
+    def _take_in(self, batch: Batch, *, on_loop: bool) -> None:
+        ran, count = batch.ran, len(batch.queued)
+        self._idle.append(batch.session)
+        self._per_run_s += (batch.seconds - self._per_run_s) * (_WEIGHT if self._per_run_s else 1.0)
+        per_call_s = batch.seconds / count
+        self._per_call_s += (per_call_s - self._per_call_s) * (_WEIGHT if self._per_call_s else 1.0)
+        if ran.is_apart:
+            for _ in ran.answers:
+                self.metrics.note_run(1, 0.0, ran.infer_s / count, 0.0)
+            if not any(isinstance(answer, EdgekitError) for answer in ran.answers):
+                _logger.warning("%s runs single calls but no batches; batching is off", self.metrics.model)
+                self._max_rows, self._batches, self._is_held = 1, False, False
+            return
+        self.metrics.note_run(count, ran.merge_s, ran.infer_s, ran.split_s)
+        pace = self._paces.of(sum(queued.size_bytes for queued in batch.queued))
+        if on_loop:
+            pace.note_on_loop(ran.infer_s)
+        else:
+            pace.note_on_thread(ran.infer_s)
+
+    def _answer(self, batch: Batch) -> None:
+        ran, metrics, now_s = batch.ran, self.metrics, self._clock()
+        for queued, answer in zip(batch.queued, ran.answers, strict=True):
+            total_s = now_s - queued.since_s
+            if isinstance(answer, DeadlineError):
+                metrics.late += 1
+            elif isinstance(answer, EdgekitError):
+                metrics.note_failure(total_s, now_s)
+            else:
+                metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s)
+            _reply(queued.call, answer)
+        self._answering -= 1
+        self._pump()
+        self._check_drained()
+
+    def _is_due(self) -> bool:
+        if not self._is_held or self._waiting.rows >= self._max_rows:
+            return True
+        return self._clock() >= self._due_s()
+
+    def _due_s(self) -> float:
+        """Return when the calls that wait for others begin at the latest, full or not."""
+        # A timer may be a millisecond late.
+        in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
+        return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
+
+    def _set_alarm(self) -> None:
+        wake_s = self._waiting.next_deadline_s
+        is_delayed = self._is_held and self._idle and self._waiting.rows and not self._is_due()
+        if is_delayed:
+            wake_s = min(wake_s, self._due_s())
+        if wake_s < math.inf:
+            self._alarm.set(wake_s, self._clock(), is_exact=bool(is_delayed))
+
+    def _wake(self) -> None:
+        self._late += self._waiting.expire(self._clock())
+        self._answer_late()
+        self._pump()
+
+    def _answer_late(self) -> None:
+        while self._late:
+            self._miss(self._late.pop(0).call)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and self.is_idle:
+            done, self._drained = self._drained, None
+            self._alarm.cancel()
+            done()
+
+    def _shed(self, call: Call) -> None:
+        self.metrics.shed += 1
+        wait_s = self._per_call_s * len(self._waiting) / self._instances
+        _reply(
+            call,
+            OverloadedError(
+                f"{self.metrics.model}: {len(self._waiting)} calls wait already; try again in {wait_s:.3g} s",
+                wait_s,
+            ),
+        )
+
+    def _miss(self, call: Call) -> None:
+        self.metrics.late += 1
+        _reply(
+            call,
+            DeadlineError(f"{self.metrics.model}: the call had not begun by its deadline; give it more time"),
+        )
+
+    def _refuse(self, call: Call, error: EdgekitError) -> None:
+        self.metrics.refused += 1
+        _reply(call, error)
+
+    def _unavailable(self) -> UnavailableError:
+        model = self.metrics.model
+        return UnavailableError(f"{model}: this version is being unloaded; try again", 0.0)
+
+
+def _reply(call: Call, answer: Answer) -> None:
+    try:
+        call.reply(answer)
+    except Exception:  # whoever fails to write an answer must not keep the others from theirs
+        _logger.exception("an answer could not be delivered")
