@@ -103,3 +103,9 @@ class RecipeError(EdgekitError):
     """A recipe is malformed, of another model, or cannot be repeated with these tool versions."""
 
     exit_code = 11
+
+
+class SlotError(EdgekitError):
+    """An installed version cannot be chosen, changed or recorded, or an installation is refused."""
+
+    exit_code = 12
