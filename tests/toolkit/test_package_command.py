@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.toolkit.package_run import (
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.evidence import evidence_path, read_evidence
 from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.service.drift import Drift
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.signing import TrustStore, find_keys_folder
@@ -80,6 +82,21 @@ def test_the_package_verifies_and_passes_its_self_test(case: Case) -> None:
         assert [check.message for check in run_selftest(session, opened).checks if not check.passed] == []
         session.close()
     assert edgekit("verify", case.path).code == 0
+
+
+def test_the_package_says_how_inputs_and_outputs_look(case: Case) -> None:
+    with np.load(TINY / "digits_cnn.calib.npz") as arrays:
+        images = arrays["image"]
+    with read_only(case.out) as opened, closing(open_session(opened)) as session:
+        drift = Drift(opened.manifest.inputs, opened.manifest.outputs, opened.manifest.figures)
+        for image in images:
+            feeds = {"image": image[None]}
+            drift.add(drift.take(feeds), session.run(feeds))
+    document: Any = drift.to_json()
+    # The reference was made from 150 of these 300: chance alone makes a distance of up to about 0.1.
+    assert document["inputs"]["image"]["psi"] < 0.02
+    assert document["inputs"]["image"]["outside"] == 0
+    assert document["outputs"]["logits"]["classes_psi"] < 0.15
 
 
 def test_the_source_model_stays_as_it_was(case: Case) -> None:

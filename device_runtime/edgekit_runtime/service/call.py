@@ -20,9 +20,10 @@ class Call:
 
     Attributes:
         inputs: input name -> array; they may lie in shared memory that the client can write to, so whatever
-            is checked must be read once.
+            is checked must be read once. They are valid until `reply` is called: a receive buffer is used
+            again after that, and shared memory may shrink. Who needs them for longer copies them before.
         reply: takes the outputs or the error, exactly once, on the loop's thread, maybe before `submit`
-            returns.
+            returns. Nobody writes to outputs that were handed over: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: on the clock of `time.monotonic`; a call that has not begun by then is refused.
     """
@@ -31,6 +32,10 @@ class Call:
     reply: Callable[[Answer], None]
     priority: int = 0
     deadline_s: float | None = None
+
+    def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
+        """Return the same call with another taker of its answer, for a lane in front of another."""
+        return Call(self.inputs, reply, self.priority, self.deadline_s)
 
 
 class Lane(Protocol):

@@ -1,0 +1,145 @@
+"""Intervals that stay valid however often one looks: for a share, and for a quantile.
+
+An ordinary 99 % interval that is looked at after every request is left by the truth sooner or later, almost
+surely. These are confidence sequences: the chance that the truth is *ever* outside is at most `alpha`, so a
+decision may be taken at any look. All of them rest on one martingale of a share `p`, the likelihood of the
+observations averaged over all shares (with a Beta(1/2, 1/2) prior) relative to that under `p`; by Ville's
+inequality it ever reaches 1 / alpha with a chance of at most alpha.
+
+They assume that observations are independent given the past, with the same share or distribution throughout.
+
+Source: H. Robbins, Statistical methods related to the law of the iterated logarithm, Ann. Math. Statist. 41
+(1970); S. Howard, A. Ramdas, J. McAuliffe, J. Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
+sequences, Ann. Statist. 49 (2021), proposition 7; for quantiles: S. Howard, A. Ramdas, Sequential estimation
+of quantiles with applications to A/B testing and best-arm identification, Bernoulli 28 (2022), section 2.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+_PRIOR: Final = 0.5
+_LOG_PRIOR: Final = 2 * math.lgamma(_PRIOR) - math.lgamma(2 * _PRIOR)
+_BISECTIONS: Final = 40  # of 0..1: to 1e-12
+
+# Relative width of a bucket, and the values between which buckets lie: 100 ns to 10,000 s, or as many joules.
+_BUCKET_LOG: Final = math.log(1.02)
+_LEAST, _MOST = 1e-7, 1e4
+
+
+def log_evidence(total: float, count: int, share: float) -> float:
+    """Return the logarithm of the martingale against `share`; log(1 / alpha) or more refutes it.
+
+    Args:
+        total: sum of the observations; each is in 0..1, by convexity it need not be 0 or 1.
+        count: of the observations.
+        share: their supposed mean, in 0..1, the ends excluded.
+    """
+    missed = max(count - total, 0.0)  # sums of fractions round
+    mixed = math.lgamma(total + _PRIOR) + math.lgamma(missed + _PRIOR) - math.lgamma(count + 2 * _PRIOR)
+    return mixed - _LOG_PRIOR - total * math.log(share) - missed * math.log1p(-share)
+
+
+def share_interval(total: float, count: int, alpha: float) -> tuple[float, float]:
+    """Return the shares that the observations do not refute.
+
+    Args:
+        total: sum of the observations, as for `log_evidence`.
+        count: of the observations.
+        alpha: chance that the true mean is ever outside.
+    """
+    if not count:
+        return 0.0, 1.0
+    mean, limit = min(total / count, 1.0), -math.log(alpha)
+
+    def refutes(share: float) -> bool:
+        return log_evidence(total, count, share) >= limit
+
+    low = 0.0 if mean <= 0 else _edge(refutes, 0.0, mean)
+    high = 1.0 if mean >= 1 else _edge(refutes, 1.0, mean)
+    return low, high
+
+
+def _edge(refutes: Callable[[float], bool], outside: float, inside: float) -> float:
+    """Return the last refuted share on the way from `outside` to `inside`."""
+    for _ in range(_BISECTIONS):
+        middle = (outside + inside) / 2
+        if middle in (outside, inside):
+            break
+        if refutes(middle):
+            outside = middle
+        else:
+            inside = middle
+    return outside
+
+
+def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
+    """Return the fewest and the most of `count` values that may lie at or below their true quantile.
+
+    Args:
+        count: at least 1.
+        quantile: 0..1, the ends excluded.
+        alpha: chance that the true number is ever outside.
+    """
+    limit, middle = -math.log(alpha), round(quantile * count)
+    low = _first(0, middle, lambda rank: log_evidence(rank, count, quantile) < limit)
+    past = _first(middle, count + 1, lambda rank: log_evidence(rank, count, quantile) >= limit)
+    return low, past - 1
+
+
+def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first of low..high - 1 for which `holds`, which stays true from there on; else `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Positive values in buckets 2 % wide; at most 1,280 buckets, whatever is added.
+
+    Attributes:
+        count: of values.
+        buckets: number of the bucket -> values in it.
+    """
+
+    count: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: float) -> None:
+        """Count one value; one outside 1e-7..1e4 counts as the nearest end."""
+        place = math.floor(math.log(min(max(value, _LEAST), _MOST)) / _BUCKET_LOG)
+        self.buckets[place] = self.buckets.get(place, 0) + 1
+        self.count += 1
+
+    def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
+        """Return between which values the true quantile lies; infinite where that is still open.
+
+        Args:
+            quantile: 0..1, the ends excluded.
+            alpha: chance that it is ever outside.
+        """
+        if not self.count:
+            return 0.0, math.inf
+        low, high = rank_interval(self.count, quantile, alpha)
+        return self._bounds(low)[0] if low else 0.0, self._bounds(high + 1)[1]
+
+    def quantile(self, quantile: float) -> float | None:
+        """Return the quantile of the values themselves, to 1 %; None where there are none."""
+        if not self.count:
+            return None
+        low, high = self._bounds(max(1, math.ceil(quantile * self.count)))
+        return math.sqrt(low * high)
+
+    def _bounds(self, rank: int) -> tuple[float, float]:
+        """Edges of the bucket of the value with this rank, from 1; infinite beyond the last."""
+        for place in sorted(self.buckets):
+            rank -= self.buckets[place]
+            if rank <= 0:
+                return math.exp(place * _BUCKET_LOG), math.exp((place + 1) * _BUCKET_LOG)
+        return math.inf, math.inf

@@ -1,0 +1,212 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.service.canary_fakes import Client, FakeLane, double, fail, inputs
+
+from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.service.cache import CacheLimits, ResponseCache
+from edgekit_runtime.service.call import Call
+
+
+def outputs(client: Client) -> list[Any]:
+    return [mine[0]["y"].tolist() for mine in client.answers]  # type: ignore[call-overload,index]
+
+
+def test_equal_inputs_are_computed_once() -> None:
+    lane, client = FakeLane(), Client()
+    cached = ResponseCache().in_front_of(lane)
+    for _ in range(3):
+        cached.submit(client.call(inputs(1, 2)))
+    assert outputs(client) == [[[2, 4]]] * 3
+    assert len(lane.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": np.float32([[1, 3]])},
+        {"x": np.float32([1, 2])},
+        {"x": np.int32([[1065353216, 1073741824]])},  # the same bytes
+        {"z": np.float32([[1, 2]])},
+        {"x": np.float32([[1, 2]]), "z": np.float32([])},
+    ],
+)
+def test_other_inputs_are_computed(other: dict[str, Any]) -> None:
+    lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
+    cached = ResponseCache().in_front_of(lane)
+    cached.submit(client.call(inputs(1, 2)))
+    cached.submit(client.call(other))
+    assert len(lane.calls) == 2
+
+
+def test_the_order_and_layout_of_inputs_do_not_matter() -> None:
+    lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
+    cached = ResponseCache().in_front_of(lane)
+    square = np.arange(6, dtype=np.float32).reshape(2, 3)
+    cached.submit(client.call({"a": square, "b": square}))
+    cached.submit(client.call({"b": square.copy(), "a": np.asfortranarray(square)}))
+    assert len(lane.calls) == 1
+
+
+def test_equal_calls_under_way_are_computed_once() -> None:
+    lane, client = FakeLane(held=True), Client()
+    cache = ResponseCache()
+    cached = cache.in_front_of(lane)
+    for _ in range(5):
+        cached.submit(client.call(inputs(1, 2)))
+    lane.release()
+    assert outputs(client) == [[[2, 4]]] * 5
+    assert (len(lane.calls), cache.joined, cache.misses) == (1, 4, 1)
+
+
+def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
+    lane, client = FakeLane(held=True), Client()
+    cached = ResponseCache().in_front_of(lane)
+    cached.submit(client.call(inputs(1, 2)))
+    urgent = client.call(inputs(1, 2))
+    urgent.priority = 1
+    cached.submit(urgent)
+    lane.release(1)
+    assert [len(mine) for mine in client.answers] == [0, 1]
+    lane.release()
+
+
+def test_an_error_is_not_kept_and_waiting_calls_are_tried_themselves() -> None:
+    lane, client = FakeLane(held=True, compute=fail), Client()
+    cached = ResponseCache().in_front_of(lane)
+    for _ in range(3):
+        cached.submit(client.call(inputs(1, 2)))
+    lane.release()
+    lane.compute = double
+    lane.release()
+    lane.release()
+    assert client.failures == 1
+    assert [len(mine) for mine in client.answers] == [1, 1, 1]
+
+
+def test_two_versions_do_not_share_answers() -> None:
+    cache, client = ResponseCache(), Client()
+    old, new = FakeLane(), FakeLane(compute=lambda given: {"y": given["x"] * 3})
+    first, second = cache.in_front_of(old), cache.in_front_of(new)
+    for lane in (first, second, first, second):
+        lane.submit(client.call(inputs(1)))
+    assert outputs(client) == [[[2]], [[3]], [[2]], [[3]]]
+
+
+def test_a_closed_version_leaves_nothing_behind() -> None:
+    cache, client, lane = ResponseCache(), Client(), FakeLane()
+    cached = cache.in_front_of(lane)
+    cached.submit(client.call(inputs(1)))
+    lane.held = True
+    cached.submit(client.call(inputs(2)))
+    cached.close()
+    lane.release()  # after the switch
+    assert (cache.held_bytes, cache.to_json()["answers"]) == (0, 0)
+    assert all(len(mine) == 1 for mine in client.answers)
+
+
+def test_the_least_recently_used_answer_goes_first() -> None:
+    cache, client, lane = ResponseCache(CacheLimits(max_bytes=2 * (512 + 4))), Client(), FakeLane()
+    cached = cache.in_front_of(lane)
+    for value in (1, 2, 1, 3, 1, 2):
+        cached.submit(client.call(inputs(value)))
+    assert [float(call.inputs["x"][0, 0]) for call in lane.calls] == [1, 2, 3, 2]
+    assert cache.held_bytes == 2 * (512 + 4)
+
+
+def test_large_inputs_and_answers_pass_by() -> None:
+    cache = ResponseCache(CacheLimits(max_bytes=600, max_input_bytes=100))
+    client, lane = Client(), FakeLane()
+    cached = cache.in_front_of(lane)
+    for _ in range(2):
+        cached.submit(client.call(inputs(*range(26))))  # 104 bytes in
+        cached.submit(client.call(inputs(*range(25))))  # 100 bytes in, 100 + 512 out
+    assert len(lane.calls) == 4
+    assert cache.held_bytes == 0
+
+
+def test_readers_cannot_change_an_answer() -> None:
+    client, lane = Client(), FakeLane()
+    cached = ResponseCache().in_front_of(lane)
+    cached.submit(client.call(inputs(1)))
+    (answer,) = client.answers[0]
+    assert not isinstance(answer, EdgekitError)
+    with pytest.raises(ValueError, match="read-only"):
+        answer["y"][0, 0] = 7
+    with pytest.raises(TypeError):
+        answer["y"] = answer["y"]  # type: ignore[index]
+
+
+def test_inputs_that_change_after_the_hash_poison_nothing() -> None:
+    client, lane = Client(), FakeLane(held=True)
+    cached = ResponseCache().in_front_of(lane)
+    shared = bytearray(np.float32([[1]]).tobytes())
+    cached.submit(client.call({"x": np.frombuffer(shared, np.float32).reshape(1, 1)}))
+    shared[:] = np.float32([[5]]).tobytes()
+    lane.release()
+    lane.held = False
+    cached.submit(client.call(inputs(1)))
+    assert outputs(client) == [[[2]], [[2]]]
+
+
+def test_real_sessions_answer_the_same_from_the_cache() -> None:
+    pytest.importorskip("onnxruntime")
+    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+
+    folder = Path(__file__).parents[2] / "models" / "tiny"
+    session = OrtSession(folder / "digits_cnn.onnx", OrtOptions(threads=1))
+    image = np.random.default_rng(0).random((1, 1, 8, 8), np.float32)
+    lane, client = FakeLane(compute=session.run), Client()
+    cached = ResponseCache().in_front_of(lane)
+    for _ in range(2):
+        cached.submit(client.call({session.inputs[0].name: image}))
+    assert len(lane.calls) == 1
+    name = session.outputs[0].name
+    first, second = (mine[0][name] for mine in client.answers)  # type: ignore[index]
+    np.testing.assert_array_equal(first, session.run({session.inputs[0].name: image})[name])
+    assert first is second
+
+
+@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"max_input_bytes": -1}])
+def test_limits_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ManifestError, match="cache"):
+        CacheLimits(**wrong)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 3)),
+    st.sampled_from(["release", "release_last", "hold", "go", "break", "mend", "close"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(STEP, max_size=60), max_bytes=st.sampled_from([1, 600, 1200, 1 << 20]))
+def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_bytes: int) -> None:
+    cache, client, lane = ResponseCache(CacheLimits(max_bytes=max_bytes)), Client(), FakeLane()
+    cached, sent = cache.in_front_of(lane), []
+    for step in steps:
+        match step:
+            case ("send", int(value)):
+                sent.append(value)
+                call: Call = client.call(inputs(value))
+                cached.submit(call)
+            case "release" | "release_last" if lane.waiting:
+                lane.release(0 if step == "release" else -1)
+            case "hold" | "go":
+                lane.held = step == "hold"
+            case "break" | "mend":
+                lane.compute = fail if step == "break" else double
+            case "close":
+                cached.close()
+                cached = cache.in_front_of(lane)
+    lane.held = False
+    while lane.waiting:
+        lane.release()
+    assert [len(mine) for mine in client.answers] == [1] * len(sent)
+    for value, (answer,) in zip(sent, client.answers, strict=True):
+        assert isinstance(answer, EdgekitError) or answer["y"].tolist() == [[2.0 * value]]
+    assert 0 <= cache.held_bytes <= max_bytes

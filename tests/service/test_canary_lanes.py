@@ -1,0 +1,373 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.service.canary_fakes import Client, Clock, FakeLane, double, fail, inputs, nan
+
+from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
+from edgekit_runtime.service.agreement import choose_comparison, same_class, similarity
+from edgekit_runtime.service.canary import Gates, Promote, Rollback
+from edgekit_runtime.service.canary_lane import CanaryLane
+from edgekit_runtime.service.canary_watch import Watch
+from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.tensors import TensorSpec
+
+# Gates that fake latencies pass and a few answers are enough for.
+QUICK = Gates(min_samples=10, max_p99_ratio=None, max_extra_errors=0.4, alpha=0.4)
+
+
+class Bench:
+    """A current version, a candidate, a watch, and a clock."""
+
+    def __init__(self, gates: Gates = QUICK) -> None:
+        self.clock = Clock()
+        self.current = FakeLane(clock=self.clock, latency_s=0.001)
+        self.candidate = FakeLane(clock=self.clock, latency_s=0.001)
+        self.verdicts: list[Promote | Rollback] = []
+        self.watch = Watch(gates, self.verdicts.append, defer=self.clock.defer, clock=self.clock)
+        self.client = Client()
+
+    def canary(self, share: float = 0.5, *, retry: bool = True) -> CanaryLane:
+        return CanaryLane(
+            self.current, self.candidate, self.watch, share=share, retry=retry, clock=self.clock
+        )
+
+    def shadow(self, **options: Any) -> ShadowLane:
+        stated = ShadowOptions(**{"share": 1.0, **options})
+        return ShadowLane(
+            *(self.current, self.candidate, self.watch, similarity, stated),
+            defer=self.clock.defer,
+            clock=self.clock,
+        )
+
+    def send(self, lane: Any, count: int, pause_s: float = 0.01) -> None:
+        for number in range(count):
+            lane.submit(self.client.call(inputs(1.0, float(number))))
+            self.clock.advance(pause_s)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.37, 1.0])
+def test_the_candidate_gets_its_share(share: float) -> None:
+    bench = Bench(Gates())
+    bench.send(bench.canary(share), 1000, 0)
+    assert abs(len(bench.candidate.calls) - share * 1000) <= 3
+    assert len(bench.current.calls) + len(bench.candidate.calls) == 1000
+
+
+def test_clients_that_take_turns_get_the_same_share() -> None:
+    bench = Bench(Gates())
+    lane = bench.canary(0.25)
+    of_first = 0
+    for number in range(1000):
+        before = len(bench.candidate.calls)
+        lane.submit(bench.client.call(inputs(1.0)))
+        of_first += (number % 2 == 0) and len(bench.candidate.calls) > before
+    assert 100 < of_first < 150  # of about 250, half
+
+
+@pytest.mark.parametrize("fault", [fail, nan])
+def test_a_failed_answer_of_the_candidate_is_made_good(fault: Any) -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = fault
+    bench.send(bench.canary(1.0), 50)
+    assert bench.client.failures == 0
+    for mine in bench.client.answers:
+        (answer,) = mine
+        assert not isinstance(answer, EdgekitError)
+        assert np.isfinite(answer["y"]).all()
+
+
+def test_nan_rolls_back_with_the_first_answer() -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = nan
+    bench.send(bench.canary(1.0), 20)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "not_finite"
+    assert len(bench.candidate.calls) == 1
+    assert len(bench.current.calls) == 20
+
+
+def test_a_burst_of_errors_rolls_back() -> None:
+    bench = Bench(Gates(error_burst=3))
+    bench.candidate.compute = fail
+    bench.send(bench.canary(1.0), 20)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "error_burst"
+    assert len(bench.candidate.calls) == 3
+
+
+@pytest.mark.parametrize("fault", [fail, nan])
+def test_a_failure_of_both_versions_is_not_the_candidates(fault: Any) -> None:
+    bench = Bench(Gates(error_burst=3))
+    bench.candidate.compute = bench.current.compute = fault
+    bench.send(bench.canary(0.5), 40)
+    assert not bench.verdicts
+
+
+def test_without_retry_the_failed_answer_is_the_clients() -> None:
+    bench = Bench(Gates(error_burst=3))
+    bench.candidate.compute = fail
+    bench.send(bench.canary(1.0, retry=False), 3)
+    assert bench.client.failures == 3
+    assert bench.verdicts
+
+
+def test_after_the_deadline_there_is_no_retry() -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = fail
+    bench.canary(1.0).submit(bench.client.call(inputs(1.0), deadline_s=bench.clock.now_s + 0.0005))
+    assert bench.client.failures == 1
+    assert not bench.current.calls
+
+
+def test_a_crash_rolls_back_and_calls_under_way_are_answered() -> None:
+    bench = Bench(Gates())
+    bench.candidate.held = True
+    lane = bench.canary(1.0)
+    bench.send(lane, 5)
+    bench.watch.crashed("signal 11")
+    bench.candidate.refuse_all()
+    bench.clock.advance(1)
+    assert isinstance(bench.verdicts[0], Rollback)
+    assert [len(mine) for mine in bench.client.answers] == [1] * 5
+    assert bench.client.failures == 0
+
+
+def test_a_good_canary_is_promoted_once() -> None:
+    bench = Bench()
+    bench.send(bench.canary(0.5), 1000)
+    assert bench.verdicts == [Promote()]
+
+
+def test_a_verdict_falls_when_the_time_is_over_without_calls() -> None:
+    bench = Bench()
+    bench.canary(0.5)
+    bench.clock.advance(100_000)
+    bench.watch.look()
+    bench.clock.advance(0)
+    assert isinstance(bench.verdicts[0], Rollback)
+
+
+def test_the_shadow_answers_with_the_current_version() -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = fail
+    bench.send(bench.shadow(), 20)
+    assert bench.client.failures == 0
+    assert isinstance(bench.verdicts[0], Rollback)
+
+
+def test_a_shadow_that_disagrees_is_rolled_back() -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = lambda given: {"y": given["x"] * -2}
+    bench.send(bench.shadow(), 100)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "agreement"
+
+
+def test_a_shadow_that_agrees_is_promoted() -> None:
+    bench = Bench()
+    bench.send(bench.shadow(), 300)
+    assert bench.verdicts == [Promote()]
+
+
+def test_the_shadow_sees_the_inputs_as_they_were_before_the_reply() -> None:
+    bench = Bench(Gates())
+    buffer = bytearray(np.array([[1, 2]], np.float32).tobytes())
+    view = np.frombuffer(buffer, np.float32).reshape(1, 2)
+    call = bench.client.call({"x": view})
+    reply = call.reply
+
+    def reuse(answer: Any) -> None:
+        reply(answer)
+        buffer[:] = bytes(len(buffer))
+
+    call.reply = reuse
+    bench.shadow().submit(call)
+    bench.clock.advance(1)
+    np.testing.assert_array_equal(bench.candidate.calls[0].inputs["x"], [[1, 2]])
+    assert bench.watch.observed.agreement == 1.0
+
+
+def test_large_borrowed_inputs_are_not_copied() -> None:
+    bench = Bench(Gates())
+    lane = bench.shadow(max_copied_bytes=4)
+    lane.submit(bench.client.call({"x": np.frombuffer(bytes(8), np.float32).reshape(1, 2)}))
+    bench.clock.advance(1)
+    assert not bench.candidate.calls
+    assert lane.dropped == 1
+
+
+def test_shadow_work_waits_for_real_calls_and_is_dropped_first() -> None:
+    bench = Bench(Gates())
+    lane = bench.shadow(max_wait_s=0.5)
+    bench.send(lane, 1, 0)
+    bench.current.held = True
+    bench.send(lane, 1, 0)
+    bench.clock.advance(0.4)
+    assert not bench.candidate.calls  # a real call is under way
+    bench.clock.advance(0.2)
+    bench.current.release()
+    bench.clock.advance(1.0)
+    assert lane.dropped == 1  # the first waited too long
+    assert len(bench.candidate.calls) == 1
+    assert lane.under_way == 0
+
+
+def test_under_steady_load_the_shadow_gets_nothing() -> None:
+    bench = Bench(Gates())
+    lane = bench.shadow()
+    bench.send(lane, 2000, 0.0002)
+    assert not bench.candidate.calls
+    assert all(len(mine) == 1 for mine in bench.client.answers)
+    assert lane.dropped > 1900
+
+
+def test_a_model_on_a_thread_is_shadowed_too() -> None:
+    bench = Bench(Gates())
+    bench.current.held = bench.candidate.held = True
+    lane = bench.shadow()
+    for _ in range(3):
+        bench.send(lane, 1, 0)
+        bench.current.release()
+        bench.clock.advance(0.1)
+        bench.candidate.release()
+    assert bench.watch.observed.compared == 3
+
+
+def test_a_failed_current_answer_is_not_held_against_the_candidate() -> None:
+    bench = Bench(Gates())
+    bench.current.compute = fail
+    bench.send(bench.shadow(), 20)
+    assert not bench.candidate.calls
+    assert bench.client.failures == 20
+
+
+def test_statistics_say_how_it_stands() -> None:
+    bench = Bench(Gates())
+    lane = bench.shadow()
+    bench.send(lane, 20)
+    stated = lane.to_json()
+    assert stated["verdict"] == "continue"
+    assert "agreement" in stated["undecided"]  # type: ignore[operator]
+    assert stated["compared"] == 20
+    bench.watch.crashed("signal 9")
+    assert bench.watch.to_json()["gate"] == "crash"
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1, float("nan")])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    bench = Bench()
+    with pytest.raises(ManifestError):
+        bench.canary(share)
+    with pytest.raises(ManifestError):
+        ShadowOptions(share=share)
+
+
+STEP = st.one_of(
+    st.sampled_from(
+        ["send", "send", "release_current", "release_candidate", "wait", "crash", "look", "close"]
+    ),
+    st.tuples(st.sampled_from(["current", "candidate"]), st.sampled_from([double, fail, nan])),
+    st.tuples(st.sampled_from(["hold_current", "hold_candidate"]), st.booleans()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(STEP, max_size=60), is_shadow=st.booleans(), share=st.floats(0.1, 1), retry=st.booleans()
+)
+def test_every_call_is_answered_exactly_once(
+    steps: list[Any], is_shadow: bool, share: float, retry: bool
+) -> None:
+    bench = Bench(Gates(min_samples=3, error_burst=3, alpha=0.4, max_extra_errors=0.4))
+    lane = bench.shadow(share=share) if is_shadow else bench.canary(share, retry=retry)
+    actions: dict[str, Callable[[], None]] = {
+        "send": lambda: bench.send(lane, 1, 0),
+        "release_current": lambda: bench.current.release() if bench.current.waiting else None,
+        "release_candidate": lambda: bench.candidate.release(-1) if bench.candidate.waiting else None,
+        "wait": lambda: bench.clock.advance(0.01),
+        "crash": lambda: bench.watch.crashed("signal 11"),
+        "look": bench.watch.look,
+        "close": bench.candidate.refuse_all,
+    }
+    for step in steps:
+        if isinstance(step, str):
+            actions[step]()
+        elif step[0].startswith("hold"):
+            getattr(bench, step[0].removeprefix("hold_")).held = step[1]
+        else:
+            getattr(bench, step[0]).compute = step[1]
+    bench.current.held = bench.candidate.held = False
+    while bench.current.waiting or bench.candidate.waiting:
+        bench.candidate.refuse_all()
+        while bench.current.waiting:
+            bench.current.release()
+    bench.clock.advance(10)
+    assert [len(mine) for mine in bench.client.answers] == [1] * len(bench.client.answers)
+    assert len(bench.verdicts) <= 1
+    if is_shadow and bench.current.compute is double and all(step != ("current", fail) for step in steps):
+        assert bench.client.failures == 0
+
+
+CLASSES = TensorSpec("y", "float32", ("N", 10))
+BOXES = TensorSpec("boxes", "float32", (1, 100, 4))
+
+
+def test_the_comparison_follows_metric_and_outputs() -> None:
+    one, other = {"y": np.float32([[0, 1]])}, {"y": np.float32([[0, 9]])}
+    assert choose_comparison([CLASSES], {})(one, other) == 1.0
+    assert choose_comparison([CLASSES], {"score": {"metric": "top1"}})(one, other) == 1.0
+    assert choose_comparison([CLASSES], {"score": {"metric": "similarity"}}) is similarity
+    assert choose_comparison([CLASSES], {}, name="similarity") is similarity
+    assert choose_comparison([BOXES], {}) is similarity
+    with pytest.raises(ManifestError, match="class scores"):
+        choose_comparison([BOXES], {}, name="agreement")
+    with pytest.raises(ManifestError, match="expected 'agreement'"):
+        choose_comparison([BOXES], {}, name="top3")
+
+
+def test_agreement_is_the_share_of_equal_best_classes() -> None:
+    current = np.float32([[0, 1], [1, 0], [0, 1], [1, 0]])
+    assert same_class(current, np.float32([[0, 2], [2, 0], [2, 0], [2, 0]])) == 0.75
+    assert same_class(current, current[:2]) == 0.0
+
+
+def test_similarity_is_one_for_equal_outputs_and_falls_with_the_difference() -> None:
+    one = {"y": np.float32([3, 4]), "n": np.int64([1, 2])}
+    assert similarity(one, one) == 1.0
+    assert similarity(one, {**one, "y": np.float32([3, 4.5])}) == pytest.approx(0.95)  # of 0.9 and 1
+    assert similarity(one, {**one, "n": np.int64([1, 9])}) == 0.75
+    assert similarity(one, {"y": np.float32([3, 4, 5])}) == 0.0
+
+
+def test_real_sessions_of_one_model_agree() -> None:
+    pytest.importorskip("onnxruntime")
+    from pathlib import Path
+
+    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+
+    folder = Path(__file__).parents[2] / "models" / "tiny"
+    sessions = [OrtSession(folder / "digits_cnn.onnx", OrtOptions(threads=1)) for _ in range(2)]
+    with np.load(folder / "digits_cnn.eval.npz") as data:
+        (images,) = [data[name] for name in data.files if name != "y"]
+    bench = Bench(Gates(max_p99_ratio=None, max_p50_ratio=None))
+    for lane, session in zip((bench.current, bench.candidate), sessions, strict=True):
+        lane.compute = session.run
+    compare = choose_comparison(sessions[0].outputs, {})
+    options = ShadowOptions(share=1.0)
+    shadow = ShadowLane(
+        *(bench.current, bench.candidate, bench.watch, compare, options),
+        defer=bench.clock.defer,
+        clock=bench.clock,
+    )
+    for image in images:
+        shadow.submit(bench.client.call({sessions[0].inputs[0].name: image[None].astype(np.float32)}))
+        bench.clock.advance(0.01)
+    assert bench.watch.observed.agreement == bench.watch.observed.compared == len(images)
+    assert not any(isinstance(answer, BackendError) for mine in bench.client.answers for answer in mine)
