@@ -135,7 +135,7 @@ class DeadlineError(EdgekitError):
 class SlotError(EdgekitError):
     """An installed version cannot be chosen, changed or recorded, or an installation is refused."""
 
-    exit_code = 12
+    exit_code = 14
 
 
 class RequestError(EdgekitError):

@@ -13,7 +13,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "serve",
         help="serve models over the Open Inference Protocol",
-        description="Serve models to the applications of this device, over a Unix socket and TCP, until SIGTERM"
+        description="Serve the installed models to the applications of this device, over a Unix socket and TCP, until SIGTERM"
         " or Ctrl-C; requests under way are answered first.",
     )
     parser.add_argument(
@@ -22,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="PKG",
-        help="a package, or a folder of packages, to serve straight from there; may be repeated",
+        help="a package, or a folder of packages, to serve in the place of what is installed; may be repeated",
     )
     parser.add_argument("--config", type=Path, metavar="TOML", help="configuration; see docs/service.md")
     parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")
@@ -39,9 +39,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     import logging
 
     from edgekit_runtime.service.config import ServiceConfig, read_config
+    from edgekit_runtime.service.installed import InstalledModels
     from edgekit_runtime.service.packages import PackageFiles
+    from edgekit_runtime.service.registry import Source
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.signing import TrustStore, find_keys_folder
+    from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
@@ -52,7 +55,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     }
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
     trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
-    asyncio.run(serve(config, PackageFiles(arguments.package), trust, _announce))
+    source: Source
+    if arguments.package:
+        source = PackageFiles(arguments.package, trust)
+    else:
+        source = InstalledModels(Slots(find_state_folder(), trust, find_device_target()))
+    asyncio.run(serve(config, source, _announce))
     return Outcome({"stopped": True}, ["stopped"])
 
 

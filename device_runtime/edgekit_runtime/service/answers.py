@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from edgekit_runtime.errors import DataError, EdgekitError, PackageError, RequestError
+from edgekit_runtime.errors import (
+    DataError,
+    DeadlineError,
+    EdgekitError,
+    PackageError,
+    RequestError,
+    SlotError,
+    UnavailableError,
+)
 
 JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
@@ -62,6 +70,10 @@ def status_of(error: EdgekitError) -> int:
     """Return the HTTP status that tells a client whose fault `error` is."""
     if isinstance(error, RequestError):
         return error.status
-    if isinstance(error, (DataError, PackageError)):
+    if isinstance(error, UnavailableError):
+        return 503
+    if isinstance(error, DeadlineError):
+        return 504
+    if isinstance(error, (DataError, PackageError, SlotError)):
         return 400
     return 500

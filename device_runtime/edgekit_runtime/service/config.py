@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http_limits import HttpLimits
-from edgekit_runtime.service.registry import ModelOptions
+from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.sharedmem import RegionLimits
 from edgekit_runtime.service.sockets import find_socket
 from edgekit_runtime.service.versions import VersionPolicy
@@ -200,7 +200,7 @@ def _take_table(document: dict[str, Any], name: str) -> Mapping[str, Any]:
 
 def _parse_toml(text: str) -> dict[str, Any]:
     try:
-        import tomllib
+        import tomllib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:  # Python 3.10
         try:
             import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
@@ -208,7 +208,8 @@ def _parse_toml(text: str) -> dict[str, Any]:
             raise ConfigError(
                 "reading TOML needs Python 3.11 or 'pip install tomli'; or serve without --config"
             ) from cause
-    return tomllib.loads(text)
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
 
 
 def _name_kind(annotation: object) -> str:
@@ -218,7 +219,9 @@ def _name_kind(annotation: object) -> str:
 def _is_of(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "bool"
-    return isinstance(value, {"bool": bool, "int": int, "float": (int, float), "str": str}[kind])
+    return isinstance(
+        value, (int, float) if kind == "float" else {"bool": bool, "int": int, "str": str}[kind]
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -303,7 +303,7 @@ class Connection:
         for part in body:
             size_bytes += part.nbytes if type(part) is not bytes else len(part)  # type: ignore[union-attr]
         try:
-            sent = connected.sendmsg((head, *body))
+            sent = connected.sendmsg((head, *body))  # type: ignore[arg-type]  # arrays are buffers
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:

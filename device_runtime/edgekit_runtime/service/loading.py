@@ -1,75 +1,93 @@
-"""From a package on disk to a session that has proved itself: read, open, self-test, warm-up.
+"""From a verified package to sessions that have proved themselves: open, self-test, warm-up.
 
 It blocks, so it runs on a thread; it touches nothing of the service.
 """
 
+import functools
 import gc
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
-from edgekit_runtime.archive import read_package
+from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
-from edgekit_runtime.selftest import read_golden
+from edgekit_runtime.selftest import GoldenCase, read_golden
+from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.session import Session, open_session
-from edgekit_runtime.signing import TrustStore
 
-_WARM_UPS: Final = 3
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How one model is kept.
+
+    Attributes:
+        policy: which of its versions are served.
+        swap: order of a swap, or None to choose by the memory that is free.
+        threads: of one inference, or None as its package says.
+        instances: how many inferences may run at once.
+        scheduling: of its calls.
+    """
+
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    swap: SwapOrder | None = None
+    threads: int | None = None
+    instances: int = 1
+    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A session that computes what its package promises.
+    """Sessions that compute what their package promises.
 
     Attributes:
-        session: open and warm.
-        manifest: of its package.
-        key_id: who signed the package.
-        latency_s: of the last warm-up run.
-        input_bytes: of the golden inputs with which that was measured.
+        instances: open and warm; one session may be there several times.
+        manifest: of the package.
+        path: of the package.
+        key_id: who signed it.
+        warm_runs: what was measured before there was traffic.
     """
 
-    session: Session
+    instances: tuple[Session, ...]
     manifest: Manifest
+    path: Path
     key_id: str
-    latency_s: float
-    input_bytes: int
+    warm_runs: Sequence[WarmRun]
 
 
-def load(path: Path, trust: TrustStore, threads: int | None = None) -> Loaded:
-    """Return the model of the package at `path`, tested and warm.
+def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
+    """Return the model of `package`, tested and warm; the package may be closed after that.
 
     Raises:
-        PackageError: the package is not right, or signed by somebody who is not trusted.
         BackendError: no engine for it is here, the engine refused it, or it computes something else than the
             package promises.
     """
-    with read_package(path, trust) as package:
-        golden = read_golden(package)
-        session = open_session(package, threads=threads)
-        manifest, key_id = package.manifest, package.key_id
+    golden = read_golden(package)
+    instances = open_instances(
+        functools.partial(open_session, package, threads=options.threads), options.instances
+    )
     try:
-        result = golden.check(session)
-        if not result.passed:
-            reasons = "; ".join(check.message for check in result.checks if not check.passed)
-            raise BackendError(f"{path}: failed its self-test here: {reasons}")
-        for _ in range(_WARM_UPS):
-            began_s = time.perf_counter()
-            session.run(golden.inputs)
-            latency_s = time.perf_counter() - began_s
+        _check(golden, instances[0], package.path)
+        warm_runs = warm_up(instances, golden.inputs, max_batch=options.scheduling.max_batch)
     except BaseException:
-        session.close()
+        unload(instances)
         raise
-    input_bytes = sum(array.nbytes for array in golden.inputs.values())
-    return Loaded(session, manifest, key_id, latency_s, input_bytes)
+    return Loaded(instances, package.manifest, package.path, package.key_id, warm_runs)
 
 
-def unload(session: Session) -> None:
-    """Close `session` and give its memory back to the system."""
-    session.close()
-    del session
+def unload(instances: Sequence[Session]) -> None:
+    """Close sessions and give their memory back to the system."""
+    for session in instances:
+        session.close()
     gc.collect(0)
     trim_memory()
+
+
+def _check(golden: GoldenCase, session: Session, path: Path) -> None:
+    result = golden.check(session)
+    if not result.passed:
+        reasons = "; ".join(check.message for check in result.checks if not check.passed)
+        raise BackendError(f"{path}: failed its self-test here: {reasons}")

@@ -28,9 +28,13 @@ _MAX_KEPT_HEADS: Final = 32  # of one plan: a model with free sizes has answers 
 
 
 class Codec:
-    """Reads requests to one version of a model and writes its responses."""
+    """Reads requests to one version of a model and writes its responses.
 
-    __slots__ = ("_inputs", "_max_json_bytes", "_names", "_outputs", "_plans", "_regions")
+    Attributes:
+        inputs, outputs: of the model.
+    """
+
+    __slots__ = ("_max_json_bytes", "_names", "_plans", "_regions", "inputs", "outputs")
 
     def __init__(
         self,
@@ -45,14 +49,16 @@ class Codec:
         """Make a codec.
 
         Args:
-            name, version: that responses state.
-            inputs, outputs: of the model.
+            name: that responses state.
+            version: that responses state.
+            inputs: of the model.
+            outputs: of the model.
             regions: shared memory that requests may name.
             max_json_bytes: of one request; JSON is read on the event loop and takes many times its size.
         """
         self._names = {"model_name": name, "model_version": version}
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
         self._regions = regions
         self._max_json_bytes = max_json_bytes
         self._plans: dict[bytes, Plan] = {}
@@ -119,7 +125,7 @@ class Codec:
         return head, data
 
     def _parse(self, text: bytes) -> Plan:
-        plan = parse_plan(text, self._inputs, self._outputs)
+        plan = parse_plan(text, self.inputs, self.outputs)
         if plan.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
             if len(self._plans) >= _MAX_KEPT:
                 self._plans.clear()

@@ -9,19 +9,21 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
-from edgekit_runtime.service.loading import Loaded, unload
+from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.oip import Codec
-from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 
 Result = TypeVar("Result")
 
 _SWAP_RETRY_S: Final = 1
+_CONFIRM_AFTER_S: Final = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -34,17 +36,38 @@ class DrainingLane(Lane, Protocol):
 
 
 class Source(Protocol):
-    """Where packages lie."""
+    """Where packages lie; all but `names` may wait for the disk and for engines, and run on a thread."""
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models."""
 
     def find(self, name: str) -> Sequence[Installed]:
-        """Return the installed packages of a model."""
+        """Return the packages of a model that may be opened.
 
+        Raises:
+            EdgekitError: there are none, or they cannot be read.
+        """
 
-MakeLane = Callable[[Loaded], DrainingLane]
-MakeCodec = Callable[[Loaded], Codec]
+    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+        """Return what is to be served of `name`; the first answers requests that name no version.
+
+        Raises:
+            EdgekitError: that says why nothing can be served; nothing stays open then.
+        """
+
+    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+        """Return the model of a package that was served before.
+
+        Raises:
+            EdgekitError: it cannot be opened any more.
+        """
+
+    def confirm(self, name: str, version: str) -> None:
+        """Record that a version serves well.
+
+        Raises:
+            EdgekitError: it cannot be recorded.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -52,33 +75,24 @@ class Served:
     """One version of a model that takes calls.
 
     Attributes:
-        installed: its package.
-        loaded: its session.
+        loaded: its sessions.
         codec: for its requests.
-        lane: in front of its session; a canary or a cache may be put in the lane's place.
-        own_lane: the lane to its session.
+        own_lane: the lane to its sessions.
+        lane: where its calls go: `own_lane`, or a canary, a cache or the like in front of it.
     """
 
-    installed: Installed
     loaded: Loaded
     codec: Codec
-    lane: Lane
     own_lane: DrainingLane
+    lane: Lane
+
+    @property
+    def version(self) -> str:
+        """Of its package."""
+        return self.loaded.manifest.version
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How one model is kept.
-
-    Attributes:
-        policy: which of its versions are served.
-        swap: order of a swap, or None to choose by the memory that is free.
-        threads: of one inference, or None as its package says.
-    """
-
-    policy: VersionPolicy = field(default_factory=VersionPolicy)
-    swap: SwapOrder | None = None
-    threads: int | None = None
+MakeServed: TypeAlias = Callable[[Loaded, ModelOptions], Served]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +127,20 @@ class _Model:
 class Registry:
     """All models by name and version."""
 
-    def __init__(
-        self,
-        source: Source,
-        load: Callable[[Installed, ModelOptions], Loaded],
-        *,
-        make_lane: MakeLane,
-        make_codec: MakeCodec,
-        options: Mapping[str, ModelOptions],
-    ) -> None:
+    def __init__(self, source: Source, make_served: MakeServed, options: Mapping[str, ModelOptions]) -> None:
         """Make a registry without models.
 
         Args:
             source: where packages lie.
-            load: opens one; called on a thread.
-            make_lane: makes the lane to a session.
-            make_codec: makes the codec of a model.
+            make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
         """
         self._source = source
-        self._load = load
-        self._make_lane = make_lane
-        self._make_codec = make_codec
+        self._make_served = make_served
         self._options = options
         self._models: dict[str, _Model] = {}
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
+        self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
     def find(self, name: str, version: str | None) -> Served:
         """Return what serves `name`, of the given version or of the default one.
@@ -166,16 +169,14 @@ class Registry:
         return [] if model is None else list(model.versions)
 
     def index(self) -> list[Status]:
-        """Return the state of all models, installed or loaded."""
+        """Return the state of all models, installed or loaded.
+
+        Raises:
+            EdgekitError: the installed ones cannot be listed.
+        """
         lines = []
         for name in sorted({*self._source.names(), *self._models}):
-            model = self._models.get(name)
-            if model is None:
-                lines += [
-                    Status(name, package.version, "UNAVAILABLE", "not loaded")
-                    for package in self._source.find(name)
-                ]
-                continue
+            model = self._models.get(name) or _Model()
             lines += [Status(name, version, "READY") for version in model.versions]
             if not model.versions or model.reason:
                 lines.append(Status(name, "", model.state, model.reason))
@@ -197,25 +198,29 @@ class Registry:
                 _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # ours explain themselves
 
     async def load(self, name: str) -> None:
-        """Load the versions of `name` that its policy asks for, in the place of those that are served.
+        """Serve the versions of `name` that its policy asks for, in the place of those that are served.
 
         Where that fails, what was served before is served on.
 
         Raises:
             EdgekitError: that says why.
         """
-        options = self._options.get(name, ModelOptions())
-        chosen = options.policy.choose(name, self._source.find(name))
-        model = self._models.setdefault(name, _Model())
+        model = self._models.get(name) or _Model()
+        if name in self._source.names():
+            self._models[name] = model
         async with model.lock:
-            model.state, model.reason = "LOADING", "loading"
+            state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
-                await self._swap(model, chosen, options)
+                fresh = await self._swap(name, model)
             except EdgekitError as error:
                 model.reason = str(error)
-                model.state = "UNAVAILABLE"
+                model.state = "READY" if model.versions else "UNAVAILABLE"
+                raise
+            except BaseException:
+                model.state = state
                 raise
             model.state, model.reason = "READY", ""
+        self._confirm_later(name, fresh)
 
     async def unload(self, name: str) -> None:
         """Stop serving `name` once what is under way has been answered.
@@ -232,49 +237,73 @@ class Registry:
             await self._retire(old)
 
     async def close(self) -> None:
-        """Stop serving all models."""
+        """Stop serving all models; those that served until now served well."""
+        for name, version in list(self._unconfirmed):
+            self._confirm(name, version)
         for model in self._models.values():
             async with model.lock:
                 await self._retire(self._take_out(model))
         self._thread.shutdown()
 
-    async def _swap(self, model: _Model, chosen: Sequence[Installed], options: ModelOptions) -> None:
-        before = [served.installed for served in model.versions.values()]
-        order = choose_order(needed_bytes(chosen), available_bytes(), options.swap)
-        if order == "resource" and before:
+    async def _swap(self, name: str, model: _Model) -> list[Served]:
+        options = self._options.get(name, ModelOptions())
+        before = [served.loaded.path for served in model.versions.values()]
+        order: SwapOrder = "availability"
+        if before:
+            packages = await self._on_thread(functools.partial(self._source.find, name))
+            order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
+        if order == "resource":
             await self._retire(self._take_out(model))
             try:
-                fresh = await self._open(chosen, options)
+                fresh = await self._open(name, options)
             except EdgekitError:
-                self._put_in(model, await self._open(before, options))
+                again = [functools.partial(self._source.reopen, path, options) for path in before]
+                opened = [await self._on_thread(reopen) for reopen in again]
+                self._put_in(model, [self._make_served(loaded, options) for loaded in opened])
                 raise
         else:
-            fresh = await self._open(chosen, options)
+            fresh = await self._open(name, options)
         old = self._take_out(model)
         self._put_in(model, fresh)
+        self._models[name] = model
         await self._retire(old)
+        return fresh
 
-    async def _open(self, chosen: Sequence[Installed], options: ModelOptions) -> list[Served]:
-        opened: list[Served] = []
+    async def _open(self, name: str, options: ModelOptions) -> list[Served]:
+        opened = await self._on_thread(functools.partial(self._source.open, name, options))
+        return [self._make_served(loaded, options) for loaded in opened]
+
+    def _confirm_later(self, name: str, fresh: Sequence[Served]) -> None:
+        """Count a version as good once it has served for a while: a crash comes with the first real requests."""
+        loop = asyncio.get_running_loop()
+        for served in fresh:
+            confirm = functools.partial(self._confirm, name, served.version)
+            self._unconfirmed[name, served.version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
+
+    def _confirm(self, name: str, version: str) -> None:
+        timer = self._unconfirmed.pop((name, version), None)
+        if timer is not None:
+            timer.cancel()
+            self._thread.submit(self._record, name, version)
+
+    def _record(self, name: str, version: str) -> None:
         try:
-            for installed in chosen:
-                loaded = await self._on_thread(functools.partial(self._load, installed, options))
-                lane = self._make_lane(loaded)
-                opened.append(Served(installed, loaded, self._make_codec(loaded), lane, lane))
-        except BaseException:
-            await self._retire(opened)
-            raise
-        return opened
+            self._source.confirm(name, version)
+        except EdgekitError as error:
+            _logger.warning("%s %s serves well, which is not recorded: %s", name, version, error)
 
     @staticmethod
     def _put_in(model: _Model, fresh: Sequence[Served]) -> None:
         """Let requests find `fresh`, of which the first answers those that name no version."""
-        model.versions = {served.installed.version: served for served in fresh}
+        model.versions = {served.version: served for served in fresh}
         model.default = fresh[0]
 
-    @staticmethod
-    def _take_out(model: _Model) -> list[Served]:
+    def _take_out(self, model: _Model) -> list[Served]:
         old = list(model.versions.values())
+        for served in old:
+            timer = self._unconfirmed.pop((served.loaded.manifest.name, served.version), None)
+            if timer is not None:
+                timer.cancel()
         model.versions, model.default = {}, None
         return old
 
@@ -284,7 +313,7 @@ class Registry:
             drained = asyncio.get_running_loop().create_future()
             served.own_lane.drain(functools.partial(_settle, drained))
             await drained
-            await self._on_thread(functools.partial(unload, served.loaded.session))
+            await self._on_thread(functools.partial(unload, served.loaded.instances))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -150,15 +150,15 @@ class Routes:
 
     # Everything else
 
-    def _answer_ready(self, connection: Connection, head: Head, body: memoryview) -> None:
+    def _answer_ready(self, connection: Connection, _head: Head, _body: memoryview) -> None:
         is_ready = self._registry.is_ready()
         connection.answer(*make_json({"ready": is_ready}, 200 if is_ready else 503))
 
-    def _answer_metrics(self, connection: Connection, head: Head, body: memoryview) -> None:
+    def _answer_metrics(self, connection: Connection, _head: Head, _body: memoryview) -> None:
         text = self._metrics()
         connection.answer(make_head(200, _METRICS_TYPE, len(text)), text)
 
-    def _answer_index(self, connection: Connection, head: Head, body: memoryview) -> None:
+    def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
         wants_ready = len(body) > 0 and load_object(bytes(body), "the request").get("ready") is True
         lines = [
             {"name": line.name, "version": line.version, "state": line.state, "reason": line.reason}
@@ -181,8 +181,8 @@ class Routes:
             "name": name,
             "versions": self._registry.versions_of(name),
             "platform": f"edgekit_{manifest.backend.name}",
-            "inputs": [_describe_tensor(spec) for spec in served.loaded.session.inputs],
-            "outputs": [_describe_tensor(spec) for spec in served.loaded.session.outputs],
+            "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
+            "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
         }
 
     def _change(
@@ -190,7 +190,7 @@ class Routes:
         change: Callable[[str], Coroutine[Any, Any, None]],
         name: str,
         connection: Connection,
-        head: Head,
+        _head: Head,
         body: memoryview,
     ) -> None:
         """Load or unload; the answer comes when that is done."""
@@ -219,7 +219,7 @@ class Routes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _register(self, name: str, connection: Connection, head: Head, body: memoryview) -> None:
+    def _register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
         stated = load_object(bytes(body), "the request")
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
@@ -252,7 +252,7 @@ class Routes:
 def _reply_with(make: Callable[[], Any]) -> Action:
     """Return an action that answers with the JSON of what `make` returns; nothing becomes an empty object."""
 
-    def act(connection: Connection, head: Head, body: memoryview) -> None:
+    def act(connection: Connection, _head: Head, _body: memoryview) -> None:
         value = make()
         connection.answer(*make_json({} if value is None else value))
 

@@ -16,15 +16,15 @@ from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.inline import InlineLane
-from edgekit_runtime.service.loading import Loaded, load
+from edgekit_runtime.service.loading import Loaded, ModelOptions
+from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
-from edgekit_runtime.service.registry import DrainingLane, ModelOptions, Registry, Source
+from edgekit_runtime.service.pool import Pool, Threads
+from edgekit_runtime.service.registry import Registry, Served, Source
 from edgekit_runtime.service.routes import Routes
+from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
-from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.signing import TrustStore
 
 _logger = logging.getLogger(__name__)
 
@@ -37,20 +37,15 @@ class Service:
         http: its connections.
     """
 
-    def __init__(self, config: ServiceConfig, source: Source, trust: TrustStore) -> None:
+    def __init__(self, config: ServiceConfig, source: Source) -> None:
         """Wire the service; nothing listens or loads yet. Called inside a running event loop."""
         loop = asyncio.get_running_loop()
         self._config = config
-        self._trust = trust
         self._token = None if config.listen.token_file is None else read_token(config.listen.token_file)
         self._regions = Regions(config.shared_memory)
-        self.registry = Registry(
-            source,
-            self._load,
-            make_lane=self._make_lane,
-            make_codec=self._make_codec,
-            options=config.models,
-        )
+        self._threads = Threads(loop, os.cpu_count() or 1)
+        self._pool = Pool(self._threads)
+        self.registry = Registry(source, self._make_served, config.models)
         routes = Routes(self.registry, self._regions, lambda: b"")
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self._socket_path: Path | None = None
@@ -77,6 +72,7 @@ class Service:
         """Answer what is under way, then free everything."""
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
+        self._threads.close()
         self._regions.remove_all()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
@@ -92,33 +88,31 @@ class Service:
             raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
         return False
 
-    def _load(self, installed: Installed, options: ModelOptions) -> Loaded:
-        return load(installed.path, self._trust, options.threads)
-
-    @staticmethod
-    def _make_lane(loaded: Loaded) -> DrainingLane:
-        return InlineLane(loaded.session)
-
-    def _make_codec(self, loaded: Loaded) -> Codec:
-        return Codec(
-            loaded.manifest.name,
-            loaded.manifest.version,
-            inputs=loaded.session.inputs,
-            outputs=loaded.session.outputs,
+    def _make_served(self, loaded: Loaded, options: ModelOptions) -> Served:
+        manifest, session = loaded.manifest, loaded.instances[0]
+        codec = Codec(
+            manifest.name,
+            manifest.version,
+            inputs=session.inputs,
+            outputs=session.outputs,
             regions=self._regions,
             max_json_bytes=self._config.inference.max_json_bytes,
         )
+        metrics = LaneMetrics(manifest.name, manifest.version)
+        lane = Scheduler(
+            loaded.instances, options.scheduling, pool=self._pool, loop=self.http.loop, metrics=metrics
+        )
+        for run in loaded.warm_runs:
+            lane.learn(run.size_bytes, run.seconds)
+        return Served(loaded, codec, lane, lane)
 
 
-async def serve(
-    config: ServiceConfig, source: Source, trust: TrustStore, announce: Callable[[Sequence[str]], None]
-) -> None:
+async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         config: of the service.
         source: where packages lie.
-        trust: whose packages are accepted.
         announce: called with the addresses once the models are loaded.
 
     Raises:
@@ -128,7 +122,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    service = Service(config, source, trust)
+    service = Service(config, source)
     try:
         addresses = service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())

@@ -1,7 +1,7 @@
 """Memory that clients share with the service: registered once, then named in requests in the place of data.
 
-A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file ends
-the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come short.
+A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
+ends the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come short.
 """
 
 import fcntl
@@ -91,7 +91,7 @@ class Region:
             array: Array = np.ndarray(shape, dtype, self._mapping, start)
             return array if array.flags.aligned else array.copy()
         array = np.empty(shape, dtype)
-        if size_bytes and os.preadv(self.descriptor, [array], start) != size_bytes:
+        if size_bytes and os.preadv(self.descriptor, [_view(array)], start) != size_bytes:
             raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
         return array
 
@@ -108,7 +108,7 @@ class Region:
             return
         if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
             raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
-        os.pwritev(self.descriptor, [array], start)
+        os.pwritev(self.descriptor, [_view(array)], start)
 
     def _check(self, offset_bytes: int, size_bytes: int) -> None:
         if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
@@ -238,6 +238,10 @@ class Regions:
                 f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the limit"
                 f" here is {limits.max_region_bytes}",
             )
+
+
+def _view(array: Array) -> memoryview:
+    return memoryview(array)  # type: ignore[arg-type]  # it has the buffer protocol
 
 
 def _check_size(name: str, descriptor: int, needed_bytes: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.slots.places import SOCKET_NAME
 
 _BACKLOG: Final = 1024
 _MODE: Final = 0o660  # the user and the group of the service
@@ -20,10 +21,10 @@ def find_socket() -> Path:
     In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
     """
     if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
-        return Path(given.split(":")[0]) / "service.sock"
+        return Path(given.split(":")[0]) / SOCKET_NAME
     if given := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(given) / "edgekit" / "service.sock"
-    return Path("/run/edgekit/service.sock")
+        return Path(given) / "edgekit" / SOCKET_NAME
+    return Path("/run/edgekit") / SOCKET_NAME
 
 
 def listen_unix(path: Path) -> socket.socket:

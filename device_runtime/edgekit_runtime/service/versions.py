@@ -1,15 +1,14 @@
 """Which installed versions of a model are served, and in which order a swap goes; nothing but decisions."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.slots.versions import sort_key
 
 SwapOrder: TypeAlias = Literal["availability", "resource"]
-_NUMBER: Final = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,17 @@ class VersionPolicy:
     latest: int = 1
     specific: tuple[str, ...] = ()
 
+    def ordered(self) -> tuple[str, ...]:
+        """Return the specific versions, the newest first."""
+        return tuple(sorted(self.specific, key=sort_key, reverse=True))
+
     def choose(self, name: str, installed: Sequence[Installed]) -> tuple[Installed, ...]:
         """Return what to serve of `installed`, the newest first.
 
         Raises:
             RequestError: nothing is installed, or not a version that is asked for.
         """
-        newest_first = sorted(installed, key=lambda package: version_key(package.version), reverse=True)
+        newest_first = sorted(installed, key=lambda package: sort_key(package.version), reverse=True)
         if not newest_first:
             raise RequestError(404, f"model '{name}' is not installed")
         if not self.specific:
@@ -55,17 +58,6 @@ class VersionPolicy:
                 404, f"model '{name}': version {missing[0]} is not installed, there are {', '.join(there)}"
             )
         return tuple(package for package in newest_first if package.version in self.specific)
-
-
-def version_key(version: str) -> tuple[tuple[int, int | str], ...]:
-    """Return what versions are ordered by: numbers as numbers, the rest as text, 1.0.0-rc1 before 1.0.0."""
-    release, dash, preview = version.split("+", 1)[0].partition("-")
-    end: tuple[tuple[int, int | str], ...] = ((-1, ""), *_split(preview)) if dash else ((0, ""),)
-    return (*_split(release), *end)
-
-
-def _split(text: str) -> tuple[tuple[int, int | str], ...]:
-    return tuple((1, int(part)) if part.isdecimal() else (0, part) for part in _NUMBER.split(text) if part)
 
 
 def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder | None) -> SwapOrder:
