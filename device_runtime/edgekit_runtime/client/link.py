@@ -1,5 +1,6 @@
-"""One connection to a service: a request out, its answer in, and a new connection where the old one went away."""
+"""One connection to a service: a request out, its answer in, and a new one where the old one went away."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Sequence
@@ -133,38 +134,22 @@ class Link:
         connected: Any = self._socket
         until_s = time.monotonic() + timeout_s
         was_used, self._was_used = self._was_used, True
-        is_answering = False
+        data = b""
         try:
             self._set_timeout(connected, timeout_s)
-            _send(connected, parts, until_s)
+            # A service that refuses a large request answers and closes before it has read all of it.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                _send(connected, parts, until_s)
             data = connected.recv(_READ_BYTES)
-            is_answering = bool(data)
-            while (end := data.find(b"\r\n\r\n") + 4) < 4:
-                more = connected.recv(_READ_BYTES)
-                if not more or len(data) > _MAX_HEAD_BYTES:
-                    raise ConnectionResetError("the connection ended before an answer")
-                data += more
-                is_answering = True
-                _check_time(until_s)
-            head = self._parse(data[:end])
-            body = _receive_body(connected, data, end, head, until_s)
-        except BlockingIOError as cause:
-            self.close()
-            raise TransportError(f"{self._address}: no answer within {timeout_s:g} s") from cause
-        except TimeoutError as cause:
-            self.close()
-            raise TransportError(f"{self._address}: no answer within {timeout_s:g} s") from cause
+            return self._receive(connected, data, until_s)
         except (OSError, ValueError) as cause:
             self.close()
-            if was_used and not is_answering and isinstance(cause, (ConnectionError, BrokenPipeError)):
+            if was_used and not data and isinstance(cause, ConnectionError):
                 return None
-            raise TransportError(f"{self._address}: {cause}") from cause
+            raise self._explain(cause, timeout_s) from cause
         except BaseException:
             self.close()  # an answer may be on its way, which the next request must not get
             raise
-        if head.closes:
-            self.close()
-        return head, body
 
     def pass_descriptor(
         self, head: bytes, body: bytes, descriptor: int, timeout_s: float
@@ -187,19 +172,32 @@ class Link:
             if begun.startswith(b"HTTP/1.1 100 "):
                 socket.send_fds(connected, [body], [descriptor])
                 begun = connected.recv(_READ_BYTES)
-            while (end := begun.find(b"\r\n\r\n") + 4) < 4:
-                more = connected.recv(_READ_BYTES)
-                if not more or len(begun) > _MAX_HEAD_BYTES:
-                    raise ConnectionResetError("the connection ended before an answer")
-                begun += more
-            reply = self._parse(begun[:end])
-            content = _receive_body(connected, begun, end, reply, until_s)
+            return self._receive(connected, begun, until_s)
         except (OSError, ValueError) as cause:
             self.close()
-            raise TransportError(f"{self._address}: {cause}") from cause
-        if reply.closes:
+            raise self._explain(cause, timeout_s) from cause
+        except BaseException:
             self.close()
-        return reply, content
+            raise
+
+    def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ReplyHead, memoryview]:
+        """Return the answer that begins with `data`."""
+        while (end := data.find(b"\r\n\r\n") + 4) < 4:
+            more = connected.recv(_READ_BYTES) if data else b""
+            if not more or len(data) > _MAX_HEAD_BYTES:
+                raise ConnectionResetError("the connection ended before an answer")
+            data += more
+            _check_time(until_s)
+        head = self._parse(data[:end])
+        body = _receive_body(connected, data, end, head, until_s)
+        if head.closes:
+            self.close()
+        return head, body
+
+    def _explain(self, cause: Exception, timeout_s: float) -> TransportError:
+        if isinstance(cause, (BlockingIOError, TimeoutError)):
+            return TransportError(f"{self._address}: no answer within {timeout_s:g} s")
+        return TransportError(f"{self._address}: {cause}")
 
     def _set_timeout(self, connected: socket.socket, timeout_s: float) -> None:
         if timeout_s == self._timeout_s:
@@ -268,8 +266,7 @@ def _send(connected: Any, parts: Sequence[Any], until_s: float) -> None:
     if sent == size_bytes:
         return
     for part in parts:
-        view = memoryview(part)
-        view = view if type(part) is bytes else memoryview(np.asarray(part).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        view = memoryview(part if type(part) is bytes else part.reshape(-1).view(np.uint8))
         if sent >= len(view):
             sent -= len(view)
             continue

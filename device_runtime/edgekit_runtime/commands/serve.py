@@ -13,8 +13,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "serve",
         help="serve models over the Open Inference Protocol",
-        description="Serve the installed models to the applications of this device, over a Unix socket and TCP, until SIGTERM"
-        " or Ctrl-C; requests under way are answered first.",
+        description="Serve the installed models to the applications of this device, over a Unix socket and TCP,"
+        " until SIGTERM or Ctrl-C; requests under way are answered first.",
     )
     parser.add_argument(
         "--package",
@@ -22,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="PKG",
-        help="a package, or a folder of packages, to serve in the place of what is installed; may be repeated",
+        help="a package, or a folder of them, to serve in the place of what is installed; may be repeated",
     )
     parser.add_argument("--config", type=Path, metavar="TOML", help="configuration; see docs/service.md")
     parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")

@@ -1,4 +1,4 @@
-"""A body in chunks, put together again; strict, since what two readers understand differently can be smuggled.
+"""A body in chunks, put together again; strict, since what two readers read differently can be smuggled.
 
 Source: RFC 9112, section 7.1.
 """

@@ -1,4 +1,4 @@
-"""The configuration of the service, as a TOML file states it; checked when it is read, in the file's words."""
+"""The configuration of the service as a TOML file states it; errors speak of it in the file's words."""
 
 import ipaddress
 import os
@@ -163,8 +163,8 @@ def read_token(path: str) -> bytes:
         raise ConfigError(f"listen: cannot read token_file {path}: {cause}") from cause
     if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"listen: token_file {path} holds {len(token)} characters, expected {_MIN_TOKEN_CHARACTERS} at least"
-            " and no spaces; make one with: openssl rand -hex 32"
+            f"listen: token_file {path} holds {len(token)} characters, expected at least"
+            f" {_MIN_TOKEN_CHARACTERS} and no spaces; make one with: openssl rand -hex 32"
         )
     if mode & 0o004:
         raise ConfigError(f"listen: token_file {path} can be read by everybody; chmod 600 it")

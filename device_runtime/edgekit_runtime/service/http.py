@@ -143,7 +143,7 @@ class HttpServer:
             Connection(self, connected, is_local=is_local)
 
     def _refuse_one(self, listener: socket.socket, cause: OSError) -> None:
-        """Without a free descriptor the loop would call for ever: use the spare one to turn the client away."""
+        """Turn a client away with the spare descriptor; without one the loop would call for ever."""
         _logger.warning("cannot accept a connection: %s", cause)
         if self._spare < 0:
             return

@@ -1,7 +1,7 @@
 """The JSON of an inference request, checked against a model and laid out as a plan that can be used again.
 
-Everything that depends on the JSON alone is decided here, once for each different JSON. It reads no tensors but
-those that stand in the JSON itself.
+Everything that depends on the JSON alone is decided here, once for each different JSON. It reads no tensors
+but those that stand in the JSON itself.
 """
 
 import json

@@ -65,7 +65,7 @@ class InstalledModels:
             try:
                 with choice.package:
                     return load(choice.package, options)
-            except EdgekitError as error:
+            except EdgekitError as error:  # noqa: PERF203  # each version is a try of its own
                 failure = error
                 _logger.warning("%s %s is rejected: %s", name, choice.version, error)
                 choice = self._slots.reject(name, choice.version, str(error))

@@ -1,10 +1,10 @@
 """Inference requests and responses of the Open Inference Protocol v2: bytes to arrays and back.
 
-Tensors come as JSON, as binary data behind the JSON, or in shared memory. A client repeats its JSON, so what the
-last few different ones mean is kept. Nothing here waits or runs a model.
+Tensors come as JSON, as binary data behind the JSON, or in shared memory. A client repeats its JSON, so what
+the last few different ones mean is kept. Nothing here waits or runs a model.
 
-Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binary_tensor_data, shared_memory and
-    schedule_policy (`priority`, `timeout`).
+Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binary_tensor_data, shared_memory
+    and schedule_policy (`priority`, `timeout`).
 """
 
 from collections.abc import Mapping, Sequence

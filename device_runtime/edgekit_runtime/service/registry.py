@@ -1,7 +1,7 @@
 """The models that are served: found for every request, loaded, swapped and unloaded now and then.
 
-All of it happens on the thread of the event loop, but for reading packages and opening sessions, which happens
-on one thread of its own: two models that load at once would need twice the memory for loading.
+All of it happens on the thread of the event loop, but for reading packages and opening sessions, which
+happens on one thread of its own: two models that load at once would need twice the memory for loading.
 """
 
 import asyncio
@@ -194,8 +194,8 @@ class Registry:
         for name in names:
             try:
                 await self.load(name)
-            except EdgekitError as error:
-                _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # ours explain themselves
+            except EdgekitError as error:  # noqa: PERF203  # one that fails stops no other
+                _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
 
     async def load(self, name: str) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.
@@ -274,7 +274,7 @@ class Registry:
         return [self._make_served(loaded, options) for loaded in opened]
 
     def _confirm_later(self, name: str, fresh: Sequence[Served]) -> None:
-        """Count a version as good once it has served for a while: a crash comes with the first real requests."""
+        """Count a version as good once it has served for a while: crashes come with the first requests."""
         loop = asyncio.get_running_loop()
         for served in fresh:
             confirm = functools.partial(self._confirm, name, served.version)

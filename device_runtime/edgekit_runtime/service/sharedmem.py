@@ -1,7 +1,8 @@
 """Memory that clients share with the service: registered once, then named in requests in the place of data.
 
 A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
-ends the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come short.
+ends the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come
+short.
 """
 
 import fcntl
@@ -229,14 +230,14 @@ class Regions:
         if offset_bytes < 0 or size_bytes < 1:
             raise RequestError(
                 400,
-                f"region '{name}': offset {offset_bytes} and byte_size {size_bytes}, expected 0 and 1 at least",
+                f"region '{name}': offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1",
             )
         used_bytes = sum(region.offset_bytes + region.size_bytes for region in self)
         if used_bytes + offset_bytes + size_bytes > limits.max_region_bytes:
             raise RequestError(
                 400,
-                f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the limit"
-                f" here is {limits.max_region_bytes}",
+                f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the"
+                f" limit here is {limits.max_region_bytes}",
             )
 
 

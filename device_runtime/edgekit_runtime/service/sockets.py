@@ -91,7 +91,7 @@ def take_inherited() -> list[socket.socket]:
         listener = socket.socket(fileno=descriptor)
         if listener.family != socket.AF_UNIX:
             raise TransportError(
-                "systemd passed a socket that is no Unix socket; let the service open TCP itself, with its checks"
+                "systemd passed a socket that is no Unix socket; let the service open TCP itself"
             )
         taken.append(listener)
     return taken
