@@ -13,8 +13,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "serve",
         help="serve models over the Open Inference Protocol",
-        description="Serve the installed models to the applications of this device, over a Unix socket and TCP,"
-        " until SIGTERM or Ctrl-C; requests under way are answered first.",
+        description="Serve the installed models to the applications of this device, over a Unix socket and"
+        " TCP, until SIGTERM or Ctrl-C; requests under way are answered first.",
     )
     parser.add_argument(
         "--package",

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.sharedmem import RegionLimits
 from edgekit_runtime.service.sockets import find_socket
@@ -174,27 +175,43 @@ def read_token(path: str) -> bytes:
 def _read_model(name: str, table: object) -> ModelOptions:
     where = f"models.{name}"
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table")
-    known = ("latest", "specific", "swap", "threads")
-    if unknown := sorted(set(table) - set(known)):
-        raise ConfigError(f"{where}: unknown settings {unknown}, known are {list(known)}")
-    latest, specific = table.get("latest", 1), table.get("specific", [])
-    swap, threads = table.get("swap"), table.get("threads")
-    if not _is_of(latest, "int") or latest < 1:
-        raise ConfigError(f"{where}: latest is {latest!r}, expected a whole number of at least 1")
+        raise ConfigError(f"{where}: expected a table, got {type(table).__name__}")
+    settings = dict(table)
+    scheduling = read_section(
+        SchedulingLimits, _take_table(settings, "scheduling", where), f"{where}.scheduling"
+    )
+    specific = settings.pop("specific", [])
     if not isinstance(specific, list) or not all(isinstance(version, str) for version in specific):
         raise ConfigError(f"{where}: specific is {specific!r}, expected a list of versions")
-    if swap not in (None, "availability", "resource"):
-        raise ConfigError(f"{where}: swap is {swap!r}, expected 'availability' or 'resource'")
-    if threads is not None and (not _is_of(threads, "int") or threads < 1):
-        raise ConfigError(f"{where}: threads is {threads!r}, expected a whole number of at least 1")
-    return ModelOptions(VersionPolicy(latest, tuple(specific)), swap, threads)
+    kept = read_section(_Model, settings, where)
+    swap = kept.swap if kept.swap in ("availability", "resource") else None
+    return ModelOptions(
+        VersionPolicy(kept.latest, tuple(specific)), swap, kept.threads, kept.instances, scheduling
+    )
 
 
-def _take_table(document: dict[str, Any], name: str) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What a model's table states in single values."""
+
+    latest: int = 1
+    swap: str = "auto"
+    threads: int | None = None
+    instances: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.latest, self.instances, self.threads or 1) < 1:
+            raise ValueError("latest, threads and instances: expected at least 1")
+        if self.swap not in ("auto", "availability", "resource"):
+            raise ValueError(f"swap is {self.swap!r}, expected 'auto', 'availability' or 'resource'")
+
+
+def _take_table(document: dict[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
     table = document.pop(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{name}: expected a table, got {type(table).__name__}")
+        raise ConfigError(
+            f"{where}{'.' if where else ''}{name}: expected a table, got {type(table).__name__}"
+        )
     return table
 
 

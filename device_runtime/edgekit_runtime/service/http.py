@@ -64,6 +64,11 @@ class HttpServer:
         """How many clients are connected."""
         return len(self._connections)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further client is taken."""
+        return len(self._connections) >= self._max_connections
+
     def listen(self, listener: socket.socket) -> None:
         """Accept from `listener`, a listening socket, from now on."""
         listener.setblocking(False)
@@ -133,7 +138,7 @@ class HttpServer:
             except OSError as cause:
                 self._refuse_one(listener, cause)
                 return
-            if len(self._connections) >= self._max_connections:
+            if self.is_full:
                 _refuse(connected)
                 continue
             connected.setblocking(False)

@@ -3,8 +3,10 @@
 It blocks, so it runs on a thread; it touches nothing of the service.
 """
 
+import dataclasses
 import functools
 import gc
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +16,13 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
+from edgekit_runtime.service.batching import rows_are_independent
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.session import Session, open_session
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Loaded:
         manifest: of the package.
         path: of the package.
         key_id: who signed it.
+        scheduling: of its calls; without batches where rows change each other's answers.
         warm_runs: what was measured before there was traffic.
     """
 
@@ -55,6 +61,7 @@ class Loaded:
     manifest: Manifest
     path: Path
     key_id: str
+    scheduling: SchedulingLimits
     warm_runs: Sequence[WarmRun]
 
 
@@ -71,11 +78,12 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     )
     try:
         _check(golden, instances[0], package.path)
-        warm_runs = warm_up(instances, golden.inputs, max_batch=options.scheduling.max_batch)
+        scheduling = _limit_batches(options.scheduling, instances[0], golden, package.path)
+        warm_runs = warm_up(instances, golden.inputs, max_batch=scheduling.max_batch)
     except BaseException:
         unload(instances)
         raise
-    return Loaded(instances, package.manifest, package.path, package.key_id, warm_runs)
+    return Loaded(instances, package.manifest, package.path, package.key_id, scheduling, warm_runs)
 
 
 def unload(instances: Sequence[Session]) -> None:
@@ -84,6 +92,15 @@ def unload(instances: Sequence[Session]) -> None:
         session.close()
     gc.collect(0)
     trim_memory()
+
+
+def _limit_batches(
+    limits: SchedulingLimits, session: Session, golden: GoldenCase, path: Path
+) -> SchedulingLimits:
+    if limits.max_batch == 1 or rows_are_independent(session, golden.inputs):
+        return limits
+    _logger.warning("%s: its rows cannot share a batch, so max_batch is 1", path)
+    return dataclasses.replace(limits, max_batch=1)
 
 
 def _check(golden: GoldenCase, session: Session, path: Path) -> None:

@@ -17,6 +17,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
+from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 
@@ -77,12 +78,14 @@ class Served:
     Attributes:
         loaded: its sessions.
         codec: for its requests.
+        metrics: what its lane counts.
         own_lane: the lane to its sessions.
         lane: where its calls go: `own_lane`, or a canary, a cache or the like in front of it.
     """
 
     loaded: Loaded
     codec: Codec
+    metrics: LaneMetrics
     own_lane: DrainingLane
     lane: Lane
 
@@ -92,7 +95,7 @@ class Served:
         return self.loaded.manifest.version
 
 
-MakeServed: TypeAlias = Callable[[Loaded, ModelOptions], Served]
+MakeServed: TypeAlias = Callable[[Loaded], Served]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,7 @@ class Registry:
             except EdgekitError:
                 again = [functools.partial(self._source.reopen, path, options) for path in before]
                 opened = [await self._on_thread(reopen) for reopen in again]
-                self._put_in(model, [self._make_served(loaded, options) for loaded in opened])
+                self._put_in(model, [self._make_served(loaded) for loaded in opened])
                 raise
         else:
             fresh = await self._open(name, options)
@@ -271,7 +274,7 @@ class Registry:
 
     async def _open(self, name: str, options: ModelOptions) -> list[Served]:
         opened = await self._on_thread(functools.partial(self._source.open, name, options))
-        return [self._make_served(loaded, options) for loaded in opened]
+        return [self._make_served(loaded) for loaded in opened]
 
     def _confirm_later(self, name: str, fresh: Sequence[Served]) -> None:
         """Count a version as good once it has served for a while: crashes come with the first requests."""

@@ -8,19 +8,20 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.service import statistics
 from edgekit_runtime.service.answers import MethodError, make_error, make_head, make_json
 from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.infer_request import load_object, take_count
-from edgekit_runtime.service.registry import Registry
+from edgekit_runtime.service.registry import Registry, Served
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.tensors import TensorSpec
 
@@ -89,6 +90,8 @@ class Routes:
                 return self._find_model(name, version, rest)
             case ["v2", "models", name, *rest] if len(rest) <= 1:
                 return self._find_model(name, None, rest)
+            case ["v2", "models", "stats"]:
+                return _READ, _reply_with(lambda: _describe_statistics(self._registry.served()))
             case ["v2", "repository", "index"]:
                 return _WRITE, self._answer_index
             case ["v2", "repository", "models", name, "load"]:
@@ -109,6 +112,8 @@ class Routes:
                 return _READ, _reply_with(lambda: self._describe_model(name, version))
             case ["ready"]:
                 return _READ, _reply_with(lambda: self._describe_ready(name, version))
+            case ["stats"]:
+                return _READ, _reply_with(lambda: _describe_statistics([self._registry.find(name, version)]))
         return None
 
     def _find_memory(self, rest: list[str]) -> tuple[tuple[str, ...], Action] | None:
@@ -262,6 +267,10 @@ def _reply_with(make: Callable[[], Any]) -> Action:
 def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
     shape = [size if isinstance(size, int) else -1 for size in spec.shape]
     return {"name": spec.name, "datatype": DATATYPE_OF_DTYPE[spec.dtype], "shape": shape}
+
+
+def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
+    return {"model_stats": [statistics.describe(one.metrics) for one in served]}
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.loading import Loaded, ModelOptions
+from edgekit_runtime.service.loading import Loaded
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.pool import Pool, Threads
@@ -49,8 +49,9 @@ class Service:
         routes = Routes(self.registry, self._regions, lambda: b"")
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self._socket_path: Path | None = None
+        self._tls: asyncio.Server | None = None
 
-    def listen(self) -> list[str]:
+    async def listen(self) -> list[str]:
         """Accept connections from now on; returns where, for people.
 
         Raises:
@@ -62,14 +63,24 @@ class Service:
         if listen.unix_socket and not inherited:
             self._socket_path = Path(listen.unix_socket)
             listeners.append(listen_unix(self._socket_path))
-        if listen.host:
+        if listen.host and listen.tls_certificate is None:
             listeners.append(listen_tcp(listen.host, listen.port))
         for listener in listeners:
             self.http.listen(listener)
-        return [_name(listener) for listener in listeners]
+        addresses = [_name(listener) for listener in listeners]
+        if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
+            from edgekit_runtime.service.tls import listen_tls, make_context
+
+            context = make_context(listen.tls_certificate, listen.tls_key)
+            encrypted = listen_tcp(listen.host, listen.port)
+            self._tls = await listen_tls(self.http, encrypted, context)
+            addresses.append(f"https://{_name(encrypted)}")
+        return addresses
 
     async def stop(self) -> None:
         """Answer what is under way, then free everything."""
+        if self._tls is not None:
+            self._tls.close()
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
         self._threads.close()
@@ -88,7 +99,7 @@ class Service:
             raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
         return False
 
-    def _make_served(self, loaded: Loaded, options: ModelOptions) -> Served:
+    def _make_served(self, loaded: Loaded) -> Served:
         manifest, session = loaded.manifest, loaded.instances[0]
         codec = Codec(
             manifest.name,
@@ -100,11 +111,11 @@ class Service:
         )
         metrics = LaneMetrics(manifest.name, manifest.version)
         lane = Scheduler(
-            loaded.instances, options.scheduling, pool=self._pool, loop=self.http.loop, metrics=metrics
+            loaded.instances, loaded.scheduling, pool=self._pool, loop=self.http.loop, metrics=metrics
         )
         for run in loaded.warm_runs:
             lane.learn(run.size_bytes, run.seconds)
-        return Served(loaded, codec, lane, lane)
+        return Served(loaded, codec, metrics, lane, lane)
 
 
 async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:
@@ -124,7 +135,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         loop.add_signal_handler(number, stopping.set)
     service = Service(config, source)
     try:
-        addresses = service.listen()
+        addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
         loading.add_done_callback(functools.partial(_announce, announce, addresses))
         await stopping.wait()
