@@ -13,7 +13,7 @@ from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.sharedmem import RegionLimits
 from edgekit_runtime.service.sockets import find_socket
-from edgekit_runtime.service.versions import VersionPolicy
+from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
 _MIN_TOKEN_CHARACTERS: Final = 16
@@ -23,6 +23,11 @@ _TYPE_NAMES: Final = {
     "int": "a whole number",
     "float": "a number",
     "str": "a string",
+}
+_SWAPS: Final[Mapping[str, SwapOrder | None]] = {
+    "auto": None,
+    "availability": "availability",
+    "resource": "resource",
 }
 
 Section = TypeVar("Section")
@@ -184,9 +189,12 @@ def _read_model(name: str, table: object) -> ModelOptions:
     if not isinstance(specific, list) or not all(isinstance(version, str) for version in specific):
         raise ConfigError(f"{where}: specific is {specific!r}, expected a list of versions")
     kept = read_section(_Model, settings, where)
-    swap = kept.swap if kept.swap in ("availability", "resource") else None
     return ModelOptions(
-        VersionPolicy(kept.latest, tuple(specific)), swap, kept.threads, kept.instances, scheduling
+        VersionPolicy(kept.latest, tuple(specific)),
+        _SWAPS[kept.swap],
+        kept.threads,
+        kept.instances,
+        scheduling,
     )
 
 
@@ -202,8 +210,8 @@ class _Model:
     def __post_init__(self) -> None:
         if min(self.latest, self.instances, self.threads or 1) < 1:
             raise ValueError("latest, threads and instances: expected at least 1")
-        if self.swap not in ("auto", "availability", "resource"):
-            raise ValueError(f"swap is {self.swap!r}, expected 'auto', 'availability' or 'resource'")
+        if self.swap not in _SWAPS:
+            raise ValueError(f"swap is {self.swap!r}, expected one of {', '.join(_SWAPS)}")
 
 
 def _take_table(document: dict[str, Any], name: str, where: str = "") -> Mapping[str, Any]:

@@ -175,7 +175,7 @@ class Connection:
         self._head = head
         self._unread = b""
         self._begin_body(head, data[end:])
-        return False
+        return self._body is None and self._chunks is None
 
     def _begin(self, head: Head, body: memoryview) -> None:
         self._head = head

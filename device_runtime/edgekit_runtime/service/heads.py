@@ -61,7 +61,9 @@ class Head:
         self.method = parser.get_method().decode("ascii")
         self.path = url.split(b"?", 1)[0].decode("latin-1")
         self.is_http_1_0 = version == "1.0"
-        self.keeps_alive: bool = parser.should_keep_alive()
+        # Not from the parser, which has forgotten it where there is no body.
+        wishes = {wish.strip() for wish in fields.get(b"connection", b"").lower().split(b",")}
+        self.keeps_alive = b"close" not in wishes and (not self.is_http_1_0 or b"keep-alive" in wishes)
         self.body_bytes = _read_length(fields)
         self.json_bytes = _read_count(fields, b"inference-header-content-length")
         self.expects_continue = _read_expectation(fields) and not self.is_http_1_0
@@ -120,9 +122,12 @@ class _Collector:
     def on_header(self, name: bytes, value: bytes) -> None:
         self.count += 1
         name = name.lower()
-        if name in _ONE_OF_A_KIND and name in self.fields:
-            self.repeated = name
-        self.fields[name] = value.strip()
+        value = value.strip()
+        if name in self.fields:
+            if name in _ONE_OF_A_KIND:
+                self.repeated = name
+            value = self.fields[name] + b", " + value
+        self.fields[name] = value
 
     def on_headers_complete(self) -> None:
         self.is_complete = True
