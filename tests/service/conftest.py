@@ -10,6 +10,6 @@ __all__ = ["maker"]
 
 
 @pytest.fixture(scope="module")
-def linear(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:  # noqa: F811
+def linear(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running_linear(maker, tmp_path_factory.mktemp("s")) as service:
         yield service

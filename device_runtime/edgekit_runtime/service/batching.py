@@ -57,7 +57,7 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array], seed: in
     return True
 
 
-def _shuffle(array: Array, orders: np.random.Generator) -> Array:
+def _shuffle(array: Array, orders: "np.random.Generator") -> Array:
     shuffled: Array = orders.permutation(array.reshape(-1)).reshape(array.shape)
     return shuffled
 

@@ -3,7 +3,6 @@
 import importlib
 import logging
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -138,6 +137,8 @@ def _find_backend(name: str) -> OpenBackend:
         module, function = _BUILT_IN[name]
         built_in: OpenBackend = getattr(importlib.import_module(module), function)
         return built_in
+    from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
+
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name == name:
             try:
