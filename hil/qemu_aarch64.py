@@ -4,7 +4,8 @@
 
 On Debian or Ubuntu with `apt-get install qemu-user-static`. It fetches an aarch64 CPython with its libraries
 from the distribution's own archive and the engines' wheels from the package index, all into a folder of its
-own (`--root`, kept between calls). Then it packages every model of models/tiny for the target rpi5, and each
+own (`--root`, kept between calls). Then it packages every model of models/tiny for the Raspberry Pi 5 with
+both engines, for Android (LiteRT) and for the Jetson (whose fallback, onnxruntime, runs here), and each
 `.tflite` that is named with this machine's own outputs as golden ones, and runs the self-test of each package
 under qemu on every engine that it names. It shows that wheels load and compute right on the instructions of
 one CPU, by default the Raspberry Pi 5's. It measures nothing: time under an emulator is no time.
@@ -39,6 +40,7 @@ COMMON: Final = (
     *("flatbuffers", "packaging", "protobuf"),
 )
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_17", "manylinux2014")
+PACKAGINGS: Final = (("rpi5", "ort"), ("rpi5", "litert"), ("android-arm64", "litert"), ("jetson", "tensorrt"))
 TIME_LIMIT_S: Final = 600
 CHILD: Final = """
 import dataclasses, json, platform, sys
@@ -114,15 +116,19 @@ def make_packages(root: Path, tflites: Sequence[Path]) -> Iterator[Path]:
     os.environ["EDGEKIT_HOME"] = str(root / "home")
     from edgekit_toolkit.cli import main
 
-    out = root / "packages"
-    out.mkdir(exist_ok=True)
-    for model in sorted((ROOT / "models" / "tiny").glob("*.onnx")):
-        stem = str(model.with_suffix(""))
-        data = ["--calibration", f"{stem}.calib.npz", "--eval", f"{stem}.eval.npz"]
-        if not list(out.glob(f"{model.stem}-*-rpi5.edgepkg")):
-            with contextlib.redirect_stdout(io.StringIO()):
-                main(["package", str(model), "--target", "rpi5", *data, "--out", str(out)])
-        yield from out.glob(f"{model.stem}-*-rpi5.edgepkg")
+    for target, backend in PACKAGINGS:
+        out = root / "packages" / f"{target}-{backend}"
+        out.mkdir(parents=True, exist_ok=True)
+        for model in sorted((ROOT / "models" / "tiny").glob("*.onnx")):
+            stem = str(model.with_suffix(""))
+            command = ["package", str(model), "--target", target, "--backend", backend, "--out", str(out)]
+            command += ["--calibration", f"{stem}.calib.npz", "--eval", f"{stem}.eval.npz"]
+            if not list(out.glob(f"{model.stem}-*.edgepkg")):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    main(command)
+            yield from out.glob(f"{model.stem}-*.edgepkg")
+    out = root / "packages" / "wrapped"
+    out.mkdir(parents=True, exist_ok=True)
     for path in tflites:
         yield wrap(path, out)
 
@@ -215,7 +221,8 @@ def main() -> int:
             if backend_of(engine) in backends_of(package):
                 verdict = try_package(root, python, folder, package, arguments.cpu)
                 failed += verdict != "yes"
-                print(f"| {arguments.cpu} | {engine} | {package.name} | {verdict} |", flush=True)
+                name = f"{package.parent.name}/{package.stem}"
+                print(f"| {arguments.cpu} | {engine} | {name} | {verdict} |", flush=True)
     return 1 if failed else 0
 
 

@@ -165,6 +165,15 @@ class OpenedPackage:
         starts = range(0, len(self._view), _CHUNK_BYTES)
         file.writelines(self._view[start : start + _CHUNK_BYTES] for start in starts)
 
+    def select(self, variant: str) -> "OpenedPackage":
+        """Return this package as if a variant were its only one; closing either closes both.
+
+        Raises:
+            PackageError: there is no variant of that name.
+        """
+        manifest = self.manifest.select(variant)
+        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+
     def close(self) -> None:
         """Give the mapping up; it is freed when the last view that `read` returned is gone."""
         self._view.release()

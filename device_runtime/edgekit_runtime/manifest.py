@@ -8,7 +8,7 @@ Source: docs/package-format.md, section "manifest.json".
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from edgekit_runtime.canonical import Fields, JsonValue, decode_json, encode_json
@@ -21,10 +21,11 @@ from edgekit_runtime.entries import (
     require_object,
     require_token,
 )
-from edgekit_runtime.errors import DataError, ManifestError
+from edgekit_runtime.errors import DataError, ManifestError, PackageError
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.names import find_names_problem
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.variants import DEFAULT_VARIANT, Variant, check_variants, parse_variants
 
 __all__ = [
     "MANIFEST_NAME",
@@ -33,6 +34,7 @@ __all__ = [
     "BackendChoice",
     "FormatInfo",
     "Manifest",
+    "Variant",
     "parse_manifest",
 ]
 
@@ -53,6 +55,7 @@ class Manifest:
         budget: limit name -> finite number, the unit is in the name.
         figures: what was measured and does not vary from run to run.
         provenance: source model digest, recipe digest, tool versions.
+        variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
 
     Raises:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
@@ -71,6 +74,7 @@ class Manifest:
     budget: Mapping[str, float] = field(default_factory=dict, hash=False)
     figures: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     provenance: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+    variants: tuple[Variant, ...] = ()
     format: FormatInfo = field(default_factory=FormatInfo)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
@@ -87,33 +91,36 @@ class Manifest:
             names = [spec.name for spec in specs]
             require(len(names) > 0, f"{what} is empty, expected at least one tensor")
             require(len(set(names)) == len(names), f"{what} holds a tensor name twice: {', '.join(names)}")
-        self._check_artifacts()
-        self._check_golden()
-
-    def _check_artifacts(self) -> None:
-        paths = [artifact.path for artifact in self.artifacts]
-        require(paths == sorted(paths), "artifacts are not sorted by path")
-        problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
-        require(problem is None, f"artifacts: {problem}")
-        for choice in self.backend.chain:
-            self._find(choice.artifact, "model", f"backend '{choice.name}'")
+        self._check_paths()
+        check_variants(self.variants)
+        for variant in self.all_variants:
+            self._check_variant(variant)
         if self.preprocessing is not None:
             self._find(self.preprocessing, "preprocessing", "preprocessing")
         if self.labels is not None:
             self._find(self.labels, "labels", "labels")
 
-    def _check_golden(self) -> None:
+    def _check_paths(self) -> None:
+        paths = [artifact.path for artifact in self.artifacts]
+        require(paths == sorted(paths), "artifacts are not sorted by path")
+        problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
+        require(problem is None, f"artifacts: {problem}")
+
+    def _check_variant(self, variant: Variant) -> None:
+        of = "" if variant.name == DEFAULT_VARIANT else f"variant '{variant.name}': "
+        for choice in variant.backend.chain:
+            self._find(choice.artifact, "model", f"{of}backend '{choice.name}'")
         try:
-            self.golden.check(self.inputs, self.outputs)
+            variant.golden.check(self.inputs, self.outputs)
         except DataError as cause:
-            raise ManifestError(f"{MANIFEST_NAME}: {cause}") from cause
-        tensors: list[GoldenInput | GoldenOutput] = [*self.golden.inputs, *self.golden.outputs]
+            raise ManifestError(f"{MANIFEST_NAME}: {of}{cause}") from cause
+        tensors: list[GoldenInput | GoldenOutput] = [*variant.golden.inputs, *variant.golden.outputs]
         for tensor in tensors:
-            artifact = self._find(tensor.path, "golden", f"golden tensor '{tensor.name}'")
+            artifact = self._find(tensor.path, "golden", f"{of}golden tensor '{tensor.name}'")
             require(
                 artifact.size_bytes == tensor.size_bytes,
-                f"golden tensor '{tensor.name}': artifact '{tensor.path}' has {artifact.size_bytes} bytes,"
-                f" expected {tensor.size_bytes} for shape {list(tensor.shape)}",
+                f"{of}golden tensor '{tensor.name}': artifact '{tensor.path}' has {artifact.size_bytes}"
+                f" bytes, expected {tensor.size_bytes} for shape {list(tensor.shape)}",
             )
 
     def _find(self, path: str, role: str, user: str) -> Artifact:
@@ -126,6 +133,25 @@ class Manifest:
     def file_name(self) -> str:
         """The name of the package file: `NAME-VERSION-TARGET.edgepkg`."""
         return f"{self.name}-{self.version}-{self.target}.edgepkg"
+
+    @property
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Every way to run the model: the default one, then the further ones in their order."""
+        return (Variant(DEFAULT_VARIANT, self.backend, self.golden, self.figures), *self.variants)
+
+    def select(self, variant: str) -> "Manifest":
+        """Return the manifest as if a variant were the only one: its backend, golden tensors and figures.
+
+        Raises:
+            PackageError: there is no variant of that name.
+        """
+        named = {one.name: one for one in self.all_variants}
+        if variant not in named:
+            raise PackageError(f"{self.file_name}: no variant '{variant}', there are: {', '.join(named)}")
+        chosen = named[variant]
+        return replace(
+            self, backend=chosen.backend, golden=chosen.golden, figures=chosen.figures, variants=()
+        )
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes of the manifest.
@@ -150,6 +176,8 @@ class Manifest:
             "figures": dict(self.figures),
             "provenance": dict(self.provenance),
         }
+        if self.variants:
+            json["variants"] = [variant.to_json() for variant in self.variants]
         try:
             return encode_json(json)
         except (ValueError, TypeError, RecursionError) as cause:
@@ -172,6 +200,7 @@ def parse_manifest(data: bytes) -> Manifest:
         inputs = _parse_specs(fields, "inputs")
         outputs = _parse_specs(fields, "outputs")
         golden = Golden.from_json(fields.take("golden"), f"{MANIFEST_NAME}: golden")
+        variants = parse_variants(fields)
     except DataError as cause:
         raise ManifestError(str(cause)) from cause
     artifacts = fields.take_list("artifacts")
@@ -190,6 +219,7 @@ def parse_manifest(data: bytes) -> Manifest:
             for index, item in enumerate(artifacts)
         ),
         backend=backend,
+        variants=variants,
         format=format_info,
         extra=fields.rest(),
     )

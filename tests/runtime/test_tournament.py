@@ -115,7 +115,8 @@ def test_every_engine_that_is_here_takes_part(make: Callable[..., Path]) -> None
     ]  # fmt: skip
     assert "no backend 'absent'" in str(result.entrants[0].reason)
     assert [entrant.latency is not None for entrant in result.entrants] == [False, True, True]
-    assert result.winner in {BackendChoice("litert", "model.tflite", {"threads": 1}), ORT}
+    assert result.winner is not None
+    assert result.winner.choice in {BackendChoice("litert", "model.tflite", {"threads": 1}), ORT}
 
 
 def test_an_engine_that_computes_something_else_takes_no_part(
@@ -161,23 +162,33 @@ def test_a_cache_that_cannot_be_written_does_not_hide_the_table(
     assert "set EDGEKIT_CACHE to another folder" in caplog.text
 
 
-@pytest.mark.parametrize(("winner", "kind"), [(LITERT, LiteRtSession), (ORT, OrtSession)])
-def test_a_kept_winner_is_opened_first(
-    winner: BackendChoice, kind: type, make: Callable[..., Path], maker: Any
-) -> None:
+@pytest.mark.parametrize(("place", "kind"), [(0, LiteRtSession), (1, OrtSession)])
+def test_a_kept_winner_is_opened_first(place: int, kind: type, make: Callable[..., Path]) -> None:
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        keep_winner(package.manifest, winner)
+        keep_winner(package.manifest, "default", place)
     assert isinstance(open_session(path), kind)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"backend": "ort"}', b'{"backend": 1, "artifact": null}'])
-def test_a_preference_that_names_nobody_counts_for_nothing(
-    content: bytes, make: Callable[..., Path], maker: Any
-) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"variant": "default"}',
+        b'{"variant": "default", "place": null}',
+        b'{"variant": "default", "place": 2}',
+        b'{"variant": "default", "place": 1.0}',
+        b'{"variant": "default", "place": true}',
+        b'{"variant": "default", "place": -1}',
+        b'{"variant": "other", "place": 1}',
+        b'{"variant": [], "place": 1}',
+    ],
+)
+def test_a_preference_that_names_nobody_counts_for_nothing(content: bytes, make: Callable[..., Path]) -> None:
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        keep_winner(package.manifest, ORT).write_bytes(content)
+        keep_winner(package.manifest, "default", 1).write_bytes(content)
     assert isinstance(open_session(path), LiteRtSession)
 
 
@@ -186,7 +197,7 @@ def test_a_winner_whose_engine_has_gone_gives_way_to_the_others(
 ) -> None:
     path = make(BackendChoice("ort", "model.onnx", {}, BackendChoice("absent", "model.onnx")))
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        keep_winner(package.manifest, BackendChoice("absent", "model.onnx"))
+        keep_winner(package.manifest, "default", 1)
     with caplog.at_level(logging.WARNING):
         assert isinstance(open_session(path), OrtSession)
     assert "using the fallback 'ort'" in caplog.text
@@ -216,7 +227,26 @@ def test_a_user_without_a_home_gets_the_order_of_the_package(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", home)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        assert recall_order(package.manifest) == package.manifest.backend
+        assert recall_order(package.manifest) == package.manifest.all_variants
+
+
+def test_choices_that_differ_in_options_only_are_told_apart(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+
+    def note(package: object, choice: BackendChoice, threads: int | None) -> None:
+        opened.append(choice.options["threads"])
+
+    path = make(BackendChoice("ort", "model.onnx", {"threads": 2}, ORT))
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        result = hold_tournament(package, limits=QUICK)
+        assert [entrant.name for entrant in result.entrants] == ["ort model.onnx", "ort model.onnx (2)"]
+        assert all(entrant.latency is not None for entrant in result.entrants)
+        keep_winner(package.manifest, "default", 1)
+        monkeypatch.setattr("edgekit_runtime.sessions.ort.open_ort", note)
+        open_session(package)
+    assert opened == [1]
 
 
 def test_an_untrusted_package_is_refused(maker: Any, package_path: Path, tmp_path: Path) -> None:

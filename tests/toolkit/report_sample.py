@@ -182,6 +182,14 @@ def packaged() -> dict[str, Any]:
         "candidates": _candidates(),
         "set_aside": ["int8 per channel equalized (0.4 dB more noise than int8 per channel)"],
         "tournament": [],
+        "variants": [
+            {
+                "name": "ort-static-int8",
+                "backend": "ort",
+                "label": "int8 per channel mixed, 5 layers float",
+                "figures": _candidates()[6]["figures"],
+            }
+        ],
         "budget": [
             _line("size", 10e6, "bytes", 5_243_010, "measured"),
             _line("latency", 40, "ms", 24.9, "estimated"),
@@ -257,6 +265,7 @@ def bare() -> dict[str, Any]:
         warnings=[],
         set_aside=[],
         tournament=[],
+        variants=[],
         steps=[],
         budget=[],
         layers=[],

@@ -35,7 +35,7 @@ def _with_evil(value: Any, key: str = "", parent: str = "") -> Any:
         return {f"{k}{EVIL}" if free_keys else k: _with_evil(item, k, key) for k, item in value.items()}
     if isinstance(value, list):
         return [_with_evil(item, key, parent) for item in value]
-    free_label = key == "label" and parent == "candidates"
+    free_label = key == "label" and parent in {"candidates", "variants"}
     return f"{value}{EVIL}" if isinstance(value, str) and (key not in FIXED or free_label) else value
 
 

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit_toolkit.budget import Budget, parse_budget
-from edgekit_toolkit.search import COSTS, SAME_LATENCY, Measured, choose, pareto_front
+from edgekit_toolkit.search import (
+    COSTS,
+    SAME_LATENCY,
+    Measured,
+    choose,
+    pareto_front,
+    rank_further,
+)
 
 
 def candidate(
@@ -194,3 +201,35 @@ def test_choice_keeps_all_limits_whenever_any_candidate_does(
         assert found.closest in {one.id for one in some}
         assert set(found.binding) <= limits.keys()
         assert found.binding
+
+
+def ranked(*candidates: Measured, limits: dict[str, float] | None = None) -> list[str]:
+    return [one.id for one in rank_further(candidates, Budget(limits or {}))]
+
+
+def test_further_candidates_come_by_accuracy_then_by_latency() -> None:
+    fast = candidate("fast", latency=1, drop=0.9)
+    good = candidate("good", latency=5, drop=0.0)
+    middle = candidate("middle", latency=2, drop=0.5)
+    small = candidate("small", latency=6, drop=0.9, size=1e5)
+    assert ranked(fast, good, middle, small) == ["good", "middle", "fast", "small"]
+
+
+def test_further_candidates_keep_every_limit() -> None:
+    slow, wrong = candidate("slow", latency=20, drop=0.0), candidate("wrong", latency=5, drop=2.0)
+    assert ranked(candidate("ok"), slow, wrong, limits={"latency": 15.0, "drop": 1.0}) == ["ok"]
+
+
+def test_candidate_that_another_one_makes_pointless_is_no_further_one() -> None:
+    same = candidate("same", latency=10 * (1 + SAME_LATENCY / 2), size=2e6)
+    assert ranked(candidate("best"), same, candidate("large", size=3e6, latency=11)) == ["best"]
+    assert ranked(candidate("a", memory=1), candidate("b", memory=2)) == ["a", "b"]
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 10)] * 3), min_size=1, max_size=8))
+def test_something_is_left_of_candidates_that_keep_all_limits(figures: list[tuple[float, ...]]) -> None:
+    candidates = [
+        candidate(f"C{index}", size=size, latency=latency, drop=drop)
+        for index, (size, latency, drop) in enumerate(figures)
+    ]
+    assert ranked(*candidates)

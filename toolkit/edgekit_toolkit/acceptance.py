@@ -54,7 +54,7 @@ def choose_accepted(
         choice = choose(left, budget)
         if choice.chosen is None:
             return Accepted(_with_refusals(choice, refused), None, refused)
-        check = check_tensorrt(models[choice.chosen], dims=_shape_ranges(models[choice.chosen], feeds))
+        check = check_accepted(models[choice.chosen], feeds)
         if check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
             note = f"not checked with TensorRT's parser and builder: {check.errors[0]}"
             return Accepted(choice, None, [*refused, note])
@@ -66,6 +66,16 @@ def choose_accepted(
             reason = "TensorRT refuses every candidate that keeps the limits"
             choice = Choice(None, (), choice.chosen, reason, "a model that its parser accepts")
             return Accepted(_with_refusals(choice, refused), None, refused)
+
+
+def check_accepted(model: onnx.ModelProto, feeds: Feeds) -> TensorRtCheck:
+    """Return what TensorRT's parser and builder say about a model.
+
+    Args:
+        model: of a candidate.
+        feeds: one sample, for the sizes of free dimensions.
+    """
+    return check_tensorrt(model, dims=_shape_ranges(model, feeds))
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:

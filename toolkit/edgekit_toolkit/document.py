@@ -14,7 +14,7 @@ from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.publish import Published, host_facts, now
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
-from edgekit_toolkit.runs import Run, measures_here
+from edgekit_toolkit.runs import Carried, Run, measures_here
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
         "tournament": [asdict(standing) for standing in run.tournament],
+        "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.steps],
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
@@ -57,6 +58,15 @@ def _target(run: Run) -> dict[str, Any]:
         "title": target.title,
         "backend": run.request.backend,
         "form": target.quantization.form,
+    }
+
+
+def _variant(carried: Carried) -> dict[str, Any]:
+    return {
+        "name": carried.name,
+        "backend": carried.run.request.backend,
+        "label": carried.run.drafts[carried.place].measured.label,
+        "figures": figures(carried.run, carried.place),
     }
 
 
@@ -83,11 +93,16 @@ def _package(published: Published) -> dict[str, Any]:
 def _provenance(run: Run) -> dict[str, Any]:
     chosen = run.choice.chosen
     return {
-        "tools": tool_versions(run.request.backend),
+        "tools": tool_versions(*(one.request.backend for one in _runs(run))),
         "host": host_facts(),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
-        "recipe_sha256": None if chosen is None else run.drafts[run.position(chosen)].recipe.sha256,
+        "recipe_sha256": None if chosen is None else run.packaged(chosen).recipe.sha256,
     }
+
+
+def _runs(run: Run) -> list[Run]:
+    """The run, and those of other engines that it carries variants of."""
+    return [run, *(carried.run for carried in run.variants)]
 
 
 def _source(run: Run) -> dict[str, Any]:
@@ -199,7 +214,9 @@ def _subject(run: Run) -> int:
 def _budget(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
     found = figures(run, place)
-    violations = run.request.budget.violations(run.drafts[place].measured.figures)
+    costs = (run.whole or run.drafts[place]).measured.figures
+    found["size"]["value"] = costs["size"]
+    violations = run.request.budget.violations(costs)
     return [
         {
             "limit": name,
@@ -215,10 +232,34 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 def evidence_figures(run: Run, place: int) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
+    variants = {one.name: _varying(one.run, one.place) for one in run.variants}
+    return {
+        "target": run.request.target.name,
+        **_varying(run, place),
+        "memory_here": None
+        if run.peak is None
+        else {
+            "peak_bytes": run.peak.total_bytes,
+            "engine_bytes": run.peak.engine_bytes,
+            "label": "measured",
+        },
+        "tensorrt_check": None
+        if run.tensorrt is None
+        else {
+            "version": run.tensorrt.version,
+            "accepted": run.tensorrt.accepted,
+            "built_on": "a machine without a GPU",
+        },
+        "seconds": dict(run.seconds),
+        **({"variants": variants} if variants else {}),
+    }
+
+
+def _varying(run: Run, place: int) -> dict[str, Any]:
+    """What varies of one candidate."""
     low, high = run.judged.latencies[place].quartiles_s
     modelled = run.judged.modelled[place]
     return {
-        "target": run.request.target.name,
         "latency_here": {
             "median_ms": run.judged.latencies[place].median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],
@@ -229,20 +270,5 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
         },
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
-        "memory_here": None
-        if run.peak is None
-        else {
-            "peak_bytes": run.peak.total_bytes,
-            "engine_bytes": run.peak.engine_bytes,
-            "label": "measured",
-        },
         "memory": _figure(run.drafts[place].measured.figures["memory"], *_memory_label(run, place)),
-        "tensorrt_check": None
-        if run.tensorrt is None
-        else {
-            "version": run.tensorrt.version,
-            "accepted": run.tensorrt.accepted,
-            "built_on": "a machine without a GPU",
-        },
-        "seconds": dict(run.seconds),
     }

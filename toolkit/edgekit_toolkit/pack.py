@@ -1,23 +1,27 @@
-"""Assemble a package: model, golden test, labels and preprocessing under one manifest."""
+"""Assemble a package: model, golden test, labels and preprocessing under one manifest.
+
+A package with several variants is put together from packages of one each.
+"""
 
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from edgekit_runtime.archive import Sign
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical import JsonValue, encode_json
 from edgekit_runtime.golden import Golden, GoldenInput
-from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open_model, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
 from edgekit_toolkit.recipe import Recipe
+from edgekit_toolkit.specs import common_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         target=recipe.target,
         inputs=inputs,
         outputs=outputs,
-        artifacts=tuple(
-            Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
-            for path in sorted(contents)
-        ),
+        artifacts=_describe(contents, roles),
         backend=_backend(recipe, path),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
@@ -105,6 +106,67 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         },
     )
     return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
+
+
+def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -> Assembled:
+    """Return the package of `first` with the only variant of each other package as a further variant.
+
+    Golden inputs are shared. Inputs and outputs are stated as all variants take and give them.
+
+    Args:
+        first: holds the default variant.
+        others: name of the variant -> its package; of the same `Reference` as `first`.
+        recipe: of the whole package.
+
+    Raises:
+        DataError: a variant takes or gives other tensors.
+        ManifestError: a name cannot be that of a variant.
+    """
+    contents = dict(first.artifacts)
+    roles = {artifact.path: artifact.role for artifact in first.manifest.artifacts}
+    inputs, outputs = first.manifest.inputs, first.manifest.outputs
+    variants = []
+    for name, other in others.items():
+        inputs = common_specs(inputs, other.manifest.inputs)
+        outputs = common_specs(outputs, other.manifest.outputs)
+        moved = _move(name, other.manifest)
+        contents |= {place: other.artifacts[path] for path, place in moved.items()}
+        roles |= {moved[one.path]: one.role for one in other.manifest.artifacts if one.path in moved}
+        variants.append(_as_variant(name, other.manifest, moved))
+    provenance: dict[str, JsonValue] = {"recipe_sha256": recipe.sha256, "tools": dict(recipe.tools)}
+    whole = replace(
+        first.manifest,
+        inputs=inputs,
+        outputs=outputs,
+        artifacts=_describe(contents, roles),
+        variants=tuple(variants),
+        provenance={**first.manifest.provenance, **provenance},
+    )
+    return Assembled(whole, {path: contents[path] for path in sorted(contents)})
+
+
+def _move(name: str, manifest: Manifest) -> dict[str, str]:
+    """Where the model and the golden outputs of a package go in one where it is a variant."""
+    paths = [choice.artifact for choice in manifest.backend.chain]
+    paths += [output.path for output in manifest.golden.outputs]
+    return {path: f"variants/{name}/{path.rpartition('/')[2]}" for path in paths}
+
+
+def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Variant:
+    outputs = tuple(replace(output, path=moved[output.path]) for output in manifest.golden.outputs)
+    backend: BackendChoice | None = None
+    for choice in reversed(manifest.backend.chain):
+        backend = replace(choice, artifact=moved[choice.artifact], fallback=backend)
+    assert backend is not None  # noqa: S101  # for the type checker: a chain holds at least one
+    return Variant(name, backend, Golden(manifest.golden.inputs, outputs), manifest.figures)
+
+
+def _describe(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
+    """The entries of artifacts, sorted as a manifest has them."""
+    return tuple(
+        Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
+        for path in sorted(contents)
+    )
 
 
 def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -21,7 +21,7 @@ from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
 from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.importers.model import load_model
-from edgekit_toolkit.pack import Assembled, assemble, golden_reference
+from edgekit_toolkit.pack import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
 from edgekit_toolkit.recipe import Recipe, tool_versions
@@ -158,10 +158,28 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
     floats: Model = source.model
     if isinstance(floats, onnx.ModelProto):
         floats = onnx.shape_inference.infer_shapes(replay(floats, batch=recipe.batch, applied=recipe.steps))
+    try:
+        reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
+        first = assemble(recipe, reference, _rebuild(floats, recipe))
+        if not recipe.variants:
+            return first
+        alone = {variant.name: recipe.of_variant(variant) for variant in recipe.variants}
+        others = {name: assemble(one, reference, _rebuild(floats, one)) for name, one in alone.items()}
+        return combine(first, others, recipe)
+    except (DataError, ManifestError) as error:
+        raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
+
+
+def _rebuild(floats: Model, recipe: Recipe) -> Model:
+    """Return the model that a recipe is of.
+
+    Raises:
+        RecipeError: these tools make another one.
+    """
     model = _build(floats, recipe)
     made = None if model is None else hashlib.sha256(content_of(model)).hexdigest()
     if model is None or made != recipe.model_sha256:
-        here = tool_versions(recipe.backend)
+        here = tool_versions("litert")
         changed = [
             f"{name} {version} (here {here.get(name)})"
             for name, version in recipe.tools.items()
@@ -177,11 +195,7 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             f"the recipe states {stated} bytes for a model of {size_bytes};"
             " it was edited by hand or is damaged"
         )
-    try:
-        reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
-        return assemble(recipe, reference, model)
-    except (DataError, ManifestError) as error:
-        raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
+    return model
 
 
 def _build(floats: Model, recipe: Recipe) -> Model | None:

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,6 +18,7 @@ from edgekit_runtime import __version__
 from edgekit_runtime.canonical import encode_json
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.files import write_atomically
+from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.quantize.forms import Form
 
 RECIPE_FORMAT: Final = "https://edgekit.dev/recipe/v1"
@@ -26,6 +27,27 @@ _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeVariant:
+    """What differs in a further variant of the package; attributes are those of `Recipe`."""
+
+    name: str
+    backend: str
+    form: Form
+    model_sha256: str
+    figures: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of this variant."""
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "form": self.form.to_json(),
+            "model_sha256": self.model_sha256,
+            "figures": dict(self.figures),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +70,7 @@ class Recipe:
         labels: one a class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.
+        variants: further ones; `backend`, `form`, `model_sha256` and `figures` above are the default's.
     """
 
     name: str
@@ -67,11 +90,25 @@ class Recipe:
     labels: str | None
     preprocessing: Mapping[str, Any] | None
     tools: Mapping[str, str]
+    variants: tuple[RecipeVariant, ...] = ()
+
+    def of_variant(self, variant: RecipeVariant) -> "Recipe":
+        """Return the recipe of a package with nothing but one of the further variants."""
+        return replace(
+            self,
+            backend=variant.backend,
+            form=variant.form,
+            model_sha256=variant.model_sha256,
+            figures=variant.figures,
+            variants=(),
+        )
 
     def to_bytes(self) -> bytes:
-        """Return the recipe as canonical JSON."""
+        """Return the recipe as canonical JSON; without variants it has no such field."""
+        variants = [variant.to_json() for variant in self.variants]
         return encode_json(
             {
+                **({"variants": variants} if variants else {}),
                 "format": RECIPE_FORMAT,
                 "name": self.name,
                 "version": self.version,
@@ -110,9 +147,9 @@ class Recipe:
             file.write(f"{text}\n".encode())
 
 
-def tool_versions(backend: str) -> dict[str, str]:
-    """Versions of what decides about the bytes of a package for this backend."""
-    names = (*_TOOLS, *(_LITERT_TOOLS if backend == "litert" else ()))
+def tool_versions(*backends: str) -> dict[str, str]:
+    """Versions of what decides about the bytes of a package for these backends."""
+    names = (*_TOOLS, *(_LITERT_TOOLS if "litert" in backends else ()))
     found = {"edgekit": __version__}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):  # then no form of the model was made by it
@@ -158,18 +195,39 @@ def _check_digest(value: Mapping[str, Any]) -> None:
         )
 
 
-def _parse(value: Mapping[str, Any]) -> Recipe:
-    left = {name: item for name, item in value.items() if name not in {"format", "sha256"}}
+class _Members:
+    """The members of one JSON object of a recipe, taken out one by one."""
 
-    def take(name: str, read: Callable[[Any], _T]) -> _T:
+    def __init__(self, value: Mapping[str, Any], where: str = "") -> None:
+        self.left = dict(value)
+        self.where = where
+
+    def take(self, name: str, read: Callable[[Any], _T]) -> _T:
+        """Return and remove a member.
+
+        Raises:
+            RecipeError: it is missing or malformed.
+        """
+        given = name in self.left
         try:
-            return read(left.pop(name))
+            return read(self.left.pop(name))
         except KeyError as error:
-            missing = name if name not in value else f"{name}.{error.args[0]}"
-            raise RecipeError(f"field '{missing}' is missing") from error
+            missing = f"{name}.{error.args[0]}" if given else name
+            raise RecipeError(f"field '{self.where}{missing}' is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(f"field '{name}' is malformed: {error}") from error
+            raise RecipeError(f"field '{self.where}{name}' is malformed: {error}") from error
 
+    def check_all_taken(self) -> None:
+        """Raise `RecipeError` when a member is left that nobody knows."""
+        if self.left:
+            raise RecipeError(
+                f"field '{self.where}{min(self.left)}' is not known here; this recipe is of a newer edgekit"
+            )
+
+
+def _parse(value: Mapping[str, Any]) -> Recipe:
+    members = _Members({name: item for name, item in value.items() if name not in {"format", "sha256"}})
+    take = members.take
     recipe = Recipe(
         name=take("name", _text),
         version=take("version", _text),
@@ -191,10 +249,32 @@ def _parse(value: Mapping[str, Any]) -> Recipe:
         labels=take("labels", lambda labels: None if labels is None else _text(labels)),
         preprocessing=take("preprocessing", lambda given: None if given is None else _object(given)),
         tools=take("tools", lambda tools: {name: _text(version) for name, version in tools.items()}),
+        variants=take("variants", _variants) if "variants" in value else (),
     )
-    if left:
-        raise RecipeError(f"field '{min(left)}' is not known here; this recipe is of a newer edgekit")
+    members.check_all_taken()
     return recipe
+
+
+def _variants(value: Any) -> tuple[RecipeVariant, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_VARIANTS:
+        raise ValueError(f"expected a list of 1 to {MAX_VARIANTS} variants")
+    found = []
+    for index, item in enumerate(value):
+        members = _Members(_object(item), f"variants[{index}].")
+        found.append(
+            RecipeVariant(
+                name=members.take("name", _text),
+                backend=members.take("backend", _text),
+                form=members.take("form", Form.from_json),
+                model_sha256=members.take("model_sha256", _text),
+                figures=members.take("figures", _object),
+            )
+        )
+        members.check_all_taken()
+    names = [variant.name for variant in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name stands twice in {', '.join(names)}")
+    return tuple(found)
 
 
 def _text(value: Any) -> str:

@@ -42,6 +42,7 @@ class Request:
         threads: of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `tournament.search_engines`.
+        variants: most variants that the package carries, the default included, at least 1.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class Request:
     threads: int = 2
     search_s: float = 50.0
     backend: str = "ort"
+    variants: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +129,29 @@ class Standing:
     kept: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A further variant in a package.
+
+    Attributes:
+        name: in the package.
+        run: that it was found in.
+        place: in the tuples of that run.
+    """
+
+    name: str
+    run: "Run"
+    place: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything that one run found out; package, evidence and report are made from it.
 
     `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
     chosen one, measured here, or None where it was not. `tournament` has the engines among which
-    this one won.
+    this one won. `whole` is the chosen candidate's draft with the `variants` beside it, where there are
+    any.
     """
 
     request: Request
@@ -148,6 +166,12 @@ class Run:
     warnings: Sequence[str]
     peak: PeakMemory | None = None
     tournament: tuple[Standing, ...] = ()
+    variants: tuple[Carried, ...] = ()
+    whole: Draft | None = None
+
+    def packaged(self, candidate_id: str) -> Draft:
+        """What is written for the chosen candidate: its draft, with its variants if there are any."""
+        return self.whole or self.drafts[self.position(candidate_id)]
 
     def position(self, candidate_id: str) -> int:
         """Place of a candidate in the tuples."""

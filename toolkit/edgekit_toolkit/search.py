@@ -58,6 +58,31 @@ def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
     return frozenset(one.id for one in candidates if not any(_dominates(other, one) for other in candidates))
 
 
+def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measured]:
+    """Return what is worth carrying beside the choice, the most accurate first, of those alike the fastest.
+
+    These are the candidates that keep all limits and that no other such one matches or beats in latency, size
+    and drop while beating it in one; latencies closer than `SAME_LATENCY` count as equal. The choice is the
+    fastest, so the others pay by accuracy or size, and accuracy is what a device with power to spare wants.
+
+    Args:
+        candidates: of all engines, the chosen ones included.
+        budget: limits.
+    """
+    keeping = [one for one in candidates if not budget.violations(one.figures)]
+    front = [one for one in keeping if not any(_replaces(other, one) for other in keeping)]
+    return sorted(
+        front, key=lambda one: (*(one.figures[cost] for cost in ("drop", "latency", "size")), one.id)
+    )
+
+
+def _replaces(one: Measured, other: Measured) -> bool:
+    pairs = [(one.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
+    fast, slow = one.figures["latency"], other.figures["latency"]
+    as_good = all(a <= b for a, b in pairs) and fast <= slow * (1 + SAME_LATENCY)
+    return as_good and (any(a < b for a, b in pairs) or fast * (1 + SAME_LATENCY) < slow)
+
+
 def _dominates(one: Measured, other: Measured) -> bool:
     pairs = [(one.figures[cost], other.figures[cost]) for cost in COSTS]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

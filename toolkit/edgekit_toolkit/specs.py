@@ -1,6 +1,7 @@
 """The tensor specs of an ONNX model: what it takes and gives, without its weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx
 from onnx import helper
@@ -24,6 +25,35 @@ def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[
         tuple(_spec(value, "input") for value in real_inputs(model.graph)),
         tuple(_spec(value, "output") for value in model.graph.output),
     )
+
+
+def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return what holds for both of two models, in the order of the first; a size that one fixes is fixed.
+
+    Raises:
+        DataError: they differ in names, in a dtype or in a size that both fix.
+    """
+    named = {spec.name: spec for spec in other}
+    if named.keys() != {spec.name for spec in first}:
+        raise DataError(f"has the tensors {sorted(named)}, expected {sorted(spec.name for spec in first)}")
+    return tuple(_common(spec, named[spec.name]) for spec in first)
+
+
+def _common(first: TensorSpec, other: TensorSpec) -> TensorSpec:
+    alike = len(first.shape) == len(other.shape) and all(
+        size == own or isinstance(size, str) or isinstance(own, str)
+        for size, own in zip(first.shape, other.shape, strict=True)
+    )
+    if first.dtype != other.dtype or not alike:
+        raise DataError(
+            f"tensor '{first.name}' is {other.dtype} {list(other.shape)}, expected {first.dtype}"
+            f" {list(first.shape)}"
+        )
+    shape = (
+        own if isinstance(size, str) and isinstance(own, int) else size
+        for size, own in zip(first.shape, other.shape, strict=True)
+    )
+    return replace(first, shape=tuple(shape))
 
 
 def real_inputs(graph: onnx.GraphProto) -> Sequence[onnx.ValueInfoProto]:

@@ -16,6 +16,7 @@ from edgekit_toolkit.packaging import Progress, search
 from edgekit_toolkit.runs import Prepared, Request, Run, Standing
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.targets import Target
+from edgekit_toolkit.variants import carry_variants
 
 
 def engines_of(target: Target) -> list[str]:
@@ -30,6 +31,8 @@ def engines_here(target: Target) -> list[str]:
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
     """Return the run of the engine whose choice is the fastest here, with how all of them did.
+
+    Where the request asks for several variants, the package carries those of the other engines too.
 
     One that does not take the model, or is not installed, is reported with the reason. The time for mixing
     precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned: it
@@ -62,7 +65,8 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         _standing(name, runs.get(name), latencies.get(name), refused.get(name), kept=name == winner)
         for name in names
     ]
-    return replace(runs[winner], tournament=tuple(standings))
+    kept = replace(runs[winner], tournament=tuple(standings))
+    return carry_variants([kept, *(run for name, run in runs.items() if name != winner)], signer)
 
 
 def _named(progress: Progress, name: str) -> Progress:

@@ -21,8 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "tournament",
         help="measure every engine of a package here and keep the fastest",
         description="Run the golden inputs of a package on each engine that it names and that is installed"
-        " here, in turn and in random order, print the latencies, and keep the fastest for this package: from"
-        " then on it is opened first. An engine that fails the self-test does not take part.",
+        " here, those of its variants included, in turn and in random order, print the latencies, and keep"
+        " the fastest for this package: from then on it is opened first. An engine that fails the self-test"
+        " does not take part.",
     )
     parser.add_argument("package", type=Path, metavar="PACKAGE")
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             reasons = "; ".join(f"{entrant.name}: {entrant.reason}" for entrant in result.entrants)
             raise BackendError(f"{path}: no engine of the package runs it here: {reasons}")
         try:
-            kept = str(keep_winner(package.manifest, winner))
+            kept = str(keep_winner(package.manifest, winner.variant, winner.place))
         except OutputError as cause:  # what was measured is worth printing all the same
             _logger.warning("the winner is not kept: %s", cause)
             kept = None
@@ -71,6 +72,7 @@ def _describe(entrant: "Entrant") -> dict[str, Any]:
     lower_s, upper_s = (None, None) if latency is None else latency.quartiles_s
     return {
         "name": entrant.name,
+        "variant": entrant.variant,
         "backend": entrant.choice.name,
         "artifact": entrant.choice.artifact,
         "reason": entrant.reason,

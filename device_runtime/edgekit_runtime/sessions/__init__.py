@@ -6,7 +6,16 @@ from edgekit_runtime.sessions.session import (
     OpenBackend,
     Session,
     open_choice,
+    open_preferred,
     open_session,
 )
 
-__all__ = ["ENTRY_POINT_GROUP", "EngineMissingError", "OpenBackend", "Session", "open_choice", "open_session"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "EngineMissingError",
+    "OpenBackend",
+    "Session",
+    "open_choice",
+    "open_preferred",
+    "open_session",
+]

@@ -1,7 +1,7 @@
-"""The backend that won a package's tournament on this machine, kept until the next one.
+"""The variant and backend that won a package's tournament on this machine, kept until the next one.
 
-It only changes the order of the backends that the signed manifest names. A preference that cannot be read, or
-that names none of them, counts for nothing.
+It only changes the order of what the signed manifest names. A preference that cannot be read, or that names
+none of it, counts for nothing.
 """
 
 import hashlib
@@ -12,11 +12,16 @@ from typing import Any
 
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.files import find_cache_folder, write_atomically
-from edgekit_runtime.manifest import BackendChoice, Manifest
+from edgekit_runtime.manifest import BackendChoice, Manifest, Variant
 
 
-def keep_winner(manifest: Manifest, winner: BackendChoice) -> Path:
-    """Make `winner` the first choice for this very package on this machine; returns where that is kept.
+def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
+    """Make a backend the first choice for this very package on this machine; returns where that is kept.
+
+    Args:
+        manifest: of the package.
+        variant: name of the variant.
+        place: of the backend in the variant's chain; its name would not tell two sets of options apart.
 
     Raises:
         OutputError: the cache folder cannot be made or written.
@@ -29,23 +34,35 @@ def keep_winner(manifest: Manifest, winner: BackendChoice) -> Path:
             f"cannot make {path.parent}: {cause}; set EDGEKIT_CACHE to another folder"
         ) from cause
     with write_atomically(path, mode=0o600) as file:
-        file.write(json.dumps({"backend": winner.name, "artifact": winner.artifact}).encode())
+        file.write(json.dumps({"variant": variant, "place": place}).encode())
     return path
 
 
-def recall_order(manifest: Manifest) -> BackendChoice:
-    """Return the backends of `manifest` with the kept winner first, and the others in their order behind."""
-    choices = manifest.backend.chain
-    if len(choices) == 1:
-        return manifest.backend
+def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
+    """Return the variants of `manifest` with the kept winner first, in its variant and of all.
+
+    The others stand behind in their order.
+    """
+    variants = manifest.all_variants
+    if len(variants) == len(manifest.backend.chain) == 1:
+        return variants
     try:
         kept: Any = json.loads(_path(manifest).read_bytes())
-        winner = (kept["backend"], kept["artifact"])
+        name, place = kept["variant"], kept["place"]
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
-        return manifest.backend
-    ordered = sorted(choices, key=lambda choice: (choice.name, choice.artifact) != winner)
-    chained = replace(ordered[-1], fallback=None)
-    for choice in reversed(ordered[:-1]):
+        return variants
+    for variant in variants:
+        if variant.name == name and type(place) is int and 0 <= place < len(variant.backend.chain):
+            first = replace(variant, backend=_put_first(variant.backend, place))
+            return (first, *(one for one in variants if one is not variant))
+    return variants
+
+
+def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
+    choices = list(backend.chain)
+    choices.insert(0, choices.pop(place))
+    chained = replace(choices[-1], fallback=None)
+    for choice in reversed(choices[:-1]):
         chained = replace(choice, fallback=chained)
     return chained
 

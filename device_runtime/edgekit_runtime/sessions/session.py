@@ -82,29 +82,62 @@ class OpenBackend(Protocol):
 def open_session(
     package: Path | OpenedPackage,
     *,
+    variant: str | None = None,
     trust: TrustStore | None = None,
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of the manifest's backend, or of its next fallback where that engine is missing.
-
-    Where a tournament was held on this machine, its winner comes first.
+    """Return a session of a variant's backend, or of its next fallback where that engine is missing.
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
+        variant: name of the variant; by default what `open_preferred` takes.
         trust: whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: of reading.
         threads: of one inference; by default as the manifest's options say.
 
     Raises:
-        PackageError: of a subclass that says what is wrong with the package.
+        PackageError: of a subclass that says what is wrong with the package, or it has no such variant.
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
-        return open_choice(package, recall_order(package.manifest), threads)
+        if variant is None:
+            return open_preferred(package, threads)[1]
+        selected = package.select(variant)
+        order = {one.name: one for one in recall_order(package.manifest)}
+        return open_choice(selected, order[variant].backend, threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
-        return open_choice(opened, recall_order(opened.manifest), threads)
+        return open_session(opened, variant=variant, threads=threads)
+
+
+def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
+    """Return the name of the variant that is best here, and a session of it.
+
+    That is the winner of the tournament on this machine, or without one the default; where no engine of it is
+    installed, the first of the others that has one.
+
+    Args:
+        package: verified.
+        threads: of one inference, or None for those of the options.
+
+    Raises:
+        EngineMissingError: no engine of any variant is installed; the message has every reason.
+        BackendError: the first engine that is installed refused the model or an option.
+    """
+    missing: list[EngineMissingError] = []
+    for variant in recall_order(package.manifest):
+        try:
+            session = open_choice(package.select(variant.name), variant.backend, threads)
+        except EngineMissingError as cause:
+            missing.append(cause)
+            continue
+        if missing:
+            _logger.warning("%s; using the variant '%s'", missing[0], variant.name)
+        return variant.name, session
+    if len(missing) == 1:
+        raise missing[0]
+    raise EngineMissingError("; and another variant: ".join(map(str, missing))) from missing[-1]
 
 
 def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
@@ -153,7 +186,7 @@ def _find_backend(name: str) -> OpenBackend:
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
-    """Return when a session has the inputs and outputs that the manifest states, by name and dtype.
+    """Return when a session has the inputs and outputs that the manifest states, and takes what it states.
 
     Args:
         session: of `choice.artifact`.
@@ -161,7 +194,7 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
         choice: that was opened.
 
     Raises:
-        BackendError: it has others.
+        BackendError: it has others by name or dtype, or takes inputs of other shapes.
     """
     manifest = package.manifest
     for what, found, stated in (
@@ -174,3 +207,17 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
             raise BackendError(
                 f"{package.path}: '{choice.artifact}' has {what} {got}, manifest says {expected}"
             )
+    shapes = {spec.name: spec.shape for spec in session.inputs}
+    for spec in manifest.inputs:
+        if not _takes(shapes[spec.name], spec.shape):
+            raise BackendError(
+                f"{package.path}: '{choice.artifact}' takes '{spec.name}' of shape"
+                f" {list(shapes[spec.name])}, manifest says {list(spec.shape)}"
+            )
+
+
+def _takes(own: tuple[int | str, ...], stated: tuple[int | str, ...]) -> bool:
+    """Return whether a model whose input has the shape `own` takes every array of the shape `stated`."""
+    return len(own) == len(stated) and all(
+        isinstance(size, str) or size == wanted for size, wanted in zip(own, stated, strict=True)
+    )

@@ -1,13 +1,14 @@
 """Which engine runs a model fastest on this very machine: all of them on the same inputs, in turn.
 
-An engine takes part only after it has reproduced the golden outputs. It measures latency of one inference at
-a time, not throughput, memory or energy.
+Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
+outputs. It measures latency of one inference at a time, not throughput, memory or energy.
 """
 
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,8 +18,9 @@ from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.selftest import read_golden
+from edgekit_runtime.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions.session import Array, Session, open_choice
+from edgekit_runtime.variants import DEFAULT_VARIANT
 
 _TIE_SHARE: Final = 0.02  # a difference that nobody notices, and that another day may turn round
 _SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
@@ -110,22 +112,23 @@ def _run(session: Session, inputs: Mapping[str, Array], runs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """How one backend of a package did.
+    """How one backend of one variant of a package did.
 
     Attributes:
+        name: its own, for people.
+        variant: that it runs.
+        place: in the variant's chain of backends.
         choice: the backend, without its fallbacks.
         latency: of one inference, or None where it did not take part.
         reason: why it did not.
     """
 
+    name: str
+    variant: str
+    place: int
     choice: BackendChoice
-    latency: Latency | None
-    reason: str | None
-
-    @property
-    def name(self) -> str:
-        """The backend with its artifact."""
-        return f"{self.choice.name} {self.choice.artifact}"
+    latency: Latency | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +144,18 @@ class Tournament:
     verdict: Verdict | None
 
     @property
-    def winner(self) -> BackendChoice | None:
-        """The backend to keep, without its fallbacks."""
+    def winner(self) -> Entrant | None:
+        """The one to keep."""
         for entrant in self.entrants:
             if self.verdict is not None and entrant.name == self.verdict.winner:
-                return entrant.choice
+                return entrant
         return None
 
 
 def hold_tournament(
     package: OpenedPackage, *, threads: int | None = None, limits: LatencyLimits = _LIMITS
 ) -> Tournament:
-    """Measure each backend of a package that this machine can run, on its golden inputs.
+    """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
     TensorRT is waited for: it builds its engine first, which can take minutes.
 
@@ -161,25 +164,48 @@ def hold_tournament(
         threads: of one inference, or None for those of each backend's options.
         limits: when to stop measuring.
     """
-    golden = read_golden(package)
+    inputs = read_golden_inputs(package)
     sessions: dict[str, Session] = {}
     entrants = []
     try:
-        for choice in package.manifest.backend.chain:
-            entrant = Entrant(replace(choice, fallback=None), None, None)
+        for entrant in _enter(package):
             try:
-                session = open_choice(package, entrant.choice, threads)
-                sessions[entrant.name] = session
-                test = golden.check(session)
-                wrong = [check.message for check in test.checks if not check.passed]
-                reason = f"fails the self-test: {'; '.join(wrong)}" if wrong else None
+                reason = _admit(package, entrant, threads, sessions)
+                if reason is None and entrant.variant != DEFAULT_VARIANT:
+                    sessions[entrant.name].run(inputs)  # its own golden inputs may have other sizes
             except (BackendError, DataError) as cause:
                 reason = str(cause)
             entrants.append(replace(entrant, reason=reason))
         admitted = {e.name: sessions[e.name] for e in entrants if e.reason is None}
-        latencies = race(admitted, golden.inputs, limits) if admitted else {}
+        latencies = race(admitted, inputs, limits) if admitted else {}
     finally:
         for session in sessions.values():
             session.close()
     measured = tuple(replace(entrant, latency=latencies.get(entrant.name)) for entrant in entrants)
     return Tournament(measured, judge(latencies) if latencies else None)
+
+
+def _enter(package: OpenedPackage) -> Iterator[Entrant]:
+    """Yield what may take part, with names that tell also those apart that differ in options only."""
+    names: Counter[str] = Counter()
+    for variant in package.manifest.all_variants:
+        for place, choice in enumerate(variant.backend.chain):
+            name = f"{choice.name} {choice.artifact}"
+            names[name] += 1
+            unique = name if names[name] == 1 else f"{name} ({names[name]})"
+            yield Entrant(unique, variant.name, place, replace(choice, fallback=None))
+
+
+def _admit(
+    package: OpenedPackage, entrant: Entrant, threads: int | None, sessions: dict[str, Session]
+) -> str | None:
+    """Open a session into `sessions` and return why it may not take part, or None if it may.
+
+    Raises:
+        BackendError: it cannot be opened or run.
+        DataError: it does not take the golden inputs.
+    """
+    selected = package.select(entrant.variant)
+    session = sessions[entrant.name] = open_choice(selected, entrant.choice, threads)
+    wrong = [check.message for check in run_selftest(session, selected).checks if not check.passed]
+    return f"fails the self-test: {'; '.join(wrong)}" if wrong else None

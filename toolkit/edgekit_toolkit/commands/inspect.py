@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.entries import BackendChoice
     from edgekit_runtime.errors import SignatureError
     from edgekit_runtime.golden import Golden
-    from edgekit_runtime.manifest import Manifest
+    from edgekit_runtime.manifest import Manifest, Variant
     from edgekit_runtime.signing import TrustStore
 
 _MAX_DEPTH = 3  # of free JSON that is shown as rows; what lies deeper is shown as JSON
@@ -143,6 +143,8 @@ def _show(found: Inspection) -> None:
     print_section(console, "Budget", _free_rows(manifest.budget))
     print_section(console, "Figures", _free_rows(manifest.figures))
     print_section(console, "Golden self-test", _golden_rows(manifest.golden))
+    for variant in manifest.variants:
+        print_section(console, f"Variant {variant.name}", _variant_rows(variant))
     print_section(console, "Provenance", _free_rows(manifest.provenance))
     _show_evidence(console, found.evidence)
 
@@ -178,6 +180,14 @@ def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
         yield "fallback" if index else "first", text
     if backend.fallback is None:
         yield "fallback", "none"
+
+
+def _variant_rows(variant: Variant) -> Iterator[tuple[str, str]]:
+    yield from _backend_rows(variant.backend)
+    for kind, name, text in _golden_rows(variant.golden):
+        if kind == "output":  # its inputs are in all likelihood those of the default
+            yield f"{kind} {name}", text
+    yield from _free_rows(variant.figures)
 
 
 def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:

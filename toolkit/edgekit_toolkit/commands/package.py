@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.sign import StatementSigner
 
 _MAX_BATCH = 2**31 - 1
+_MAX_VARIANTS = 9  # the default, and what edgekit_runtime.variants allows beside it
 _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 
 
@@ -29,6 +30,11 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     "--backend", type=click.Choice(_BACKENDS),
     help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
     "[default: tensorrt or litert where the target prefers them, else auto]",
+)  # fmt: skip
+@click.option(
+    "--variants", type=click.IntRange(1, _MAX_VARIANTS), default=1, show_default=True, metavar="N",
+    help="Carry up to N variants of the model, from which the device takes its pick. All keep every limit, "
+    "and the whole package that on size.",
 )  # fmt: skip
 @click.option(
     "--budget", "-b", default="", metavar="LIMITS",
@@ -157,11 +163,15 @@ def _search(
     from edgekit_toolkit.publish import output_folder
     from edgekit_toolkit.sign import load_signer
     from edgekit_toolkit.tournament import search_engines
+    from edgekit_toolkit.variants import carry_variants
 
     with output_folder(out):
         signer = load_signer(key)
         with ProgressBar(console) as progress:
-            run = (search_engines if request.backend == "auto" else search)(request, signer, progress.show)
+            if request.backend == "auto":
+                run = search_engines(request, signer, progress.show)
+            else:
+                run = carry_variants([search(request, signer, progress.show)], signer)
             if run.choice.chosen is not None:
                 progress.show("measuring memory in a fresh process")
                 run = with_measured_memory(run, run.choice.chosen)
@@ -180,7 +190,7 @@ def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> t
         if run.choice.chosen is not None:
             place = run.position(run.choice.chosen)
             evidence = evidence_of(evidence_figures(run, place))
-            draft = run.drafts[place]
+            draft = run.packaged(run.choice.chosen)
             published = publish(draft.package, draft.recipe, evidence, stage, signer)
         document = finite_report(describe(run, command_line, published))
         written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")

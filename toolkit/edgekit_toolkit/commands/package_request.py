@@ -55,6 +55,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         threads=options["threads"] or _threads(),
         search_s=options["search_s"],
         backend=_backend(options["backend"], target, model),
+        variants=options["variants"],
     )
 
 

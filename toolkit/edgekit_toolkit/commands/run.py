@@ -30,6 +30,7 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
 @click.option(
     "--output", "output_path", type=click.Path(path_type=Path), help="Write the outputs to this .npz file."
 )
+@click.option("--variant", help="Run this variant.  [default: the tournament's winner here, else the first]")
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
 )
@@ -42,6 +43,7 @@ def command(
     *,
     input_path: Path | None,
     output_path: Path | None,
+    variant: str | None,
     threads: int | None,
     repeat: int | None,
     as_json: bool,
@@ -53,20 +55,23 @@ def command(
     import contextlib
 
     from edgekit_runtime.archive import read_package
-    from edgekit_runtime.sessions import open_session
+    from edgekit_runtime.sessions import open_preferred, open_session
     from edgekit_runtime.signing import TrustStore, find_keys_folder
 
     trust = TrustStore.from_folder(find_keys_folder())
-    with (
-        read_package(package, trust) as opened,
-        contextlib.closing(open_session(opened, threads=threads)) as session,
-    ):
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(read_package(package, trust))
+        if variant is None:
+            variant, session = open_preferred(opened, threads)
+        else:
+            session = open_session(opened, variant=variant, threads=threads)
+        stack.callback(session.close)
         # Only now, since these import engines; a missing one has been named by open_session.
         from edgekit_toolkit.inference import read_class_names, run_golden, run_samples, write_npz
 
         class_names = read_class_names(opened)
         if input_path is None:
-            result = run_golden(session, opened)
+            result = run_golden(session, opened.select(variant))
         else:
             result = run_samples(session, opened.manifest.inputs, input_path)
         if output_path is not None:
@@ -75,6 +80,7 @@ def command(
     document = {
         "path": str(package),
         "key_id": opened.key_id,
+        "variant": variant,
         "input": None if input_path is None else str(input_path),
         "samples": result.samples,
         "batch": result.batch,
@@ -131,10 +137,13 @@ def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dic
 
 
 def _show(document: Mapping[str, Any]) -> None:
+    from edgekit_runtime.variants import DEFAULT_VARIANT
     from edgekit_toolkit.terminal import open_console, print_line, print_section
 
     console = open_console()
     source = document["input"] or "the golden inputs"
+    if document["variant"] != DEFAULT_VARIANT:
+        print_line(console, "variant", document["variant"], indent=2)
     samples = "1 sample" if document["samples"] == 1 else f"{document['samples']} samples"
     print_line(console, "verified, by the trusted key", document["key_id"], indent=2)
     print_line(console, f"{samples} of {source}, run {document['batch']} at a time", indent=2)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from edgekit_runtime.archive import OpenedPackage
     from edgekit_runtime.selftest import OutputCheck, SelfTest
     from edgekit_runtime.signing import TrustStore
+
+_OK = ("ok", "green")
+
+
+class _Say(Protocol):
+    """Tells the outcome of one check; a mark is its text and its style."""
+
+    def __call__(self, check: str, detail: str, mark: tuple[str, str] = _OK, /) -> None: ...
 
 
 @click.command("verify")
@@ -35,12 +43,15 @@ if TYPE_CHECKING:
 def command(
     package: Path, *, key_files: tuple[Path, ...], keys_folder: Path | None, no_self_test: bool, as_json: bool
 ) -> None:
-    """Check PACKAGE: form, digests, signature, evidence beside it, and its self-test on this machine.
+    """Check PACKAGE: form, digests, signature, evidence beside it, and its self-tests on this machine.
+
+    Each variant is tested; one whose engine is not here is shown as not run, unless none is here.
 
     Ends with exit code 0 only if all that was checked is right (docs/exit-codes.md lists the others).
     """
     from edgekit_runtime.archive import read_package
     from edgekit_runtime.evidence import evidence_path, read_evidence
+    from edgekit_runtime.variants import DEFAULT_VARIANT
 
     trust = _choose_trust(key_files, keys_folder)
     with read_package(package, trust) as opened:
@@ -53,11 +64,15 @@ def command(
         if has_evidence:
             read_evidence(evidence, package, trust)
             say("evidence", f"{evidence.name} is about this package, by a trusted key")
-        checks = () if no_self_test else _run_selftest(opened).checks
-        for check in checks:
-            say("self-test", check.message)
+        tests = [] if no_self_test else _run_selftests(opened)
+        for test in tests:
+            of = "" if test.variant == DEFAULT_VARIANT else f"variant {test.variant}: "
+            for check in test.checks:
+                say("self-test", of + check.message)
+            if test.not_run is not None:
+                say("self-test", f"{of}not run: {test.not_run}", ("--", "yellow"))
         if as_json:
-            _print_json(opened, evidence if has_evidence else None, None if no_self_test else checks)
+            _print_json(opened, evidence if has_evidence else None, None if no_self_test else tests)
 
 
 def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> TrustStore:
@@ -68,46 +83,85 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
     return TrustStore(read_public_key(path) for path in (*key_files, *in_folder))
 
 
-def _quiet(_check: str, _detail: str) -> None:
+def _quiet(_check: str, _detail: str, _mark: tuple[str, str] = _OK) -> None:
     """Say nothing: the outcome is printed as JSON, in one piece."""
 
 
-def _make_say() -> Callable[[str, str], None]:
+def _make_say() -> _Say:
     from edgekit_toolkit.terminal import open_console, print_line
 
     console = open_console()
+
     # One line as soon as a check has passed, so that it is seen what held before an error.
-    return lambda check, detail: print_line(console, ("ok", "green"), f"{check}:", detail, indent=3)
+    def say(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:
+        print_line(console, mark, f"{check}:", detail, indent=3)
+
+    return say
 
 
-def _run_selftest(package: OpenedPackage) -> SelfTest:
+class Outcome(NamedTuple):
+    """The self-test of one variant; `not_run` says what is missing for it."""
+
+    variant: str
+    checks: tuple[OutputCheck, ...]
+    not_run: str | None = None
+
+
+def _run_selftests(package: OpenedPackage) -> list[Outcome]:
+    """Test every variant whose engine is here.
+
+    Raises:
+        EngineMissingError: there is none for any of them.
+        BackendError: a variant fails.
+    """
+    from edgekit_runtime.sessions import EngineMissingError
+
+    outcomes = [_try_selftest(package, variant.name) for variant in package.manifest.all_variants]
+    missing = [outcome.not_run for outcome in outcomes if outcome.not_run is not None]
+    if len(missing) == len(outcomes):
+        raise EngineMissingError(
+            f"{package.path}: the self-test cannot run: {'; '.join(missing)}; --no-self-test checks the rest"
+        )
+    return outcomes
+
+
+def _try_selftest(package: OpenedPackage, variant: str) -> Outcome:
+    from edgekit_runtime.sessions import EngineMissingError
+
+    try:
+        return Outcome(variant, _run_selftest(package, variant).checks)
+    except EngineMissingError as error:
+        return Outcome(variant, (), str(error))
+
+
+def _run_selftest(package: OpenedPackage, variant: str) -> SelfTest:
     import contextlib
 
     from edgekit_runtime.errors import BackendError
     from edgekit_runtime.selftest import run_selftest
-    from edgekit_runtime.sessions import EngineMissingError, open_session
+    from edgekit_runtime.sessions import open_session
 
-    try:
-        with contextlib.closing(open_session(package)) as session:
-            result = run_selftest(session, package)
-    except EngineMissingError as error:
-        message = f"{package.path}: the self-test cannot run: {error}; --no-self-test checks the rest"
-        raise EngineMissingError(message) from error
+    with contextlib.closing(open_session(package, variant=variant)) as session:
+        result = run_selftest(session, package.select(variant))
     if not result.passed:
         wrong = "; ".join(check.message for check in result.checks if not check.passed)
+        of = "" if len(package.manifest.all_variants) == 1 else f" of the variant '{variant}'"
         raise BackendError(
-            f"{package.path}: the self-test failed, so this machine does not compute what the package"
+            f"{package.path}: the self-test{of} failed, so this machine does not compute what the package"
             f" promises: {wrong}; update the engine, or package the model for it"
         )
     return result
 
 
-def _print_json(
-    package: OpenedPackage, evidence: Path | None, checks: tuple[OutputCheck, ...] | None
-) -> None:
+def _print_json(package: OpenedPackage, evidence: Path | None, tests: Sequence[Outcome] | None) -> None:
     import dataclasses
     import json
 
+    ran = [
+        {"variant": test.variant, **dataclasses.asdict(check)}
+        for test in tests or ()
+        for check in test.checks
+    ]
     manifest = package.manifest
     document = {
         "path": str(package.path),
@@ -116,6 +170,7 @@ def _print_json(
         "target": manifest.target,
         "key_id": package.key_id,
         "evidence": None if evidence is None else str(evidence),
-        "self_test": None if checks is None else [dataclasses.asdict(check) for check in checks],
+        "self_test": None if tests is None else ran,
+        "not_run": {test.variant: test.not_run for test in tests or () if test.not_run is not None},
     }
     click.echo(json.dumps(document, indent=2))

@@ -14,6 +14,7 @@ from edgekit_toolkit.report.figures import (
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import badge, badged_heading, figure_cell, section, table
 from edgekit_toolkit.report.plots import Mark, pareto_plot
+from edgekit_toolkit.report.variants import variant_table
 
 _KEY = (
     ("meets", "meets all limits"),
@@ -39,6 +40,7 @@ def candidates(report: Report) -> Markup:
         _table(report),
         _set_aside(report["set_aside"]),
         _tournament(report["tournament"]),
+        variant_table(report["variants"]),
         key="candidates",
         intro="Left is cheaper, up is better. A point leads to its row in the table." if drawn else None,
     )

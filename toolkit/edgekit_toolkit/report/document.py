@@ -175,6 +175,15 @@ class Standing(TypedDict):
     kept: bool
 
 
+class CarriedVariant(TypedDict):
+    """A further variant in the package; the figure `size` is that of a package with nothing else."""
+
+    name: str
+    backend: str
+    label: str
+    figures: dict[str, Figure]
+
+
 class Report(TypedDict):
     """The whole document."""
 
@@ -192,6 +201,7 @@ class Report(TypedDict):
     candidates: list[Candidate]
     set_aside: list[str]
     tournament: list[Standing]
+    variants: list[CarriedVariant]
     budget: list[BudgetLine]
     outcome: Outcome
     layers: list[Layer]

@@ -11,6 +11,7 @@ from rich.text import Text
 from edgekit_toolkit.report.document import (
     BudgetLine,
     Candidate,
+    CarriedVariant,
     Figure,
     Report,
     Standing,
@@ -28,6 +29,7 @@ from edgekit_toolkit.report.figures import (
     show,
     show_limit,
 )
+from edgekit_toolkit.report.variants import describe_variant
 
 _BAR_CELLS = 12
 # Tables need this many columns; on a narrower console each row becomes lines of their own.
@@ -56,6 +58,7 @@ def print_summary(document: Mapping[str, Any], console: Console, written: Sequen
     _print_budget(report, console)
     _print_candidates(report, console)
     _print_tournament(report["tournament"], console)
+    _print_variants(report["variants"], console)
     _print_files(report, written, console)
 
 
@@ -281,6 +284,14 @@ def _print_tournament(found: Sequence[Standing], console: Console) -> None:
         _print(
             console, (f"{'>' if one['kept'] else ' '}  {one['backend']:<7}", style), _plain(said), indent=10
         )
+
+
+def _print_variants(found: Sequence[CarriedVariant], console: Console) -> None:
+    if found:
+        console.print()
+        _print(console, ("Further variants in the package", "bold"))
+    for one in found:
+        _print(console, f"   {one['name']}  ", _plain(describe_variant(one)), indent=5)
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:

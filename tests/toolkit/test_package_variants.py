@@ -1,0 +1,367 @@
+"""`edgekit package --variants`: packages that carry several variants, and what is done with them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.toolkit.package_run import check_refused, edgekit, package, read_only, tiny
+
+from edgekit_runtime.archive import write_package
+from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.manifest import BackendChoice, Manifest
+from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.budget import Budget, parse_budget
+from edgekit_toolkit.pack import package_bytes
+from edgekit_toolkit.packaging import search
+from edgekit_toolkit.runs import Request, Run
+from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.specs import common_specs
+from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.tensorrt_check import TensorRtCheck
+from edgekit_toolkit.variants import carry_variants
+
+pytest.importorskip("ai_edge_litert")
+
+pytestmark = pytest.mark.usefixtures("home")
+
+MODEL, DATA = tiny("digits_cnn")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one run of the command wrote, and its report."""
+
+    folder: Path
+    report: dict[str, Any]
+
+    @property
+    def package(self) -> Path:
+        return next(self.folder.glob("*.edgepkg"))
+
+    @property
+    def recipe(self) -> Path:
+        return next(self.folder.glob("*.recipe.json"))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A package with a variant for each engine."""
+    folder = tmp_path_factory.mktemp("both")
+    outcome = package(
+        MODEL, folder, *DATA, "--backend", "auto", "--variants", 2, "--batch", 1, "--json", target="rpi5"
+    )
+    assert outcome.code == 0, outcome.stderr
+    return Made(folder, outcome.json)
+
+
+def searched(backend: str, prepared: Run | None = None, **more: Any) -> Run:
+    request = Request(
+        model=MODEL,
+        target=load_target("x86-64"),
+        budget=parse_budget("drop=5%"),
+        name="net",
+        version="1.0.0",
+        calibration=DATA[1],
+        evaluation=DATA[3],
+        threads=1,
+        search_s=0.0,
+        backend=backend,
+        **{"variants": 2, **more},
+    )
+    return search(request, load_signer(), lambda *_: None, prepared and prepared.prepared)
+
+
+@pytest.fixture(scope="module")
+def ort() -> Run:
+    """A run whose candidates all pay one cost by another, in the place of what was measured."""
+    run = searched("ort")
+    drafts = tuple(
+        replace(draft, measured=replace(draft.measured, figures={**draft.measured.figures, **traded(place)}))
+        for place, draft in enumerate(run.drafts)
+    )
+    return replace(run, drafts=drafts, choice=replace(run.choice, chosen="C0"))
+
+
+def traded(place: int) -> dict[str, float]:
+    return {"latency": 1.0 + place, "drop": 4.0 - place / 10}
+
+
+def test_each_engine_gets_its_choice_into_the_package(both: Made) -> None:
+    with read_only(both.folder) as opened:
+        manifest = opened.manifest
+        first, second = manifest.all_variants
+        assert {first.backend.name, second.backend.name} == {"ort", "litert"}
+        form = json.loads(both.recipe.read_text())["variants"][0]["form"]["kind"]
+        assert second.name == f"{second.backend.name}-{form}"
+        assert second.golden.inputs == first.golden.inputs
+        for variant in manifest.all_variants:
+            with closing(open_session(opened, variant=variant.name)) as session:
+                assert run_selftest(session, opened.select(variant.name)).passed
+
+
+def test_every_variant_has_figures_of_its_own_in_manifest_report_and_evidence(both: Made) -> None:
+    with read_only(both.folder) as opened:
+        variants = opened.manifest.variants
+        for variant in variants:
+            size_bytes = len(opened.read(variant.backend.artifact))
+            assert variant.figures["model_bytes"] == size_bytes
+            assert variant.figures["score"]["value"] >= 0.98  # type: ignore[call-overload,index]
+    reported = both.report["variants"]
+    assert [one["name"] for one in reported] == [variant.name for variant in variants]
+    assert [one["backend"] for one in reported] == [variant.backend.name for variant in variants]
+    assert all(one["figures"]["host_latency"]["value"] > 0 for one in reported)
+    page = next(both.folder.glob("*.report.html")).read_text()
+    shown = edgekit("inspect", both.package)
+    evidence = json.loads(edgekit("inspect", both.package, "--json").stdout)["evidence"]["predicate"]
+    for one in reported:
+        assert one["name"] in page
+        assert f"Variant {one['name']}" in shown.stdout
+        assert evidence["variants"][one["name"]]["latency_here"]["median_ms"] > 0
+
+
+def test_size_in_the_budget_is_that_of_the_whole_package(both: Made) -> None:
+    (line,) = (line for line in both.report["budget"] if line["limit"] == "size")
+    assert line["value"] == both.package.stat().st_size == both.report["package"]["bytes"]
+
+
+def test_recipe_with_variants_gives_the_same_bytes(both: Made, tmp_path: Path) -> None:
+    assert edgekit("package", MODEL, "--recipe", both.recipe, "-o", tmp_path).code == 0
+    assert next(tmp_path.glob("*.edgepkg")).read_bytes() == both.package.read_bytes()
+    assert next(tmp_path.glob("*.recipe.json")).read_bytes() == both.recipe.read_bytes()
+
+
+def test_package_without_variants_says_nothing_of_them(tmp_path: Path) -> None:
+    assert package(MODEL, tmp_path, *DATA, "--variants", 1).code == 0
+    made = Made(tmp_path, {})
+    assert b"variants" not in made.recipe.read_bytes()
+    with read_only(tmp_path) as opened:
+        assert b"variants" not in opened.manifest.to_bytes()
+
+
+def test_inputs_are_stated_as_every_variant_takes_them(ort: Run) -> None:
+    litert = searched("litert", ort)
+    run = carry_variants([ort, litert], load_signer())
+    assert run.whole is not None
+    manifest = run.whole.package.manifest
+    assert [variant.backend.name for variant in manifest.all_variants] == ["ort", "litert"]
+    assert ort.drafts[0].package.manifest.inputs[0].shape == ("N", 1, 8, 8)
+    assert (manifest.inputs[0].shape, manifest.outputs[0].shape) == ((1, 1, 8, 8), (1, 10))
+    assert any("inputs are stated as every variant takes them" in note for note in run.warnings)
+
+
+def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
+    signer = load_signer()
+    asked = replace(ort, request=replace(ort.request, variants=9))
+    free = carry_variants([asked], signer)
+    assert free.whole is not None
+    # The most accurate first; of one form, a number tells the names apart.
+    assert [one.place for one in free.variants] == list(range(len(ort.drafts) - 1, 0, -1))[:8]
+    names = [one.name for one in free.variants]
+    assert len(set(names)) == len(names) >= 3
+    most = package_bytes(free.whole.package, signer) - 1
+    tight = replace(asked, request=replace(asked.request, budget=Budget({"size": float(most), "drop": 5.0})))
+    run = carry_variants([tight], signer)
+    assert run.whole is not None
+    assert 1 <= len(run.variants) < len(free.variants)
+    assert run.whole.recipe.variants[0].name == run.variants[0].name
+    assert run.whole.measured.figures["size"] == package_bytes(run.whole.package, signer) <= most
+    assert any("the whole package would have" in note for note in run.warnings)
+
+
+def test_package_that_nothing_more_fits_into_is_as_without_variants(ort: Run) -> None:
+    signer = load_signer()
+    assert ort.choice.chosen is not None
+    draft = ort.drafts[ort.position(ort.choice.chosen)]
+    limit = Budget({"size": draft.measured.figures["size"], "drop": 5.0})  # of float32, the largest
+    run = carry_variants([replace(ort, request=replace(ort.request, budget=limit))], signer)
+    assert (run.variants, run.whole) == ((), None)
+    assert run.packaged(ort.choice.chosen) is draft
+    assert any("the package carries 1 variant, 2 were asked for" in note for note in run.warnings)
+
+
+def test_candidate_of_other_tensors_is_left_out(ort: Run) -> None:
+    def renamed(manifest: Manifest) -> Manifest:
+        output = replace(manifest.golden.outputs[0], name="other")
+        golden = replace(manifest.golden, outputs=(output,))
+        return replace(manifest, outputs=(replace(manifest.outputs[0], name="other"),), golden=golden)
+
+    assert ort.choice.chosen is not None
+    chosen = ort.position(ort.choice.chosen)
+    drafts = tuple(
+        draft if place == chosen
+        else replace(draft, package=replace(draft.package, manifest=renamed(draft.package.manifest)))
+        for place, draft in enumerate(ort.drafts)
+    )  # fmt: skip
+    run = carry_variants([replace(ort, drafts=drafts)], load_signer())
+    assert run.variants == ()
+    assert any("has the tensors ['other'], expected ['logits']" in note for note in run.warnings)
+
+
+def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT is not installed everywhere, so its answer is given here; asking it has tests of its own."""
+    best = ort.found.candidates[-1].model
+
+    def answer(model: object, feeds: object) -> TensorRtCheck:
+        errors = ("no kernel",) if model is best else ()
+        return TensorRtCheck(True, True, not errors, errors, None, "1.7", 1.0)
+
+    monkeypatch.setattr("edgekit_toolkit.variants.check_accepted", answer)
+    run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())
+    assert [one.place for one in run.variants] == [len(ort.drafts) - 2]
+    assert any("TensorRT refuses it: no kernel" in note for note in run.warnings)
+
+
+@pytest.mark.parametrize(
+    ("other", "shape"), [(("N", 4), ("B", 4)), ((2, 4), (2, 4)), (("N", "C"), ("B", 4)), ((2, "C"), (2, 4))]
+)
+def test_common_shape_is_the_narrower_one(other: tuple[int | str, ...], shape: tuple[int | str, ...]) -> None:
+    first = (TensorSpec("x", "float32", ("B", 4)),)
+    assert common_specs(first, (TensorSpec("x", "float32", other),))[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorSpec("z", "float32", ("B", 4)),
+        TensorSpec("x", "int8", ("B", 4)),
+        TensorSpec("x", "float32", ("B", 5)),
+        TensorSpec("x", "float32", ("B", 4, 1)),
+    ],
+)
+def test_tensors_that_cannot_be_one_are_refused(other: TensorSpec) -> None:
+    with pytest.raises(DataError, match="expected"):
+        common_specs((TensorSpec("x", "float32", ("B", 4)),), (other,))
+
+
+# What others make of such packages.
+
+
+@pytest.fixture
+def changed(both: Made, tmp_path: Path) -> Callable[..., Path]:
+    """Signs the package again with another first variant."""
+
+    def write(**changes: Any) -> Path:
+        with read_only(both.folder) as opened:
+            first, *rest = opened.manifest.variants
+            contents = {one.path: bytes(opened.read(one.path)) for one in opened.manifest.artifacts}
+            manifest = replace(opened.manifest, variants=(replace(first, **changes), *rest))
+        write_package(tmp_path / "changed.edgepkg", manifest, contents, load_signer())
+        return tmp_path / "changed.edgepkg"
+
+    return write
+
+
+def test_verify_tests_every_variant(both: Made) -> None:
+    tests = edgekit("verify", both.package, "--json").json["self_test"]
+    names = ["default", *(one["name"] for one in both.report["variants"])]
+    assert [test["variant"] for test in tests] == names
+    assert all(test["passed"] for test in tests)
+    spoken = " ".join(edgekit("verify", both.package).stdout.split())
+    assert all(f"variant {name}: output" in spoken for name in names[1:])
+
+
+def test_verify_says_which_variant_could_not_be_tested(both: Made, changed: Callable[..., Path]) -> None:
+    with read_only(both.folder) as opened:
+        first = opened.manifest.variants[0]
+    path = changed(backend=BackendChoice("absent", first.backend.artifact))
+    found = edgekit("verify", path, "--json")
+    assert found.code == 0
+    assert "no backend 'absent'" in found.json["not_run"][first.name]
+    assert first.name not in {test["variant"] for test in found.json["self_test"]}
+    assert "not run: no backend 'absent'" in " ".join(edgekit("verify", path).stdout.split())
+
+
+def test_variant_that_computes_something_else_fails_verification(
+    both: Made, changed: Callable[..., Path]
+) -> None:
+    with read_only(both.folder) as opened:
+        golden = opened.manifest.variants[0].golden
+    (output,) = golden.outputs
+    path = changed(golden=replace(golden, outputs=(replace(output, path="golden/output0.bin", atol=0.0),)))
+    name = both.report["variants"][0]["name"]
+    outcome = edgekit("verify", path)
+    assert outcome.code == 9
+    assert f"self-test of the variant '{name}' failed" in " ".join(outcome.stderr.split())
+
+
+def test_run_takes_the_variant_that_it_is_told(both: Made) -> None:
+    name = both.report["variants"][0]["name"]
+    found = edgekit("run", both.package, "--variant", name, "--json").json
+    assert found["variant"] == name
+    assert name in edgekit("run", both.package, "--variant", name).stdout
+    assert edgekit("run", both.package, "--json").json["variant"] == "default"
+    check_refused(
+        lambda *more: edgekit("run", both.package, "--variant", "none", *more), 7, "no variant 'none'"
+    )
+
+
+def rewritten(recipe: Path, out: Path, change: Callable[[list[dict[str, Any]]], object]) -> Path:
+    value = json.loads(recipe.read_text())
+    change(value["variants"])
+    value.pop("sha256")
+    path = out / "changed.recipe.json"
+    path.write_text(json.dumps({**value, "sha256": hashlib.sha256(encode_json(value)).hexdigest()}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda all_: all_.clear(), "'variants' is malformed: expected a list of 1 to 8"),
+        (lambda all_: all_.extend(all_ * 8), "'variants' is malformed: expected a list of 1 to 8"),
+        (lambda all_: all_.append(all_[0]), "'variants' is malformed: a name stands twice"),
+        (lambda all_: all_[0].pop("form"), r"field 'variants\[0\].form' is missing"),
+        (lambda all_: all_[0].update(figures=[]), r"field 'variants\[0\].figures' is malformed"),
+        (lambda all_: all_[0].update(later=1), r"field 'variants\[0\].later' is not known here"),
+        (lambda all_: all_[0].update(name="default"), "makes no package: .* stands twice"),
+        (lambda all_: all_[0].update(name="../x"), "makes no package: .*variant name is '../x'"),
+        (lambda all_: all_[0].update(model_sha256="0" * 64), "makes a model with sha256 .*, it states 0000"),
+        (lambda all_: all_[0]["figures"].update(model_bytes=1), "states 1 bytes for a model of"),
+    ],
+)
+def test_recipe_with_a_wrong_variant_is_refused(
+    change: Callable[[list[dict[str, Any]]], object], message: str, both: Made, tmp_path: Path
+) -> None:
+    path = rewritten(both.recipe, tmp_path, change)
+    check_refused(
+        lambda *more: edgekit("package", MODEL, "--recipe", path, "-o", tmp_path / "out", *more), 11, message
+    )
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_edited_variant_of_a_recipe_is_refused(both: Made, tmp_path: Path) -> None:
+    value = json.loads(both.recipe.read_text())
+    value["variants"][0]["name"] += "x"
+    path = tmp_path / "edited.recipe.json"
+    path.write_text(json.dumps(value))
+    check_refused(
+        lambda *more: edgekit("package", MODEL, "--recipe", path, "-o", tmp_path / "out", *more),
+        11,
+        "it was edited or damaged",
+    )
+
+
+@pytest.mark.parametrize("count", [0, 10, "two"])
+def test_number_of_variants_out_of_range_is_a_usage_error(count: object, tmp_path: Path) -> None:
+    outcome = package(MODEL, tmp_path / "out", "--variants", count)
+    assert outcome.code == 2
+    assert "'--variants'" in outcome.stderr
+
+
+def test_variants_agree_on_the_model(both: Made) -> None:
+    feeds = {"image": np.load(DATA[3])["image"][:1]}  # type: ignore[arg-type]
+    with read_only(both.folder) as opened:
+        classes = set()
+        for variant in opened.manifest.all_variants:
+            with closing(open_session(opened, variant=variant.name)) as session:
+                classes.add(int(session.run(feeds)["logits"].argmax()))
+    assert len(classes) == 1
