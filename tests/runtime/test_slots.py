@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.slot_cases import rewrite_state
 
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError, SlotError
 from edgekit_runtime.slots import MAX_BEGUN, Choice, Permissions, Slots
@@ -345,17 +346,7 @@ def test_fields_of_a_later_edgekit_survive_a_change(slots: Slots, package: MakeP
     body = json.loads(path.read_bytes())
     body["shadow"] = {"share": 0.1}
     body["active"]["note"] = "kept"
-    rewrite(path, body)
+    rewrite_state(path, body)
     slots.install(package("2.0.0"))
     after = json.loads(path.read_bytes())
     assert (after["shadow"], after["spare"]["note"]) == ({"share": 0.1}, "kept")
-
-
-def rewrite(path: Path, body: dict[str, Any]) -> None:
-    """Write a state with the digest that it must have."""
-    import hashlib
-
-    from edgekit_runtime.canonical import encode_json
-
-    body.pop("sha256", None)
-    path.write_bytes(encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()}))
