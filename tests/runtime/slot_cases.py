@@ -64,7 +64,7 @@ class Case:
     """
 
     prepare: Callable[[Bench], None]
-    act: Callable[[Bench], None]
+    act: Callable[[Bench], object]
     during: frozenset[str | None]
     after: frozenset[str]
 
@@ -133,7 +133,7 @@ def _update_and_regret(bench: Bench) -> None:
 
 
 def _case(
-    prepare: Callable[[Bench], None], act: Callable[[Bench], None], during: str, after: str | None = None
+    prepare: Callable[[Bench], None], act: Callable[[Bench], object], during: str, after: str | None = None
 ) -> Case:
     """Return a case; versions are given by their first digit, `-` stands for none."""
     names = {version[0]: version for version in VERSIONS}

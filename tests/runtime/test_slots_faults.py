@@ -39,7 +39,7 @@ MIN_POINTS = {"fault": 200, "kill": 200, "power": 500}  # of each test below
 @pytest.fixture
 def work() -> Iterator[Path]:
     """A folder in memory where there is one: thousands of real syncs would take minutes and show no more."""
-    memory = Path("/dev/shm")
+    memory = Path("/dev/shm")  # noqa: S108  # the folder in it is a new one of a random name
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
 

@@ -19,6 +19,7 @@ from edgekit_runtime.errors import ManifestError, SlotError
 
 FORMAT: Final = 1
 MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten
+MAX_REASON_LENGTH: Final = 500
 UNPROVEN, HEALTHY, REJECTED = "unproven", "healthy", "rejected"
 
 _HEALTHS: Final = (UNPROVEN, HEALTHY, REJECTED)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots.state import (
     HEALTHY,
+    MAX_REASON_LENGTH,
     MAX_REJECTIONS,
     REJECTED,
     UNPROVEN,
@@ -108,7 +109,9 @@ def reject(state: ModelState, version: str, reason: str) -> ModelState:
     if failed is None:
         return state
     others = tuple(item for item in state.rejected if item.sha256 != failed.sha256)
-    rejection = Rejection(version=version, sha256=failed.sha256, reason=reason)
+    # A path in a reason may hold what is no text, and a long reason would not fit into the state file.
+    text = reason.encode(errors="replace").decode()[:MAX_REASON_LENGTH]
+    rejection = Rejection(version=version, sha256=failed.sha256, reason=text)
     previous = find_previous(state)
     state = replace(
         _change(state, version, lambda item: replace(item, health=REJECTED, begun=0)),
@@ -136,9 +139,13 @@ def add_factory(state: ModelState, new: Installed) -> ModelState:
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package, or this version with other content.
+        SlotError: there is another factory package, or this version with other content, or it was rejected.
     """
     _check_content(state, new)
+    if any(item.sha256 == new.sha256 for item in state.rejected):
+        raise SlotError(
+            f"{state.model} {new.version}: was rejected here, so it cannot be what always remains"
+        )
     if state.factory is not None and state.factory.sha256 != new.sha256:
         raise SlotError(
             f"{state.model}: the factory package is {state.factory.version} and remains; install"
