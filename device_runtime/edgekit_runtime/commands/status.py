@@ -16,7 +16,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "status",
         help="show the installed models, their versions and what was rejected",
         description="Verify every installed package and show what is opened, what waits in the other slot,"
-        " what is on trial and what was rejected. Ends with exit code 12 where a model has nothing to open.",
+        f" what is on trial and what was rejected. Ends with exit code {SlotError.exit_code} where a model"
+        " has nothing to open.",
     )
     add_arguments(parser, switches=False)
     parser.set_defaults(run=run)
