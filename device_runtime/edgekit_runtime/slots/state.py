@@ -89,7 +89,7 @@ class ModelState:
 
     Attributes:
         model: its name.
-        active: the slot that is opened; None means the factory package, or nothing.
+        active: the slot that is opened, unless it was rejected and there is a factory package; or None.
         spare: the other slot.
         factory: the package that always remains.
         pinned: version at which the model stays, or None.
@@ -119,7 +119,8 @@ class ModelState:
     @property
     def current(self) -> Installed | None:
         """What is opened first: the active slot, else the factory package."""
-        return self.active or self.factory
+        is_rejected = self.active is not None and self.active.health == REJECTED
+        return self.factory or self.active if is_rejected else self.active or self.factory
 
     @property
     def installed(self) -> Iterator[Installed]:
