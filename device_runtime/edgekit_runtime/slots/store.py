@@ -7,7 +7,6 @@ Source: docs/slots.md.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
+from edgekit_runtime.slots.examine import Place, examine
 from edgekit_runtime.slots.folder import Loaded, ModelFolder, Reading, identify
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
@@ -76,10 +76,14 @@ class Slots:
         Raises:
             SlotError: the folder cannot be read, or is open to other users.
         """
-        if not self._models_folder.exists():
+        try:
+            paths = list(self._models_folder.iterdir())
+        except FileNotFoundError:
             return ()
+        except OSError as cause:
+            raise SlotError(f"{self._models_folder}: cannot be read: {cause.strerror}") from cause
         self._check_roots()
-        folders = (path for path in self._models_folder.iterdir() if path.is_dir() and not path.is_symlink())
+        folders = (path for path in paths if path.is_dir() and not path.is_symlink())
         return tuple(sorted(path.name for path in folders if _find_name_problem(path.name) is None))
 
     def load(self, model: str) -> Loaded:
@@ -89,6 +93,16 @@ class Slots:
             SlotError: no such model, or its folder is open to other users.
         """
         return self._find(model).load()
+
+    def examine(self, model: str) -> tuple[Loaded, tuple[Place, ...]]:
+        """Return the state of `model` and its packages, each verified, for people.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
+        folder = self._find(model)
+        loaded = folder.load()
+        return loaded, examine(folder, loaded)
 
     def choose(self, model: str, version: str | None = None) -> Choice:
         """Return what to open, and record nothing.
@@ -265,8 +279,14 @@ class Slots:
         if problem := _find_name_problem(model):
             raise SlotError(f"no model has such a name: {problem}")
         path = self._models_folder / model
-        if not os.path.lexists(path):
-            raise SlotError(f"{model}: is not installed in {self.folder}; see edgekit-device install")
+        try:
+            path.lstat()
+        except FileNotFoundError as cause:
+            raise SlotError(
+                f"{model}: is not installed in {self.folder}; see edgekit-device install"
+            ) from cause
+        except OSError as cause:
+            raise SlotError(f"{path}: cannot be read: {cause.strerror}") from cause
         self._check_roots()
         check_private(path)
         return ModelFolder(path, self._reading, self.disk)
