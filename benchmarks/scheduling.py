@@ -165,7 +165,9 @@ async def throughput(pool: Pool, name: str, seconds: float) -> None:
     for way, found in rates.items():
         rate, runs = statistics.median(found), lanes[way].metrics.runs
         mean = sum(calls * run.count for calls, run in runs.items()) / sum(run.count for run in runs.values())
-        print(f"{name}, {way}: {rate:,.0f} calls/s, {rate / single:.2f} x, {mean:.1f} calls a run", flush=True)
+        print(
+            f"{name}, {way}: {rate:,.0f} calls/s, {rate / single:.2f} x, {mean:.1f} calls a run", flush=True
+        )
 
 
 async def drive(lane: Scheduler, feed: dict[str, Any], seconds: float) -> float:
