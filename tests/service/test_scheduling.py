@@ -235,6 +235,16 @@ def test_a_short_model_with_a_delay_runs_its_batch_on_the_loop() -> None:
     assert not bench.threads.jobs
 
 
+def test_a_delay_that_ends_between_two_looks_at_the_clock_is_not_forgotten() -> None:
+    for tick_s in np.linspace(1e-6, 1e-4, 200):
+        bench = Bench(max_batch=3, max_delay_s=2e-4, tick_s=float(tick_s))
+        bench.submit(1)
+        bench.submit(2)
+        bench.loop.pass_s(1e-3)
+        bench.finish()
+        assert [value for run in bench.session.runs for value in run] == [1, 2]
+
+
 def test_a_deadline_cuts_the_delay_so_that_the_call_begins_in_time() -> None:
     bench = Bench(max_batch=8, max_delay_s=1.0)
     bench.submit(1, deadline_s=bench.loop.now_s + 0.02)

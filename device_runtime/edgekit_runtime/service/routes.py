@@ -14,7 +14,6 @@ from urllib.parse import unquote
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service import statistics
 from edgekit_runtime.service.answers import MethodError, make_error, make_head, make_json
 from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.connection import Connection
@@ -23,6 +22,7 @@ from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.infer_request import load_object, take_count
 from edgekit_runtime.service.registry import Registry, Served
 from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.service.statistics import describe_statistics
 from edgekit_runtime.tensors import TensorSpec
 
 Action: TypeAlias = Callable[[Connection, Head, memoryview], None]
@@ -270,7 +270,7 @@ def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
-    return {"model_stats": [statistics.describe(one.metrics) for one in served]}
+    return describe_statistics(one.metrics for one in served)
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

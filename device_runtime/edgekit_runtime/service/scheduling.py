@@ -172,13 +172,16 @@ class Scheduler:
             self._shed(shed.call)
 
     def _pump(self) -> None:
-        """Begin what may begin now, and set the timer for the rest."""
-        if self._idle and self._waiting.rows and self._is_due():
-            if self._is_next_short():
+        """Begin what may begin now, and set the alarm for the rest."""
+        is_delayed = False
+        if self._idle and self._waiting.rows:
+            if not self._is_due():
+                is_delayed = True
+            elif self._is_next_short():
                 self._run_batch_here()
             else:
                 self._pool.enlist(self)
-        self._set_alarm()
+        self._set_alarm(is_delayed)
         self.metrics.waiting = len(self._waiting)
 
     def _is_next_short(self) -> bool:
@@ -200,8 +203,10 @@ class Scheduler:
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
             self._loop.call_soon(self._answer_late)
-        if not (self._idle and self._waiting.rows and self._is_due()):
-            self._set_alarm()
+        if not (self._idle and self._waiting.rows):
+            return None
+        if not self._is_due():
+            self._set_alarm(is_delayed=True)
             return None
         chosen = self._waiting.choose(self._max_rows)
         self._waiting.remove(chosen)
@@ -261,13 +266,12 @@ class Scheduler:
         in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
         return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
 
-    def _set_alarm(self) -> None:
-        wake_s = self._waiting.next_deadline_s
-        is_delayed = self._is_held and self._idle and self._waiting.rows and not self._is_due()
-        if is_delayed:
-            wake_s = min(wake_s, self._due_s())
+    def _set_alarm(self, is_delayed: bool) -> None:
+        """Set the alarm for the next deadline, and for the end of the delay if calls wait for that."""
+        deadline_s = self._waiting.next_deadline_s
+        wake_s = min(deadline_s, self._due_s()) if is_delayed and self._waiting.rows else deadline_s
         if wake_s < math.inf:
-            self._alarm.set(wake_s, self._clock(), is_exact=bool(is_delayed))
+            self._alarm.set(wake_s, self._clock(), is_exact=is_delayed)
 
     def _wake(self) -> None:
         self._late += self._waiting.expire(self._clock())
