@@ -1,0 +1,135 @@
+"""The governor: learns from what is measured, keeps account of the budget, and carries `choose` out.
+
+One governor holds the limits for one model. It is ticked once a second on any thread, always the same one, and
+neither reads a clock nor a sensor.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from edgekit_runtime.power.budget import Charge, Heat
+from edgekit_runtime.power.choose import LEAST_ADMIT, State, choose, most_credit_j
+from edgekit_runtime.power.forecast import Learned
+from edgekit_runtime.power.readings import Readings
+from edgekit_runtime.power.settings import Decision, Limits, Load, Profile
+from edgekit_runtime.power.trust import Trust
+
+_LOAD_GAIN: Final = 0.3
+_SETTLING_S: Final = 2.0  # after a change; what is measured then belongs to both settings
+_STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
+_POWER_PATIENCE: Final = 15
+_HEAT_PATIENCE: Final = 120  # zones step by a degree
+_DEBT_SHARE: Final = (
+    2.0  # of the most credit; an older debt is forgiven, or a long one would starve the device
+)
+_MISSED: Final = 0.01
+_MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Governor:
+    """Holds limits.
+
+    Attributes:
+        profile: settings to choose from; at the start the first decision is by these costs alone.
+        limits: may be replaced at any time between two ticks.
+        state: what is remembered.
+    """
+
+    profile: Profile
+    limits: Limits
+    state: State = field(init=False)
+    _at_s: float | None = field(default=None, init=False)
+    _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
+    _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
+
+    def __post_init__(self) -> None:
+        self.state = State(Learned(self.profile.idle_w))
+
+    def tick(self, now_s: float, readings: Readings, load: Load) -> Decision | None:
+        """Take one step, about a second after the last; return what changes, or None.
+
+        Args:
+            now_s: on the clock of `readings.at_s`.
+            readings: the latest; old ones count as missing.
+            load: what the service counted since the last tick.
+        """
+        dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
+        self._at_s = now_s
+        if now_s - readings.at_s > _STALE_S:
+            readings = Readings(at_s=now_s)
+        self._learn(readings, load, dt_s)
+        self._account(readings, now_s, dt_s)
+        before = self.state.decision
+        decision = choose(self.state, replace(readings, at_s=now_s), self.limits, self.profile)
+        since_s = self.state.since_s
+        if before is None or before.setting != decision.setting:
+            since_s = now_s
+        self.state = replace(self.state, decision=decision, since_s=since_s)
+        if before is not None and (before.setting, before.admit) == (decision.setting, decision.admit):
+            return None
+        if before is None or before.holds != decision.holds:
+            _logger.log(
+                logging.INFO if decision.holds else logging.WARNING,
+                "limits %s: %s",
+                "hold" if decision.holds else "cannot be held with all requests",
+                decision.reason or "the best setting",
+            )
+        return decision
+
+    @property
+    def power_w(self) -> float:
+        """What the device draws: measured where that can be believed, else forecast."""
+        return self._expected_w() if self._power.value is None else self._power.value
+
+    def _expected_w(self) -> float:
+        decision = self.state.decision
+        if decision is None:
+            return self.state.learned.idle_w
+        taken = replace(self.state.load, rate_hz=self.state.load.rate_hz * decision.admit)
+        return self.state.learned.forecast(decision.setting, taken, self.profile).power_w
+
+    def _learn(self, readings: Readings, load: Load, dt_s: float) -> None:
+        state, decision = self.state, self.state.decision
+        if dt_s <= 0 or decision is None:
+            self.state = replace(state, load=load)
+            return
+        gain = 1.0 if state.load.rate_hz == 0 else _LOAD_GAIN
+        smooth = replace(
+            load,
+            rate_hz=state.load.rate_hz + gain * (load.rate_hz - state.load.rate_hz),
+            burstiness=state.load.burstiness + gain * (load.burstiness - state.load.burstiness),
+        )
+        learned, caution = state.learned, state.caution * _LESS_CAUTION
+        settled = readings.at_s - state.since_s > _SETTLING_S
+        self._power = self._power.see(readings.power_w, self._expected_w())
+        self._heat = self._heat.see(readings.temperature_c, self._expected_w())
+        if settled and self._power.value is not None:
+            taken = replace(smooth, rate_hz=smooth.rate_hz * decision.admit)
+            learned = learned.learn_power(decision.setting, self._power.value, taken, self.profile)
+        if settled and load.run_s is not None:
+            learned = learned.learn_run(decision.setting, load.run_s, self.profile)
+        if settled and load.missed > _MISSED and decision.holds:
+            caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
+        self.state = replace(state, load=smooth, learned=learned, caution=caution)
+
+    def _account(self, readings: Readings, now_s: float, dt_s: float) -> None:
+        limits, heat, charge = self.limits, Heat(), Charge()
+        if limits.temperature_c is not None:
+            heat = self.state.heat.step(limits.temperature_c, self._heat.value, self._range_w(), now_s, dt_s)
+        if limits.battery is not None:
+            charge = self.state.charge.step(limits.battery, readings.battery, self.power_w, now_s, dt_s)
+        self.state = replace(self.state, heat=heat, charge=charge)
+        allowed_w = self.state.allowed_w(limits)
+        most_j = most_credit_j(allowed_w, limits)
+        left_j = 0.0 if most_j == 0 else self.state.credit_j + (allowed_w - self.power_w) * dt_s
+        self.state = replace(self.state, credit_j=min(most_j, max(-_DEBT_SHARE * most_j, left_j)))
+
+    def _range_w(self) -> tuple[float, float]:
+        forecasts = self.state.forecasts(self.profile)
+        idle_w = self.state.learned.idle_w
+        least_w = idle_w + LEAST_ADMIT * (min(one.power_w for one in forecasts.values()) - idle_w)
+        return least_w, max(one.power_w for one in forecasts.values())
