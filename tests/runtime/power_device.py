@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgekit_runtime.power.governor import Governor
 from edgekit_runtime.power.sensors import Sensors, discover
-from edgekit_runtime.power.settings import Cost, Decision, Load, Profile, Setting
+from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Setting
 from edgekit_runtime.power.sysfs import Sysfs
 from tests.runtime.power_tree import Tree
 
@@ -91,11 +92,12 @@ class Device:
         self.next_s = 0.0
         self.owed = 0.0  # fraction of a request that is still to be admitted
         self.tree = Tree(folder)
-        self._write_sensors(profile.idle_w)
+        self.drawn_w = profile.idle_w
+        self.show()
         self.sensors: Sensors = discover(Sysfs(folder))
 
     def step(self, decision: Decision) -> Second:
-        """Live through one second and write what the sensors say at its end."""
+        """Live through one second."""
         second = Second(0.0, 0.0, 0.0)
         energy_j = self.profile.idle_w * (1 + 0.004 * (self.die_c - 40))
         self._arrive(decision.admit, second)
@@ -105,7 +107,7 @@ class Device:
         if self.world.battery_j is not None:
             self.charge = max(0.0, self.charge - energy_j / self.world.battery_j)
         second.power_w, second.temperature_c, second.charge = energy_j, self.die_c, self.charge
-        self._write_sensors(energy_j)
+        self.drawn_w = energy_j
         return second
 
     def load(self, second: Second) -> Load:
@@ -142,18 +144,19 @@ class Device:
             start_s = max(self.free_s, min(full_s, self.waiting[0] + patience_s))
             if start_s >= end_s:
                 break
-            taken = 0
+            taken: list[float] = []
+            while self.waiting and len(taken) < setting.batch and self.waiting[0] <= start_s:
+                taken.append(self.waiting.popleft())
             run_s = cost.latency_s * self.run[setting] / self.clock * self.random.lognormvariate(0, 0.04)
-            while self.waiting and taken < setting.batch and self.waiting[0] <= start_s:
-                second.late += start_s + run_s - self.waiting.popleft() > self.world.deadline_s
-                taken += 1
-            run_s *= 1 if setting.batch == 1 else (1 + (taken - 1) * 0.733) / 3.2  # a batch that is not full
+            if setting.batch > 1:  # what is stated is the time of a full batch
+                run_s *= 1 - (setting.batch - len(taken)) / setting.batch * 0.9
             self.free_s = start_s + run_s
-            second.answered += taken
+            second.answered += len(taken)
+            second.late += sum(self.free_s - arrived_s > self.world.deadline_s for arrived_s in taken)
             second.longest_run_s = max(second.longest_run_s, run_s)
-            gained += taken * cost.accuracy
+            gained += len(taken) * cost.accuracy
             heat = 1 + 0.004 * (self.die_c - 40)
-            energy_j += taken * cost.energy_j * self.energy[setting] * self.clock**1.5 * heat
+            energy_j += len(taken) * cost.energy_j * self.energy[setting] * self.clock**1.5 * heat
         second.accuracy = gained / second.answered if second.answered else 0.0
         return energy_j
 
@@ -168,19 +171,53 @@ class Device:
         elif self.die_c < 77.0:
             self.clock = min(1.0, self.clock + 0.02)
 
-    def _write_sensors(self, power_w: float) -> None:
-        shown_w = power_w * self.random.gauss(1.0, self.world.noise)
+    def show(self) -> None:
+        """Write what the sensors say now."""
+        shown_w = self.drawn_w * self.random.gauss(1.0, self.world.noise)
         if self.random.random() < self.world.spikes:
             shown_w *= self.random.choice((0.0, 5.0))
-        self.tree.rail(1, "VDD_IN", 5000, round(shown_w * 200))
-        if self.world.dropout(self.now_s):
-            self.tree.write("class/hwmon/hwmon3/curr1_input", "")
-        self.tree.zone(0, "cpu-thermal", round(self.die_c * 2) * 500)
+        if self.now_s == 0:
+            self.tree.rail(1, "VDD_IN", 5000, round(shown_w * 200))
+            self.tree.zone(0, "cpu-thermal", 25000)
+        current = "" if self.world.dropout(self.now_s) else round(shown_w * 200)
+        self.tree.write("class/hwmon/hwmon3/curr1_input", current)
+        self.tree.write("class/thermal/thermal_zone0/temp", round(self.die_c * 2) * 500)
         if self.world.battery_j is not None:
             full_uwh = self.world.battery_j / 3.6e-3
             self.tree.battery(
                 capacity=round(self.charge * 100),
                 energy_full=round(full_uwh),
                 energy_now=round(math.floor(self.charge * 200) / 200 * full_uwh),
-                power_now=round(shown_w * 1e6),
+                power_now=round(max(0.0, shown_w) * 1e6),
             )
+
+
+def drive(
+    device: Device,
+    governor: Governor,
+    seconds: int,
+    limits: Callable[[float], Limits] | None = None,
+) -> tuple[list[Second], list[Decision]]:
+    """Let a governor run a device.
+
+    Args:
+        device: at its start.
+        governor: fresh.
+        seconds: to live through.
+        limits: time -> limits, or None for those of the governor all the time.
+
+    Returns:
+        what happened, and the decision in force in each second.
+    """
+    load, lived, decisions = Load(rate_hz=device.world.rate_hz(0.0)), [], []
+    for _ in range(seconds):
+        if limits is not None:
+            governor.limits = limits(device.now_s)
+        device.show()
+        governor.tick(device.now_s, device.sensors.read(device.now_s), load)
+        decision = governor.state.decision
+        assert decision is not None
+        decisions.append(decision)
+        lived.append(device.step(decision))
+        load = device.load(lived[-1])
+    return lived, decisions

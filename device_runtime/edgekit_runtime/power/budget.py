@@ -21,7 +21,9 @@ _INTEGRAL_S: Final = 60.0
 _FILTER_S: Final = 4.0  # zones step by 0.5 to 1 degree
 _BLIND_S: Final = 30.0  # without a temperature; then caution
 _CAUTION: Final = 0.9
-_LEAST_TIME_LEFT_S: Final = 60.0  # nearer to the end one step of the gauge would swing the budget
+_COUNTED_S: Final = 60.0
+_LEAST_TIME_LEFT_S: Final = 1.0
+_AFTERWARDS_S: Final = 60.0  # after the end: what is left above the floor is used up gently
 _GAUGE_S: Final = 60.0  # in which the gauge corrects what was counted from power
 
 
@@ -107,11 +109,12 @@ class Charge:
             return Charge(None if battery.charge > limit.floor else 0.0)
         gauge_j = (battery.charge - limit.floor) * battery.capacity_j
         counted_j = gauge_j if self._above_j is None else self._above_j - used_w * dt_s
-        above_j = counted_j + min(1.0, dt_s / _GAUGE_S) * (gauge_j - counted_j)
-        if battery.charge <= limit.floor:
-            return Charge(0.0, min(above_j, 0.0))
-        return Charge(_spread(above_j, limit, now_s), above_j)
+        # Near the end one step of the gauge would swing the budget, so then it is only counted.
+        gain = 0.0 if 0 < limit.until_s - now_s < _COUNTED_S else min(1.0, dt_s / _GAUGE_S)
+        above_j = counted_j + gain * (gauge_j - counted_j)
+        return Charge(0.0 if battery.charge < limit.floor else _spread(above_j, limit, now_s), above_j)
 
 
 def _spread(above_j: float, limit: BatteryLimit, now_s: float) -> float:
-    return max(0.0, above_j) / max(limit.until_s - now_s, _LEAST_TIME_LEFT_S)
+    left_s = limit.until_s - now_s
+    return max(0.0, above_j) / (max(left_s, _LEAST_TIME_LEFT_S) if left_s > 0 else _AFTERWARDS_S)

@@ -21,6 +21,7 @@ from edgekit_runtime.power.forecast import Forecast, Learned
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.settings import Decision, Limits, Load, Profile, Setting
 
+TICK_S: Final = 1.0  # from one decision to the next
 DWELL_S: Final = 2.0  # no change to more power earlier than this after the last change
 KEEPING_UP: Final = 0.85  # share of its time that an engine may be busy while requests are shed
 LEAST_ADMIT: Final = 0.05  # a device that takes nothing would never learn that it could again
@@ -41,6 +42,7 @@ class State:
         heat, charge: control of temperature and battery.
         credit_j: budget that was left over, joules; negative when overdrawn.
         caution: share of the deadline that is kept free, since answers came late.
+        blind: share of the power limit that is kept free, since power could not be measured for a while.
         decision: in force, or None before the first.
         since_s: when the setting in force was taken.
     """
@@ -51,12 +53,14 @@ class State:
     charge: Charge = field(default_factory=Charge)
     credit_j: float = 0.0
     caution: float = 0.0
+    blind: float = 0.0
     decision: Decision | None = None
     since_s: float = -math.inf
 
     def allowed_w(self, limits: Limits) -> float:
         """Return the least of all power budgets; infinity without a limit."""
-        budgets = (limits.power_w, self.heat.budget_w, self.charge.budget_w)
+        power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
+        budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
         return min((budget for budget in budgets if budget is not None), default=math.inf)
 
     def forecasts(self, profile: Profile) -> dict[Setting, Forecast]:
@@ -135,12 +139,13 @@ def _take_turns(
         return lower
     upper = frontier[place + 1]
     allowed_w = state.allowed_w(limits)
-    shortest_j = (forecasts[upper].power_w - allowed_w) * DWELL_S
-    needed_j = max(_CREDIT_SHARE * limits.window_s * allowed_w, shortest_j)
+    excess_w = forecasts[upper].power_w - allowed_w
+    needed_j = max(_CREDIT_SHARE * limits.window_s * allowed_w, excess_w * DWELL_S)
     if needed_j > most_credit_j(allowed_w, limits):
         return lower  # even its shortest turn would be seen in the window's mean
     running = state.decision is not None and state.decision.setting == upper
-    return upper if state.credit_j >= (0.0 if running else needed_j) and state.credit_j > 0 else lower
+    # A turn ends while there is still enough for the second that begins now.
+    return upper if 0 < (excess_w * TICK_S if running else needed_j) <= state.credit_j else lower
 
 
 def _stay(
@@ -149,7 +154,8 @@ def _stay(
     """Return `current` where a change now would be flapping, else `best`."""
     forecasts = state.forecasts(profile)
     now_w, then_w = forecasts[current].power_w, forecasts[best].power_w
-    if now_w > state.allowed_w(limits) and state.credit_j <= 0:
+    over_w = now_w - state.allowed_w(limits)
+    if over_w > 0 and state.credit_j < over_w * TICK_S:
         return best
     alike = profile.costs[best].accuracy == profile.costs[current].accuracy
     return current if early or (alike and now_w - then_w < _SAVING * now_w) else best

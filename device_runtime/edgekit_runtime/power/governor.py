@@ -5,6 +5,7 @@ neither reads a clock nor a sensor.
 """
 
 import logging
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,6 +21,7 @@ _SETTLING_S: Final = 2.0  # after a change; what is measured then belongs to bot
 _STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
+_BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
 _DEBT_SHARE: Final = (
     2.0  # of the most credit; an older debt is forgiven, or a long one would starve the device
 )
@@ -44,6 +46,7 @@ class Governor:
     state: State = field(init=False)
     _at_s: float | None = field(default=None, init=False)
     _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
+    _seen_s: float = field(default=-math.inf, init=False)
     _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +86,9 @@ class Governor:
     @property
     def power_w(self) -> float:
         """What the device draws: measured where that can be believed, else forecast."""
-        return self._expected_w() if self._power.value is None else self._power.value
+        expected_w = self._expected_w()
+        measured_w = self._power.latest(expected_w)
+        return expected_w if measured_w is None else measured_w
 
     def _expected_w(self) -> float:
         decision = self.state.decision
@@ -107,6 +112,8 @@ class Governor:
         settled = readings.at_s - state.since_s > _SETTLING_S
         self._power = self._power.see(readings.power_w, self._expected_w())
         self._heat = self._heat.see(readings.temperature_c, self._expected_w())
+        self._seen_s = self._seen_s if self._power.value is None else readings.at_s
+        blind = _BLIND_SHARE if readings.at_s - self._seen_s > _BLIND_S else 0.0
         if settled and self._power.value is not None:
             taken = replace(smooth, rate_hz=smooth.rate_hz * decision.admit)
             learned = learned.learn_power(decision.setting, self._power.value, taken, self.profile)
@@ -114,7 +121,7 @@ class Governor:
             learned = learned.learn_run(decision.setting, load.run_s, self.profile)
         if settled and load.missed > _MISSED and decision.holds:
             caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
-        self.state = replace(state, load=smooth, learned=learned, caution=caution)
+        self.state = replace(state, load=smooth, learned=learned, caution=caution, blind=blind)
 
     def _account(self, readings: Readings, now_s: float, dt_s: float) -> None:
         limits, heat, charge = self.limits, Heat(), Charge()
@@ -126,7 +133,8 @@ class Governor:
         allowed_w = self.state.allowed_w(limits)
         most_j = most_credit_j(allowed_w, limits)
         left_j = 0.0 if most_j == 0 else self.state.credit_j + (allowed_w - self.power_w) * dt_s
-        self.state = replace(self.state, credit_j=min(most_j, max(-_DEBT_SHARE * most_j, left_j)))
+        self.state = replace(self.state, credit_j=min(most_j, max(-_BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
+_DEBT_SHARE * most_j, left_j)))
 
     def _range_w(self) -> tuple[float, float]:
         forecasts = self.state.forecasts(self.profile)

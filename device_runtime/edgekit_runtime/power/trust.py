@@ -52,7 +52,22 @@ class Trust:
         """Whether it stayed though it should have moved."""
         return self.repeats >= self.patience and self.most_w - self.least_w > _MOVED * self.most_w
 
+    def latest(self, expected: float) -> float | None:
+        """The last reading where it is within a factor of two of the last three or of what was expected.
+
+        Unlike `value` it follows a change at once; a single spike is replaced by the median.
+        """
+        middle = self.value
+        if middle is None:
+            return None
+        last = self.recent[-1]
+        return last if _alike(last, middle) or _alike(last, expected) else middle
+
     @property
     def value(self) -> float | None:
         """The median of the last three readings, or None without any or when it is stuck."""
         return None if self.stuck or not self.recent else median(self.recent)
+
+
+def _alike(one: float, other: float) -> bool:
+    return one <= 2 * other and other <= 2 * one
