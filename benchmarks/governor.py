@@ -10,7 +10,7 @@ is what the device did, not what its sensors said:
 
 - limit error: of power, the worst 30 s mean over the limit and under it (under: only where a more accurate
   setting was given up for the limit in more than a quarter of it); of temperature, the worst second; of a battery, energy used to energy
-  allowed. "steady" leaves out the first 60 s and 60 s after a change of the limit, "worst" leaves out nothing.
+  allowed. "steady" leaves out the first 60 s and 60 s after a step of limit or load, "worst" leaves out nothing.
 - in time: answered before the deadline, of all requests; what was shed counts as missed.
 - accuracy: mean of the answers, those of variants as stated.
 """
@@ -96,6 +96,7 @@ SCENARIOS = (
         "load steps, at random",
         World(rate_hz=lambda t: 15.0 if t < 300 else 45.0 if t < 600 else 25.0, poisson=True, deadline_s=0.1),
         lambda _t: cap(6.0, 0.1),
+        steps_s=(0, 300, 600),
     ),
     Scenario(
         "crowd, batches pay",

@@ -86,6 +86,7 @@ class Device:
         self.energy = {one: 1.2 * self.random.lognormvariate(0, 0.1) for one in sorted(profile.costs)}
         self.run = {one: 1.05 * self.random.lognormvariate(0, 0.03) for one in sorted(profile.costs)}
         self.now_s, self.free_s, self.clock = 0.0, 0.0, 1.0
+        self.throttled = False
         self.die_c = self.board_c = world.ambient_c(0.0) + 12.0
         self.charge = world.charge
         self.waiting: deque[float] = deque()
@@ -148,15 +149,16 @@ class Device:
             while self.waiting and len(taken) < setting.batch and self.waiting[0] <= start_s:
                 taken.append(self.waiting.popleft())
             run_s = cost.latency_s * self.run[setting] / self.clock * self.random.lognormvariate(0, 0.04)
-            if setting.batch > 1:  # what is stated is the time of a full batch
-                run_s *= 1 - (setting.batch - len(taken)) / setting.batch * 0.9
+            # What is stated is the time of a full batch; a small part of it does not depend on the filling.
+            share = 1 - 0.9 * (setting.batch - len(taken)) / setting.batch
+            run_s *= share
             self.free_s = start_s + run_s
             second.answered += len(taken)
             second.late += sum(self.free_s - arrived_s > self.world.deadline_s for arrived_s in taken)
             second.longest_run_s = max(second.longest_run_s, run_s)
             gained += len(taken) * cost.accuracy
             heat = 1 + 0.004 * (self.die_c - 40)
-            energy_j += len(taken) * cost.energy_j * self.energy[setting] * self.clock**1.5 * heat
+            energy_j += share * setting.batch * cost.energy_j * self.energy[setting] * self.clock**1.5 * heat
         second.accuracy = gained / second.answered if second.answered else 0.0
         return energy_j
 
@@ -167,9 +169,11 @@ class Device:
             self.die_c += 0.25 * (power_w - to_board_w) / 8.0
             self.board_c += 0.25 * (to_board_w - to_air_w) / 60.0
         if self.die_c > 80.0:
-            self.clock = max(0.5, self.clock - 0.05)
-        elif self.die_c < 77.0:
-            self.clock = min(1.0, self.clock + 0.02)
+            self.throttled = True
+        elif self.die_c < 74.0:
+            self.throttled = False
+        step = -0.1 if self.throttled else 0.1
+        self.clock = min(1.0, max(0.6, self.clock + step))
 
     def show(self) -> None:
         """Write what the sensors say now."""

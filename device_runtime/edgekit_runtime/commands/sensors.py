@@ -4,12 +4,14 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.power.raspberry import BIT_NAMES
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.sensors import Sensors, discover
+from edgekit_runtime.power.sysfs import Sysfs
 
 _PERIOD_S = 1.0
 _UNITS = {
@@ -34,6 +36,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--watch", action="store_true", help="go on, with a line a second, until interrupted")
     parser.add_argument(
+        "--sysfs", type=Path, help="where the kernel's tree is, if not at /sys (in a container: /host/sys)"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object (with --watch: a line each)"
     )
     parser.set_defaults(run=run)
@@ -41,7 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Read the sensors twice, or until interrupted."""
-    sensors = discover()
+    sensors = discover() if arguments.sysfs is None else discover(Sysfs(arguments.sysfs))
     sensors.read(time.monotonic())
     time.sleep(_PERIOD_S)
     readings = sensors.read(time.monotonic())

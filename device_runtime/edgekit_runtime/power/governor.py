@@ -22,9 +22,9 @@ _STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
 _BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
-_DEBT_SHARE: Final = (
-    2.0  # of the most credit; an older debt is forgiven, or a long one would starve the device
-)
+_AIM: Final = 0.99  # of the budget: turns of two settings swing by a few percent around it
+_DEBT_SHARE: Final = 2.0  # of the most credit; an older debt is forgiven, a long one would starve the device
+_MEASURED_SHARE: Final = 0.4  # of a used setting's power, beside what was learned: noise would become debt
 _MISSED: Final = 0.01
 _MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
 
@@ -130,11 +130,17 @@ class Governor:
         if limits.battery is not None:
             charge = self.state.charge.step(limits.battery, readings.battery, self.power_w, now_s, dt_s)
         self.state = replace(self.state, heat=heat, charge=charge)
-        allowed_w = self.state.allowed_w(limits)
+        allowed_w, used_w = self.state.allowed_w(limits), self._used_w()
         most_j = most_credit_j(allowed_w, limits)
-        left_j = 0.0 if most_j == 0 else self.state.credit_j + (allowed_w - self.power_w) * dt_s
-        self.state = replace(self.state, credit_j=min(most_j, max(-_BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
-_DEBT_SHARE * most_j, left_j)))
+        left_j = 0.0 if most_j == 0 else self.state.credit_j + (_AIM * allowed_w - used_w) * dt_s
+        self.state = replace(self.state, credit_j=min(most_j, max(-_DEBT_SHARE * most_j, left_j)))
+
+    def _used_w(self) -> float:
+        decision, measured_w = self.state.decision, self.power_w
+        if decision is None or decision.setting not in self.state.learned.energy.each:
+            return measured_w
+        expected_w = self._expected_w()
+        return expected_w + _MEASURED_SHARE * (measured_w - expected_w)
 
     def _range_w(self) -> tuple[float, float]:
         forecasts = self.state.forecasts(self.profile)

@@ -45,7 +45,8 @@ class PowerSource:
         """
         numbers = [values.get(name) for name in self.names]
         known = [number for number in numbers if number is not None]
-        total = sum(known) if len(known) == len(numbers) else None
+        # A battery that is being charged says nothing of what the device draws.
+        total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         interval = self._count(total, seconds) if self.counts else self._join(total, seconds)
         if total is not None or not self.counts:
