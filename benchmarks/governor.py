@@ -4,13 +4,14 @@
         [--seeds 3] [--json FILE] [--plot FILE.svg]
 
 Each scenario runs once a seed under the governor and under every fixed setting. The device is
-`tests/runtime/power_device.py`: its settings draw 20 % more than stated on average and each by its own share,
-a run's time varies, power grows with temperature, clocks fall above 80 C, the sensors are noisy. What is shown
-is what the device did, not what its sensors said:
+`tests/runtime/power_device.py`: its settings draw 20 % more than stated on average and each by its own
+share, a run's time varies, power grows with temperature, clocks fall above 80 C, the sensors are noisy. What
+is shown is what the device did, not what its sensors said:
 
 - limit error: of power, the worst 30 s mean over the limit and under it (under: only where a more accurate
-  setting was given up for the limit in more than a quarter of it); of temperature, the worst second; of a battery, energy used to energy
-  allowed. "steady" leaves out the first 60 s and 60 s after a step of limit or load, "worst" leaves out nothing.
+  setting was given up for the limit in more than a quarter of it); of temperature, the worst second; of a
+  battery, energy used to energy allowed. "steady" leaves out the first 60 s and 60 s after a step of limit or
+  load, "worst" leaves out nothing.
 - in time: answered before the deadline, of all requests; what was shed counts as missed.
 - accuracy: mean of the answers, those of variants as stated.
 """
@@ -21,12 +22,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+
+from tests.runtime.power_device import Device, Second, World, drive, make_profile
 
 from edgekit_runtime.power.governor import Governor
 from edgekit_runtime.power.settings import BatteryLimit, Decision, Limits, Profile, Setting
 from governor_plot import draw
-from tests.runtime.power_device import Device, Second, World, drive, make_profile
 
 _WINDOW_S, _SETTLE_S = 30, 60
 
@@ -140,7 +143,7 @@ def judge(scenario: Scenario, what: str, lived: Sequence[Second], decisions: Seq
         (answered - late) / came,
         sum(one.accuracy * one.answered for one in lived) / max(1, answered),
         shed / came,
-        sum(one.setting != other.setting for one, other in zip(decisions, decisions[1:], strict=False)),
+        sum(one.setting != other.setting for one, other in pairwise(decisions)),
         [one.power_w for one in lived],
         [one.temperature_c for one in lived],
     )

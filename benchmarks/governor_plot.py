@@ -1,4 +1,4 @@
-"""The plot of `governor.py`: one strip a scenario, power (or temperature) over time with its limit, as SVG."""
+"""The plot of `governor.py`: a strip a scenario with power (or temperature) over time and the limit, as SVG."""
 
 from collections.abc import Sequence
 from typing import Any

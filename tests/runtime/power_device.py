@@ -1,7 +1,8 @@
 """A simulated device: a queue in front of an engine, power, heat, a governor of clocks, a battery, sensors.
 
-Everything is invented, with orders of magnitude of a single-board computer: it shows how the governor behaves,
-not how a device does. Power and energy are known twice: what the device draws, and what its sensors say.
+Everything is invented, with orders of magnitude of a single-board computer: it shows how the governor
+behaves, not how a device does. Power and energy are known twice: what the device draws, and what its
+sensors say.
 """
 
 import math
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.runtime.power_tree import Tree
+
 from edgekit_runtime.power.governor import Governor
 from edgekit_runtime.power.sensors import Sensors, discover
 from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Setting
 from edgekit_runtime.power.sysfs import Sysfs
-from tests.runtime.power_tree import Tree
 
 _CORE_W = 1.6
 _RUNS = {"large": (0.060, 0.92), "medium": (0.034, 0.89), "small": (0.018, 0.84), "tiny": (0.008, 0.76)}
@@ -173,7 +175,7 @@ class Device:
         elif self.die_c < 74.0:
             self.throttled = False
         step = -0.1 if self.throttled else 0.1
-        self.clock = min(1.0, max(0.6, self.clock + step))
+        self.clock = min(1.0, max(0.5, self.clock + step))
 
     def show(self) -> None:
         """Write what the sensors say now."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.runtime.power_tree import Tree
 
 from edgekit_runtime.power.energy import EnergyMeter, Work
 from edgekit_runtime.power.rapl import Counter
@@ -13,7 +14,6 @@ from edgekit_runtime.power.sampling import Sampling
 from edgekit_runtime.power.sensors import discover
 from edgekit_runtime.power.source import PowerSource
 from edgekit_runtime.power.sysfs import Sysfs
-from tests.runtime.power_tree import Tree
 
 
 @given(
@@ -60,6 +60,14 @@ def test_missing_reading_breaks_a_line_but_not_a_counter() -> None:
     assert rail.measure({"a": 16.0}, 2.0).energy_j is None
     after = counter.measure({"a": 16.0}, 2.0)
     assert (after.energy_j, after.power_w, after.seconds) == (6.0, 3.0, 2.0)
+
+
+def test_counter_that_began_anew_is_no_energy() -> None:
+    counter, source = Counter(262_000_000_000), PowerSource("processor", ("a",), counts=True)
+    for counted, now_s in ((5_000_000, 0.0), (10_000_000, 1.0)):
+        source.measure({"a": counter.add(counted)}, now_s)
+    assert source.measure({"a": counter.add(0)}, 2.0).energy_j is None
+    assert source.measure({"a": counter.add(4_000_000)}, 3.0).energy_j == pytest.approx(4.0)
 
 
 def second(at_s: float, joules: float | None) -> Readings:

@@ -4,11 +4,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.runtime.power_tree import Tree
 
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.sensors import discover
 from edgekit_runtime.power.sysfs import Sysfs
-from tests.runtime.power_tree import Tree
 
 
 @pytest.fixture

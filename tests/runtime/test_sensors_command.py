@@ -2,10 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.runtime.power_tree import Tree
 
 from edgekit_runtime import cli
 from edgekit_runtime.commands import sensors
-from tests.runtime.power_tree import Tree
 
 
 @pytest.fixture(autouse=True)

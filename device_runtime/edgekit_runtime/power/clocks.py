@@ -1,4 +1,4 @@
-"""How far the CPU's clock is held down: the cap that the kernel or the firmware set, as a share of the highest.
+"""The cap that the kernel or the firmware holds the CPU's clock down to, as a share of its highest.
 
 Source: Documentation/admin-guide/pm/cpufreq.rst of the kernel (kilohertz).
 """

@@ -1,9 +1,10 @@
 """Energy of a request, by a stated rule, or nothing.
 
-The rule: what a device draws above its idle power while models run belongs to the models, and is shared among
-them by the time for which their engines ran; a request's energy is its model's share over its requests. It is
-labelled `measured` once power and the idle power were both measured here, and is never made up from a model of
-the device. Other programs of the device that work at the same time are counted in: the rule cannot tell them apart.
+The rule: what a device draws above its idle power while models run belongs to the models, and is shared
+among them by the time for which their engines ran; a request's energy is its model's share over its
+requests. It is labelled `measured` once power and the idle power were both measured here, and is never
+made up from a model of the device. Other programs of the device that work at the same time are counted
+in: the rule cannot tell them apart.
 """
 
 from collections.abc import Mapping

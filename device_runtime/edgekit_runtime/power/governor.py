@@ -1,7 +1,7 @@
 """The governor: learns from what is measured, keeps account of the budget, and carries `choose` out.
 
-One governor holds the limits for one model. It is ticked once a second on any thread, always the same one, and
-neither reads a clock nor a sensor.
+One governor holds the limits for one model. It is ticked once a second on any thread, always the same
+one, and neither reads a clock nor a sensor.
 """
 
 import logging
@@ -17,12 +17,13 @@ from edgekit_runtime.power.settings import Decision, Limits, Load, Profile
 from edgekit_runtime.power.trust import Trust
 
 _LOAD_GAIN: Final = 0.3
-_SETTLING_S: Final = 2.0  # after a change; what is measured then belongs to both settings
+_BURSTINESS_GAIN: Final = 0.1  # one second holds too few gaps to say much
+_SETTLING_S: Final = 0.9  # after a change; what is measured then belongs to both settings
 _STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
 _BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
-_AIM: Final = 0.99  # of the budget: turns of two settings swing by a few percent around it
+_AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
 _DEBT_SHARE: Final = 2.0  # of the most credit; an older debt is forgiven, a long one would starve the device
 _MEASURED_SHARE: Final = 0.4  # of a used setting's power, beside what was learned: noise would become debt
 _MISSED: Final = 0.01
@@ -106,17 +107,18 @@ class Governor:
         smooth = replace(
             load,
             rate_hz=state.load.rate_hz + gain * (load.rate_hz - state.load.rate_hz),
-            burstiness=state.load.burstiness + gain * (load.burstiness - state.load.burstiness),
+            burstiness=state.load.burstiness + _BURSTINESS_GAIN * (load.burstiness - state.load.burstiness),
         )
         learned, caution = state.learned, state.caution * _LESS_CAUTION
-        settled = readings.at_s - state.since_s > _SETTLING_S
+        settled = readings.at_s - state.since_s >= _SETTLING_S
         self._power = self._power.see(readings.power_w, self._expected_w())
         self._heat = self._heat.see(readings.temperature_c, self._expected_w())
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
         blind = _BLIND_SHARE if readings.at_s - self._seen_s > _BLIND_S else 0.0
-        if settled and self._power.value is not None:
+        measured_w = self._power.latest(self._expected_w())
+        if settled and measured_w is not None:
             taken = replace(smooth, rate_hz=smooth.rate_hz * decision.admit)
-            learned = learned.learn_power(decision.setting, self._power.value, taken, self.profile)
+            learned = learned.learn_power(decision.setting, measured_w, taken, self.profile)
         if settled and load.run_s is not None:
             learned = learned.learn_run(decision.setting, load.run_s, self.profile)
         if settled and load.missed > _MISSED and decision.holds:

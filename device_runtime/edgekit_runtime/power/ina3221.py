@@ -3,8 +3,8 @@
 Two drivers exist: the kernel's (JetPack 5 and later; below `class/hwmon`, or below the I2C driver where a
 container hides that), and NVIDIA's older one (JetPack 4; `ina3221x`, below `iio:device*`).
 
-Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide, "Platform
-Power and Performance", tables of INA3221 channels.
+Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide,
+"Platform Power and Performance", tables of INA3221 channels.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """The one interface of all sensors: a probe gives one number, or nothing and a reason.
 
-A fault never leaves `Watched.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a power
-domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop the service.
+A fault never leaves `Watched.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
+power domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop
+the service.
 """
 
 import logging
@@ -21,13 +22,14 @@ Quantity: TypeAlias = Literal[
     "clock_share",  # 0..1, of the highest clock that the CPU has
 ]
 
-# What cannot be: outside of it the sensor is broken, not the device hot. 2 kW is beyond any edge device.
+MOST_POWER_W: Final = 2000.0  # beyond any edge device
+# What cannot be: outside of it the sensor is broken, not the device hot.
 _BOUNDS: Final[dict[Quantity, tuple[float, float]]] = {
-    "power_w": (0.0, 2000.0),
+    "power_w": (0.0, MOST_POWER_W),
     "energy_j": (0.0, math.inf),
     "temperature_c": (-60.0, 200.0),
     "charge": (0.0, 1.0),
-    "discharge_w": (-2000.0, 2000.0),
+    "discharge_w": (-MOST_POWER_W, MOST_POWER_W),
     "capacity_j": (1.0, 1e9),
     "throttle_bits": (0.0, float(0xFFFFFFFF)),
     "clock_share": (0.0, 1.5),
@@ -81,13 +83,14 @@ class Watched:
 
     def read(self, now_s: float) -> float | None:
         """Return the number, or None where the sensor fails or says what cannot be; raises nothing."""
+        low, high = _BOUNDS[self.probe.quantity]
         try:
             value = self.probe.read(now_s)
-            low, high = _BOUNDS[self.probe.quantity]
-            if not low <= value <= high:
-                raise ValueError(f"{value:g} {self.probe.quantity}, expected {low:g} to {high:g}")
         except (OSError, ValueError) as cause:
             self._fail(str(cause))
+            return None
+        if not low <= value <= high:  # nan, too
+            self._fail(f"{value:g} {self.probe.quantity}, expected {low:g} to {high:g}")
             return None
         self.fault = None
         return value

@@ -1,7 +1,7 @@
 """Energy counters of x86 processors (RAPL), through the kernel's powercap tree.
 
-They count the processor (and its memory, where it says so), not the device: a disk, a screen or a power supply
-is not in them, unless the board has the domain `psys`.
+They count the processor (and its memory, where it says so), not the device: a disk, a screen or a power
+supply is not in them, unless the board has the domain `psys`.
 
 Source: Documentation/power/powercap/powercap.rst of the kernel.
 """
@@ -26,8 +26,8 @@ _READ_PROTECTED: Final = (
 class Counter:
     """Joules since the first reading, from a counter of microjoules that begins again at its range.
 
-    A counter that turned around more than once between two readings lost whole ranges unseen; at 60 J and more
-    a range and one reading a second that takes a device of kilowatts.
+    A counter that turned around more than once between two readings lost whole ranges unseen; a range is
+    tens of kilojoules and more, so with a reading a second that takes a device of tens of kilowatts.
     """
 
     range_uj: int

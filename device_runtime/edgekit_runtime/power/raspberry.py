@@ -1,8 +1,8 @@
 """A Raspberry Pi's throttling bits, and the power that the Pi 5's power chip measures.
 
-The bits come from sysfs where the kernel has them, else from `vcgencmd`; the Pi 5's power only from `vcgencmd`. It
-costs a process, so it is asked every few seconds, on the sampling thread. No Pi was at hand: the formats are those
-of its documentation and of users' listings.
+The bits come from sysfs where the kernel has them, else from `vcgencmd`; the Pi 5's power only from
+`vcgencmd`. It costs a process, so it is asked every few seconds, on the sampling thread. No Pi was at
+hand: the formats are those of its documentation and of users' listings.
 
 Source: raspberrypi.com/documentation/computers/os.html, `get_throttled` and `pmic_read_adc`; the kernel's
 drivers/firmware/raspberrypi.c (`get_throttled` in hexadecimal).

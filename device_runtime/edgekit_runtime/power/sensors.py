@@ -1,7 +1,7 @@
 """Finding the sensors of this device, and reading them all at once.
 
-Reading takes a few hundred microseconds to milliseconds (an INA3221 sits on a slow bus): `sampling` does it on
-a thread of its own.
+Reading takes a few hundred microseconds to milliseconds (an INA3221 sits on a slow bus): `sampling` does
+it on a thread of its own.
 """
 
 import shutil

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.power.ina3221 import WHOLE_BOARD
-from edgekit_runtime.power.probe import Probe
+from edgekit_runtime.power.probe import MOST_POWER_W, Probe
 
 # Over a longer gap a straight line between two powers is an invention.
 _MAX_GAP_S: Final = 10.0
@@ -59,6 +59,10 @@ class PowerSource:
         if total is None or self._last is None or seconds <= 0:
             return Interval(max(0.0, seconds), None, None)
         energy_j = total - self._last
+        if (
+            energy_j > MOST_POWER_W * seconds
+        ):  # a counter that began anew, as after a suspend, looks turned around
+            return Interval(seconds, None, None)
         return Interval(seconds, energy_j / seconds, energy_j)
 
     def _join(self, total: float | None, seconds: float) -> Interval:

@@ -1,7 +1,7 @@
 """Whether a reading can be believed: single spikes are passed over, and a sensor that is stuck is noticed.
 
-A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle board is
-steady. It is stuck if it stays while what must move it has moved.
+A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle
+board is steady. It is stuck if it stays while what must move it has moved.
 """
 
 from dataclasses import dataclass, replace
