@@ -1,4 +1,4 @@
-"""The plot of `governor.py`: a strip a scenario with power (or temperature) over time and the limit, as SVG."""
+"""The plot of `governor.py`: a strip a scenario with power or temperature over time and its limit."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -2,16 +2,19 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.power_tree import Tree
 
 from edgekit_runtime.power.energy import EnergyMeter, Work
+from edgekit_runtime.power.loads import LoadMeter
 from edgekit_runtime.power.rapl import Counter
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.sampling import Sampling
 from edgekit_runtime.power.sensors import discover
+from edgekit_runtime.power.settings import Load
 from edgekit_runtime.power.source import PowerSource
 from edgekit_runtime.power.sysfs import Sysfs
 
@@ -82,7 +85,8 @@ def learn_idle(meter: EnergyMeter, watts: float) -> None:
 def test_energy_above_idle_is_shared_by_busy_time() -> None:
     meter = EnergyMeter()
     learn_idle(meter, 3.0)
-    meter.add(second(10.0, 7.0), {"a": Work(0.6, 30), "b": Work(0.2, 2)})
+    now = meter.add(second(10.0, 7.0), {"a": Work(0.6, 30), "b": Work(0.2, 2)})
+    assert now == {"a": pytest.approx(3.0 / 30), "b": pytest.approx(1.0 / 2)}
     assert meter.of_request("a").joules == pytest.approx(3.0 / 30)
     assert meter.of_request("b").joules == pytest.approx(1.0 / 2)
     assert meter.of_request("a").label == "measured"
@@ -121,3 +125,25 @@ def test_sampling_reads_on_its_own_thread(tmp_path: Path) -> None:
             time.sleep(0.001)
         assert sampling.latest.temperature_c == pytest.approx(50.0)
     assert not any(thread.name == "edgekit-sensors" for thread in threading.enumerate())
+
+
+def test_even_arrivals_have_no_bursts_and_random_ones_have_some() -> None:
+    random = np.random.default_rng(7)
+    for counts, low, high in (
+        ([30] * 40, 0.0, 0.0),
+        (random.poisson(30, 40).tolist(), 0.5, 1.7),
+    ):
+        meter, came, load = LoadMeter(), 0, Load()
+        meter.measure(0.0, came=0, answered=0, late=0)
+        for at_s, count in enumerate(counts, 1):
+            came += count
+            load = meter.measure(float(at_s), came=came, answered=came, late=0)
+        assert low <= load.burstiness <= high
+        assert load.rate_hz == counts[-1]
+
+
+def test_load_is_that_since_the_last_call() -> None:
+    meter = LoadMeter()
+    assert meter.measure(10.0, came=1000, answered=900, late=50) == Load()
+    load = meter.measure(12.0, came=1100, answered=980, late=58, run_s=0.01)
+    assert (load.rate_hz, load.missed, load.run_s) == (50.0, pytest.approx(0.1), 0.01)

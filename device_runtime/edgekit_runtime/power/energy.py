@@ -56,34 +56,42 @@ class EnergyMeter:
     _joules: dict[str, float] = field(default_factory=dict)
     _requests: dict[str, int] = field(default_factory=dict)
 
-    def add(self, readings: Readings, work: Mapping[str, Work]) -> None:
+    def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
         """Count what was done; the same readings once more only add work to the interval under way.
 
         Args:
             readings: the latest.
             work: model -> what it did since the last call.
+
+        Returns:
+            model -> joules of a request in the interval that ended; empty where that was not measured.
         """
         for name, one in work.items():
             before = self._pending.get(name, Work(0.0, 0))
             self._pending[name] = Work(before.busy_s + one.busy_s, before.requests + one.requests)
-        if readings.at_s != self._at_s:
-            self._at_s = readings.at_s
-            self._share_out(readings)
-            self._pending = {}
+        if readings.at_s == self._at_s:
+            return {}
+        self._at_s = readings.at_s
+        done, self._pending = self._pending, {}
+        return self._share_out(readings, done)
 
-    def _share_out(self, readings: Readings) -> None:
-        energy_j, seconds, work = readings.interval_j, readings.interval_s, self._pending
+    def _share_out(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
+        energy_j, seconds = readings.interval_j, readings.interval_s
         if energy_j is None or seconds <= 0:
-            return
+            return {}
         self.total_j += energy_j
         busy_s = sum(one.busy_s for one in work.values())
         if busy_s < _IDLE_BUSY_SHARE * seconds:
             self._learn_idle(energy_j / seconds)
-        elif self.idle_measured and self.idle_w is not None:
-            above_j = max(0.0, energy_j - self.idle_w * seconds)
-            for name, one in work.items():
-                self._joules[name] = self._joules.get(name, 0.0) + above_j * one.busy_s / busy_s
-                self._requests[name] = self._requests.get(name, 0) + one.requests
+            return {}
+        if not self.idle_measured or self.idle_w is None:
+            return {}
+        above_j = max(0.0, energy_j - self.idle_w * seconds)
+        shares = {name: above_j * one.busy_s / busy_s for name, one in work.items()}
+        for name, one in work.items():
+            self._joules[name] = self._joules.get(name, 0.0) + shares[name]
+            self._requests[name] = self._requests.get(name, 0) + one.requests
+        return {name: shares[name] / one.requests for name, one in work.items() if one.requests}
 
     @property
     def idle_measured(self) -> bool:

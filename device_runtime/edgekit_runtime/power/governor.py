@@ -26,6 +26,7 @@ _BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
 _DEBT_SHARE: Final = 2.0  # of the most credit; an older debt is forgiven, a long one would starve the device
 _MEASURED_SHARE: Final = 0.4  # of a used setting's power, beside what was learned: noise would become debt
+_TELL_EVERY_S: Final = 60.0
 _MISSED: Final = 0.01
 _MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
 
@@ -48,6 +49,7 @@ class Governor:
     _at_s: float | None = field(default=None, init=False)
     _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
     _seen_s: float = field(default=-math.inf, init=False)
+    _told_s: float = field(default=-math.inf, init=False)
     _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
 
     def __post_init__(self) -> None:
@@ -76,12 +78,7 @@ class Governor:
         if before is not None and (before.setting, before.admit) == (decision.setting, decision.admit):
             return None
         if before is None or before.holds != decision.holds:
-            _logger.log(
-                logging.INFO if decision.holds else logging.WARNING,
-                "limits %s: %s",
-                "hold" if decision.holds else "cannot be held with all requests",
-                decision.reason or "the best setting",
-            )
+            self._tell(decision, now_s)
         return decision
 
     @property
@@ -97,6 +94,15 @@ class Governor:
             return self.state.learned.idle_w
         taken = replace(self.state.load, rate_hz=self.state.load.rate_hz * decision.admit)
         return self.state.learned.forecast(decision.setting, taken, self.profile).power_w
+
+    def _tell(self, decision: Decision, now_s: float) -> None:
+        if now_s - self._told_s < _TELL_EVERY_S:  # at the edge of what can be held it comes and goes
+            return
+        self._told_s = now_s
+        if decision.holds:
+            _logger.info("limits hold: %s", decision.reason or "the best setting")
+        else:
+            _logger.warning("limits cannot be held with all requests: %s", decision.reason)
 
     def _learn(self, readings: Readings, load: Load, dt_s: float) -> None:
         state, decision = self.state, self.state.decision
