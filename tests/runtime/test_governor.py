@@ -132,6 +132,14 @@ def test_old_readings_count_as_missing() -> None:
     assert governor.power_w == pytest.approx(3.0, rel=0.05)  # what is forecast, not 1.0
 
 
+def test_power_of_a_setting_that_is_not_yet_running_teaches_nothing() -> None:
+    governor = Governor(PAIR, Limits())
+    for second in range(1, 20):
+        readings = Readings(at_s=float(second), power_w=9.0 + second / 100)
+        governor.tick(float(second), readings, BUSY, running=Setting("small"))
+    assert governor.state.learned.energy.each == {}
+
+
 def test_stuck_power_is_not_believed_once_the_setting_has_changed() -> None:
     governor = Governor(PAIR, Limits())
     for second in range(5):

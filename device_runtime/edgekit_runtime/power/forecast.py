@@ -16,8 +16,8 @@ from typing import Final
 
 from edgekit_runtime.power.settings import Load, Profile, Setting
 
-_GAIN: Final = 0.1  # of one second's reading; averages 5 % noise down to about 1 %
-_FIRST_GAIN: Final = 0.5  # of the first readings of a setting, which are better than any guess
+_IDLE_GAIN: Final = 0.1  # of one second's reading
+_LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
 _RATIO_BOUNDS: Final = (0.05, 20.0)
 _IDLE_HZ: Final = 0.02  # under this the power is the idle power
 _MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without end
@@ -33,22 +33,23 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Seen over stated: of all settings together, and of those that were used."""
+    """Seen over stated: of all settings together, and of those that were used, with the number of readings."""
 
     overall: float = 1.0
-    each: Mapping[Setting, float] = field(default_factory=dict, hash=False)
+    each: Mapping[Setting, tuple[float, int]] = field(default_factory=dict, hash=False)
 
     def of(self, setting: Setting) -> float:
         """Return the factor of one setting."""
-        return self.each.get(setting, self.overall)
+        return self.each[setting][0] if setting in self.each else self.overall
 
     def learn(self, setting: Setting, ratio: float) -> "Factor":
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
-        known = self.of(setting)
-        gain = _GAIN if setting in self.each else _FIRST_GAIN
-        each = {**self.each, setting: known + gain * (ratio - known)}
-        return Factor(math.exp(sum(map(math.log, each.values())) / len(each)), each)
+        known, count = self.of(setting), self.each.get(setting, (0.0, 0))[1]
+        # What was forecast counts as one reading: a mean at first, later one that forgets.
+        gain = max(_LEAST_GAIN, 1 / (count + 2))
+        each = {**self.each, setting: (known + gain * (ratio - known), count + 1)}
+        return Factor(math.exp(sum(math.log(factor) for factor, _ in each.values()) / len(each)), each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Learned:
         """
         done_hz = self._done_hz(setting, load, profile)
         if done_hz < _IDLE_HZ:
-            return replace(self, idle_w=self.idle_w + _GAIN * (power_w - self.idle_w))
+            return replace(self, idle_w=self.idle_w + _IDLE_GAIN * (power_w - self.idle_w))
         ratio = (power_w - self.idle_w) / done_hz / profile.costs[setting].energy_j
         return replace(self, energy=self.energy.learn(setting, ratio))
 

@@ -13,7 +13,7 @@ from edgekit_runtime.power.budget import Charge, Heat
 from edgekit_runtime.power.choose import LEAST_ADMIT, State, choose, most_credit_j
 from edgekit_runtime.power.forecast import Learned
 from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.settings import Decision, Limits, Load, Profile
+from edgekit_runtime.power.settings import Decision, Limits, Load, Profile, Setting
 from edgekit_runtime.power.trust import Trust
 
 _LOAD_GAIN: Final = 0.3
@@ -25,7 +25,7 @@ _HEAT_PATIENCE: Final = 120  # zones step by a degree
 _BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
 _DEBT_SHARE: Final = 2.0  # of the most credit; an older debt is forgiven, a long one would starve the device
-_MEASURED_SHARE: Final = 0.4  # of a used setting's power, beside what was learned: noise would become debt
+_MEASURED_SHARE: Final = 0.25  # of a used setting's power, beside what was learned: noise would become debt
 _TELL_EVERY_S: Final = 60.0
 _MISSED: Final = 0.01
 _MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
@@ -49,20 +49,26 @@ class Governor:
     _at_s: float | None = field(default=None, init=False)
     _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
     _seen_s: float = field(default=-math.inf, init=False)
+    _obeyed: bool = field(default=True, init=False)
     _told_s: float = field(default=-math.inf, init=False)
     _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
 
     def __post_init__(self) -> None:
         self.state = State(Learned(self.profile.idle_w))
 
-    def tick(self, now_s: float, readings: Readings, load: Load) -> Decision | None:
+    def tick(
+        self, now_s: float, readings: Readings, load: Load, running: Setting | None = None
+    ) -> Decision | None:
         """Take one step, about a second after the last; return what changes, or None.
 
         Args:
             now_s: on the clock of `readings.at_s`.
             readings: the latest; old ones count as missing.
             load: what the service counted since the last tick.
+            running: what was really run since then, where a change takes its time; None: what was decided.
         """
+        decided = self.state.decision
+        self._obeyed = running is None or decided is None or running == decided.setting
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         if now_s - readings.at_s > _STALE_S:
@@ -116,7 +122,7 @@ class Governor:
             burstiness=state.load.burstiness + _BURSTINESS_GAIN * (load.burstiness - state.load.burstiness),
         )
         learned, caution = state.learned, state.caution * _LESS_CAUTION
-        settled = readings.at_s - state.since_s >= _SETTLING_S
+        settled = self._obeyed and readings.at_s - state.since_s >= _SETTLING_S
         self._power = self._power.see(readings.power_w, self._expected_w())
         self._heat = self._heat.see(readings.temperature_c, self._expected_w())
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
@@ -145,7 +151,7 @@ class Governor:
 
     def _used_w(self) -> float:
         decision, measured_w = self.state.decision, self.power_w
-        if decision is None or decision.setting not in self.state.learned.energy.each:
+        if not self._obeyed or decision is None or decision.setting not in self.state.learned.energy.each:
             return measured_w
         expected_w = self._expected_w()
         return expected_w + _MEASURED_SHARE * (measured_w - expected_w)
