@@ -8,6 +8,7 @@ from edgekit_toolkit.report.markup import Markup, el, join
 _WIDTH, _STRIP, _LEFT, _RIGHT, _TOP = 760.0, 110.0, 60.0, 12.0, 22.0
 _INNER = _STRIP - _TOP - 22.0
 _SMOOTH_S = 30
+_EVERY_S = 5
 _STYLE = (
     "svg{font:12px system-ui,sans-serif;background:#fff}.governor{stroke:#0b62a4;stroke-width:1.8}"
     ".fixed{stroke:#c46a1b;stroke-width:1.2}.limit{stroke:#b00020;stroke-dasharray:5 3}"
@@ -50,7 +51,7 @@ def _strip(index: int, scenario: Any, governed: Any, fixed: Sequence[Any]) -> Ma
             f"{_LEFT + width * second / len(values):.1f},"
             f"{_TOP + _INNER * (1 - (value - low) / (high - low)):.1f}"
             for second, value in enumerate(values)
-            if value is not None and second % 3 == 0
+            if value is not None and second % _EVERY_S == 0
         )
 
     unit = "C" if of_heat else "W, mean of 30 s"

@@ -1,8 +1,11 @@
 import logging
+import math
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.runtime.power_device import Device, Second, World, drive, make_profile
 
 from edgekit_runtime.power.governor import Governor
@@ -50,7 +53,7 @@ def test_heat_wave_is_held_where_the_best_fixed_setting_throttles_and_is_late(tm
     hot = [fixed.step(best) for _ in range(600)]
     assert max(second.temperature_c for second in hot) > 80.0
     assert in_time(hot) < 0.99
-    lived, _, _ = run(tmp_path / "governed", world, Limits(temperature_c=70.0, deadline_s=0.05), 600)
+    lived, _, _ = run(tmp_path / "governed", world, Limits(temperature_c=70.0, deadline_s=0.05), 300)
     assert max(second.temperature_c for second in lived) <= 1.05 * 70.0
     assert in_time(lived) >= 0.99
 
@@ -107,6 +110,43 @@ def step(governor: Governor, second: int, readings: Readings | None = None, load
     decision = governor.state.decision
     assert decision is not None
     return decision
+
+
+maybe = st.none() | st.floats(0.0, 200.0)
+batteries = st.none() | st.builds(
+    Battery, st.floats(0.0, 1.0), st.none() | st.floats(-20.0, 20.0), st.none() | st.floats(1.0, 1e6)
+)
+loads = st.builds(
+    Load, st.floats(0.0, 500.0), st.none() | st.floats(0.0, 10.0), st.floats(0.0, 4.0), st.floats(0.0, 1.0)
+)
+moments = st.tuples(
+    st.floats(0.0, 5000.0),  # seconds since the last tick: a device that slept, too
+    maybe,
+    maybe,
+    batteries,
+    st.builds(
+        Load, st.floats(0.0, 500.0), st.none() | st.floats(0.0, 10.0), st.floats(0.0, 4.0), st.floats(0, 1)
+    ),
+)
+
+
+@given(st.lists(moments, max_size=30), st.floats(0.1, 50.0), st.floats(0.0, 60.0))
+def test_whatever_is_read_a_decision_is_made(
+    lived: list[tuple[float, float | None, float | None, Battery | None, Load]],
+    power_w: float,
+    window_s: float,
+) -> None:
+    battery = BatteryLimit(0.2, 2000.0)
+    governor = Governor(PAIR, Limits(power_w, 60.0, battery, 0.02, window_s))
+    now_s = 0.0
+    for passed_s, watts, degrees, charge, load in lived:
+        now_s += passed_s
+        governor.tick(now_s, Readings(now_s, watts, temperature_c=degrees, battery=charge), load)
+        decision = governor.state.decision
+        assert decision is not None
+        assert decision.setting in PAIR.costs
+        assert 0.05 <= decision.admit <= 1.0
+        assert math.isfinite(governor.state.credit_j)
 
 
 def test_no_sensors_and_no_limits_is_the_most_accurate_setting() -> None:

@@ -33,7 +33,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Seen over stated: of all settings together, and of those that were used, with the number of readings."""
+    """Seen over stated: of all settings together, and of each that was used, with its number of readings."""
 
     overall: float = 1.0
     each: Mapping[Setting, tuple[float, int]] = field(default_factory=dict, hash=False)

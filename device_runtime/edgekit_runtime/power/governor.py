@@ -81,11 +81,10 @@ class Governor:
         if before is None or before.setting != decision.setting:
             since_s = now_s
         self.state = replace(self.state, decision=decision, since_s=since_s)
-        if before is not None and (before.setting, before.admit) == (decision.setting, decision.admit):
-            return None
         if before is None or before.holds != decision.holds:
             self._tell(decision, now_s)
-        return decision
+        same = before is not None and (before.setting, before.admit) == (decision.setting, decision.admit)
+        return None if same else decision
 
     @property
     def power_w(self) -> float:
