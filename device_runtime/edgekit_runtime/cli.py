@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgekit_runtime import __version__
-from edgekit_runtime.commands import install, pin, rollback, serve, status, tournament, tune
+from edgekit_runtime.commands import install, pin, rollback, sensors, serve, status, tournament, tune
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
 
-_COMMANDS: Final[tuple[Command, ...]] = (serve, install, status, rollback, pin, tournament, tune)
+_COMMANDS: Final[tuple[Command, ...]] = (serve, install, status, rollback, pin, tournament, tune, sensors)
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
