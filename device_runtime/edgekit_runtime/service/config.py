@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.sharedmem import RegionLimits
@@ -185,6 +186,7 @@ def _read_model(name: str, table: object) -> ModelOptions:
     scheduling = read_section(
         SchedulingLimits, _take_table(settings, "scheduling", where), f"{where}.scheduling"
     )
+    isolation_table = _take_table(settings, "isolation", where)
     specific = settings.pop("specific", [])
     if not isinstance(specific, list) or not all(isinstance(version, str) for version in specific):
         raise ConfigError(f"{where}: specific is {specific!r}, expected a list of versions")
@@ -206,6 +208,7 @@ class _Model:
     swap: str = "auto"
     threads: int | None = None
     instances: int = 1
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         if min(self.latest, self.instances, self.threads or 1) < 1:

@@ -19,6 +19,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.answers import CONTINUE, make_error
 from edgekit_runtime.service.chunks import ChunkReader
 from edgekit_runtime.service.heads import Head
+from edgekit_runtime.service.leases import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.wheel import NEVER
 from edgekit_runtime.sessions.session import Array
 
@@ -57,6 +58,7 @@ class Connection:
         "_is_busy",
         "_is_lingering",
         "_is_paused",
+        "_lease",
         "_out",
         "_scanned",
         "_server",
@@ -70,16 +72,24 @@ class Connection:
     )
 
     def __init__(
-        self, server: "HttpServer", connected: socket.socket, *, is_local: bool, unread: bytes = b""
+        self,
+        server: "HttpServer",
+        connected: socket.socket,
+        *,
+        is_local: bool,
+        unread: bytes = b"",
+        lease: Lease | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Take over `connected`, which must not block; `unread` has been received from it before."""
+        """Take over `connected`, which must not block; see `HttpServer.adopt`."""
         self._server = server
         self._socket: socket.socket | None = connected
         self.is_local = is_local
         self.descriptors: list[int] = []
-        self.on_close: Callable[[], None] | None = None
+        self.on_close = on_close
         self.expires = self.looked_at = NEVER
         self._unread = unread
+        self._lease = lease
         self._scanned = 0
         self._head: Head | None = None
         self._body: memoryview | None = None
@@ -94,9 +104,19 @@ class Connection:
         if unread:
             self._advance()
 
+    def resume(self, unread: bytes) -> None:
+        """Go on with what was received before, of a connection that was adopted without it."""
+        if self._lease is not None:
+            self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
+        self._unread = unread
+        self._advance()
+
     # Receiving
 
     def _on_readable(self) -> None:
+        lease = self._lease
+        if lease is not None and self._out is None:
+            lease.states[lease.index] = UNDER_WAY
         if self._body is not None:
             self._fill()
             return
@@ -106,6 +126,8 @@ class Connection:
         try:
             data = connected.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
+            if lease is not None and self.is_at_rest and not self._unread:
+                lease.states[lease.index] = IDLE
             return
         except OSError:
             self.close()
@@ -302,6 +324,8 @@ class Connection:
         size_bytes = len(head)
         for part in body:
             size_bytes += part.nbytes if type(part) is not bytes else len(part)  # type: ignore[union-attr]
+        if self._lease is not None:
+            self._lease.states[self._lease.index] = ANSWERING
         try:
             sent = connected.sendmsg((head, *body))  # type: ignore[arg-type]  # arrays are buffers
         except (BlockingIOError, InterruptedError):
@@ -358,6 +382,11 @@ class Connection:
             self._part()
             return
         self.expires = self._server.idle_until()
+        if self._lease is not None:
+            self._lease.states[self._lease.index] = UNDER_WAY if self._unread else IDLE
+        if self._server.on_rest is not None:
+            self._server.on_rest(self)
+            return
         if self._is_paused and self._socket is not None:
             self._is_paused = False
             self._server.loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -392,6 +421,12 @@ class Connection:
         if self._is_paused:
             self._server.loop.add_reader(connected.fileno(), self._on_readable)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it can be released: it lives, and no request is being received beyond its head or answered."""
+        is_open = self._socket is not None and not self._closes
+        return is_open and not self._is_busy and self._head is None
+
     def close_if_idle(self) -> None:
         """Close unless a request is under way, which then is the last one."""
         if not self._is_busy and self._head is None and not self._unread:
@@ -415,7 +450,7 @@ class Connection:
         return connected, unread
 
     def _detach(self) -> socket.socket | None:
-        connected, self._socket = self._socket, None
+        connected, self._socket, self._lease = self._socket, None, None
         if connected is None:
             return None
         loop, descriptor = self._server.loop, connected.fileno()

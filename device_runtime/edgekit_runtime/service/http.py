@@ -17,6 +17,7 @@ from edgekit_runtime.service.answers import make_error
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head, Heads
 from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.leases import Lease
 from edgekit_runtime.service.wheel import Wheel, ticks
 
 Handle: TypeAlias = Callable[[Connection, Head, memoryview], None]
@@ -39,6 +40,8 @@ class HttpServer:
         loop, limits, heads, wheel: shared by the connections.
         receiving_bytes: of bodies that are not complete.
         is_draining: every answer from now on is the last of its connection.
+        on_rest: called after each answer, in the place of going on with the connection, or None.
+        lent: how many connections were released and are to come back.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class HttpServer:
         self.wheel = Wheel(loop)
         self.receiving_bytes = 0
         self.is_draining = False
+        self.on_rest: Callable[[Connection], None] | None = None
+        self.lent = 0
         self._idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
@@ -67,7 +72,7 @@ class HttpServer:
     @property
     def is_full(self) -> bool:
         """Whether no further client is taken."""
-        return len(self._connections) >= self._max_connections
+        return len(self._connections) + self.lent >= self._max_connections
 
     def listen(self, listener: socket.socket) -> None:
         """Accept from `listener`, a listening socket, from now on."""
@@ -75,16 +80,28 @@ class HttpServer:
         self._listeners.append(listener)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def adopt(self, connected: socket.socket, *, is_local: bool, unread: bytes = b"") -> Connection:
+    def adopt(
+        self,
+        connected: socket.socket,
+        *,
+        is_local: bool,
+        unread: bytes = b"",
+        lease: Lease | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> Connection:
         """Serve a connection that somebody else has accepted.
 
         Args:
             connected: a stream socket; this owns it from now on.
             is_local: whether it came over the Unix socket.
             unread: what was received from it and not answered.
+            lease: where to say what happens to it, or None.
+            on_close: called once when it ends here, or None.
         """
         connected.setblocking(False)
-        return Connection(self, connected, is_local=is_local, unread=unread)
+        return Connection(
+            self, connected, is_local=is_local, unread=unread, lease=lease, on_close=on_close
+        )
 
     def idle_until(self) -> int:
         """Return the tick until which a connection may now be idle."""
@@ -98,7 +115,20 @@ class HttpServer:
         """A connection has ended or was released."""
         self._connections.discard(connection)
         self.wheel.drop(connection)
-        if self._drained is not None and not self._connections and not self._drained.done():
+        self._check_drained()
+
+    def lend(self) -> None:
+        """A connection was released that will come back, or end elsewhere."""
+        self.lent += 1
+
+    def take_back(self) -> None:
+        """A lent connection has come back, or ended."""
+        self.lent -= 1
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        is_empty = not self._connections and not self.lent
+        if self._drained is not None and is_empty and not self._drained.done():
             self._drained.set_result(None)
 
     async def drain(self, timeout_s: float) -> None:
@@ -110,7 +140,7 @@ class HttpServer:
         self._listeners.clear()
         for connection in list(self._connections):
             connection.close_if_idle()
-        if self._connections:
+        if self._connections or self.lent:
             self._drained = self.loop.create_future()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._drained, timeout_s)

@@ -20,10 +20,11 @@ _logger = logging.getLogger(__name__)
 class InstalledModels:
     """A `Source` of the packages in the slots of this device."""
 
-    __slots__ = ("_slots",)
+    __slots__ = ("_slots", "limits", "trust")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
+        self.trust, self.limits = slots.trust, slots.limits
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models."""
@@ -57,6 +58,14 @@ class InstalledModels:
     def confirm(self, name: str, version: str) -> None:
         """Record that `version` serves well."""
         self._slots.confirm(name, version)
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that `version` fails; returns whether there is another one to open."""
+        choice = self._slots.reject(name, version, reason)
+        if choice is None:
+            return False
+        choice.package.close()
+        return True
 
     def _open_active(self, name: str, options: ModelOptions) -> Loaded:
         choice: Choice | None = self._slots.begin_start(name)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
 from edgekit_runtime.service.batching import rows_are_independent
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.session import Session, open_session
@@ -35,6 +36,8 @@ class ModelOptions:
         threads: of one inference, or None as its package says.
         instances: how many inferences may run at once.
         scheduling: of its calls.
+        isolation: of the process of its own that runs it, or None to run it in the service's.
+        opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
     """
 
     policy: VersionPolicy = field(default_factory=VersionPolicy)
@@ -42,6 +45,8 @@ class ModelOptions:
     threads: int | None = None
     instances: int = 1
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
+    isolation: Isolation | None = None
+    opener: "Callable[[OpenedPackage, ModelOptions], Loaded] | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +77,8 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
         BackendError: no engine for it is here, the engine refused it, or it computes something else than the
             package promises.
     """
+    if options.opener is not None:
+        return options.opener(package, options)
     golden = read_golden(package)
     instances = open_instances(
         functools.partial(open_session, package, threads=options.threads), options.instances

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgekit_runtime.archive import read_package, read_unverified_manifest
+from edgekit_runtime.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
@@ -18,11 +18,11 @@ class PackageFiles:
     What a package says of its name is believed here without a signature; opening verifies it.
     """
 
-    __slots__ = ("_paths", "_seen", "_trust")
+    __slots__ = ("_paths", "_seen", "limits", "trust")
 
     def __init__(self, paths: Sequence[Path], trust: TrustStore) -> None:
         self._paths = tuple(paths)
-        self._trust = trust
+        self.trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
 
     def names(self) -> Sequence[str]:
@@ -47,11 +47,15 @@ class PackageFiles:
 
     def reopen(self, path: Path, options: ModelOptions) -> Loaded:
         """Return the model of the package at `path`."""
-        with read_package(path, self._trust) as package:
+        with read_package(path, self.trust) as package:
             return load(package, options)
 
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Nothing, and nothing else to open: files have no state."""
+        return False
 
     def _read(self) -> list[Installed]:
         files = []

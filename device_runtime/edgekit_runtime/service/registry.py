@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+from edgekit_runtime.archive import Limits
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
@@ -20,6 +21,7 @@ from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
+from edgekit_runtime.signing import TrustStore
 
 Result = TypeVar("Result")
 
@@ -37,7 +39,15 @@ class DrainingLane(Lane, Protocol):
 
 
 class Source(Protocol):
-    """Where packages lie; all but `names` may wait for the disk and for engines, and run on a thread."""
+    """Where packages lie; all but `names` may wait for the disk and for engines, and run on a thread.
+
+    Attributes:
+        trust: whose packages are accepted.
+        limits: of reading them.
+    """
+
+    trust: TrustStore
+    limits: Limits
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models."""
@@ -65,6 +75,13 @@ class Source(Protocol):
 
     def confirm(self, name: str, version: str) -> None:
         """Record that a version serves well.
+
+        Raises:
+            EdgekitError: it cannot be recorded.
+        """
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that a version fails, and return whether another one should be opened in its place.
 
         Raises:
             EdgekitError: it cannot be recorded.
@@ -157,6 +174,28 @@ class Registry:
             if served is not None:
                 return served
         raise self._explain(name, version)
+
+    def find_lane(self, name: str, version: str | None) -> Lane | None:
+        """Return the lane to the sessions of a version, or None where it is not ready."""
+        model = self._models.get(name)
+        if model is None:
+            return None
+        served = model.default if version is None else model.versions.get(version)
+        return None if served is None else served.own_lane
+
+    def put_off(self, name: str, version: str) -> None:
+        """Wait anew before a version counts as good: it has crashed."""
+        if (name, version) in self._unconfirmed:
+            self._unconfirmed[name, version].cancel()
+            self._confirm_after(name, version)
+
+    async def give_up(self, name: str, version: str, reason: str) -> None:
+        """Serve another version in the place of one that keeps failing, if there is one."""
+        try:
+            if await self._on_thread(functools.partial(self._source.reject, name, version, reason)):
+                await self.load(name)
+        except EdgekitError as error:
+            _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
 
     def served(self) -> list[Served]:
         """Return all that is ready, the default version of each name first."""
@@ -278,10 +317,13 @@ class Registry:
 
     def _confirm_later(self, name: str, fresh: Sequence[Served]) -> None:
         """Count a version as good once it has served for a while: crashes come with the first requests."""
-        loop = asyncio.get_running_loop()
         for served in fresh:
-            confirm = functools.partial(self._confirm, name, served.version)
-            self._unconfirmed[name, served.version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
+            self._confirm_after(name, served.version)
+
+    def _confirm_after(self, name: str, version: str) -> None:
+        confirm = functools.partial(self._confirm, name, version)
+        loop = asyncio.get_running_loop()
+        self._unconfirmed[name, version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
 
     def _confirm(self, name: str, version: str) -> None:
         timer = self._unconfirmed.pop((name, version), None)

@@ -245,13 +245,15 @@ class Routes:
 
     def _own(self, connection: Connection, region: Region) -> None:
         """Let `region` end with the connection: a client that dies unregisters nothing."""
-        if connection.on_close is None:
-            connection.on_close = functools.partial(self._disown, connection)
+        if connection not in self._owned:  # one that was lent and came back still has what it owned before
+            connection.on_close = functools.partial(self._disown, connection, connection.on_close)
         self._owned.setdefault(connection, []).append(region)
 
-    def _disown(self, connection: Connection) -> None:
+    def _disown(self, connection: Connection, further: Callable[[], None] | None) -> None:
         for region in self._owned.pop(connection, ()):
             self._regions.drop(region)
+        if further is not None:
+            further()
 
 
 def _reply_with(make: Callable[[], Any]) -> Action:

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
-import hmac
 import logging
 import os
 import signal
@@ -11,20 +11,23 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgekit_runtime.errors import RequestError
+from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.loading import Loaded
+from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.pool import Pool, Threads
 from edgekit_runtime.service.registry import Registry, Served, Source
 from edgekit_runtime.service.routes import Routes
 from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.workers import Workers
 
 _logger = logging.getLogger(__name__)
 
@@ -35,19 +38,32 @@ class Service:
     Attributes:
         registry: of its models.
         http: its connections.
+        workers: of its isolated models.
     """
 
-    def __init__(self, config: ServiceConfig, source: Source) -> None:
-        """Wire the service; nothing listens or loads yet. Called inside a running event loop."""
+    def __init__(self, config: ServiceConfig, source: Source, regions: Regions | None = None) -> None:
+        """Wire the service; nothing listens or loads yet. Called inside a running event loop.
+
+        Args:
+            config: of the service.
+            source: where packages lie.
+            regions: shared memory of clients that somebody else fills, or None.
+        """
         loop = asyncio.get_running_loop()
         self._config = config
         self._token = None if config.listen.token_file is None else read_token(config.listen.token_file)
-        self._regions = Regions(config.shared_memory)
+        self._regions = Regions(config.shared_memory) if regions is None else regions
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
-        self.registry = Registry(source, self._make_served, config.models)
+        models = {
+            name: dataclasses.replace(options, opener=self._open_isolated) if options.isolation else options
+            for name, options in config.models.items()
+        }
+        self.registry = Registry(source, self._make_served, models)
         routes = Routes(self.registry, self._regions, lambda: b"")
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
+        self.workers = Workers(self.http, self._regions, config, source, self._token)
+        self.workers.served = self.registry
         self._socket_path: Path | None = None
         self._tls: asyncio.Server | None = None
 
@@ -81,23 +97,23 @@ class Service:
         """Answer what is under way, then free everything."""
         if self._tls is not None:
             self._tls.close()
+        self.workers.begin_stop()
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
+        self.workers.close()
         self._threads.close()
         self._regions.remove_all()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
 
     def _screen(self, connection: Connection, head: Head) -> bool:
-        """Turn away who may not ask; always returns False, since no connection is released here."""
-        if connection.is_local:
-            return False
-        if head.has_origin:
-            # Any web page that is open on this machine can reach a loopback address.
-            raise RequestError(403, "requests from web pages are refused: the Origin header is set")
-        if self._token is not None and not hmac.compare_digest(head.authorization or b"", self._token):
-            raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
-        return False
+        """Turn away who may not ask; returns whether the request was passed on to a worker."""
+        if not connection.is_local:
+            refuse_stranger(head, self._token)
+        return self.workers.pass_on(connection, head)
+
+    def _open_isolated(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
+        return self.workers.open(package, options)
 
     def _make_served(self, loaded: Loaded) -> Served:
         manifest, session = loaded.manifest, loaded.instances[0]
@@ -110,6 +126,9 @@ class Service:
             max_json_bytes=self._config.inference.max_json_bytes,
         )
         metrics = LaneMetrics(manifest.name, manifest.version)
+        if isinstance(session, IsolatedLane):
+            session.count_into(metrics)
+            return Served(loaded, codec, metrics, session, session)
         lane = Scheduler(
             loaded.instances, loaded.scheduling, pool=self._pool, loop=self.http.loop, metrics=metrics
         )

@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -121,13 +121,20 @@ class Region:
 
 
 class Regions:
-    """All registered regions, by name."""
+    """All registered regions, by name.
 
-    __slots__ = ("_limits", "_regions")
+    Attributes:
+        on_add, on_remove: called with each region that was added, and the name of each that was removed; or
+            None.
+    """
+
+    __slots__ = ("_limits", "_regions", "on_add", "on_remove")
 
     def __init__(self, limits: RegionLimits) -> None:
         self._limits = limits
         self._regions: dict[str, Region] = {}
+        self.on_add: Callable[[Region], None] | None = None
+        self.on_remove: Callable[[str], None] | None = None
 
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions.values())
@@ -167,7 +174,7 @@ class Regions:
         _check_size(name, descriptor, offset_bytes + size_bytes)
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
         region.map()
-        self._regions[name] = region
+        self.put(region)
         return region
 
     def add_posix(self, name: str, key: str, *, offset_bytes: int, size_bytes: int) -> Region:
@@ -200,14 +207,22 @@ class Regions:
             os.close(descriptor)
             raise
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
-        self._regions[name] = region
+        self.put(region)
         return region
+
+    def put(self, region: Region) -> None:
+        """Register `region`, whose name is free, without any check."""
+        self._regions[region.name] = region
+        if self.on_add is not None:
+            self.on_add(region)
 
     def remove(self, name: str) -> None:
         """Forget the region; a request under way keeps its memory. Does nothing when there is none."""
         region = self._regions.pop(name, None)
         if region is not None:
             os.close(region.descriptor)
+            if self.on_remove is not None:
+                self.on_remove(name)
 
     def drop(self, region: Region) -> None:
         """Forget `region` unless its name has become another one's."""
