@@ -21,7 +21,7 @@ from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.registry import Source
+from edgekit_runtime.service.keeping import Source
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.tensors import TensorSpec
 

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     from edgekit_runtime.service.config import ServiceConfig, read_config
     from edgekit_runtime.service.installed import InstalledModels
     from edgekit_runtime.service.packages import PackageFiles
-    from edgekit_runtime.service.registry import Source
+    from edgekit_runtime.service.keeping import Source
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.signing import TrustStore, find_keys_folder
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
@@ -54,6 +54,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if value is not None
     }
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
+    if config.log.json:
+        from edgekit_runtime.service.logs import JsonLines
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
     trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
     source: Source
     if arguments.package:

@@ -3,35 +3,25 @@
 import ipaddress
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.cache import CacheLimits
+from edgekit_runtime.service.drift import DriftLimits
 from edgekit_runtime.service.http_limits import HttpLimits
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.model_config import read_model
+from edgekit_runtime.service.room import ModelMemory
+from edgekit_runtime.service.sections import read_section, take_table
 from edgekit_runtime.service.sharedmem import RegionLimits
 from edgekit_runtime.service.sockets import find_socket
-from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
+from edgekit_runtime.service.watching import Power
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
 _MIN_TOKEN_CHARACTERS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
-_TYPE_NAMES: Final = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a string",
-}
-_SWAPS: Final[Mapping[str, SwapOrder | None]] = {
-    "auto": None,
-    "availability": "availability",
-    "resource": "resource",
-}
-
-Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +76,17 @@ class Inference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """How log records are written to standard error.
+
+    Attributes:
+        json: as lines of JSON; otherwise for people.
+    """
+
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
     """All of the configuration; each field is a table of the TOML file.
 
@@ -94,6 +95,11 @@ class ServiceConfig:
         http: bounds of the HTTP layer.
         shared_memory: bounds of shared memory.
         inference: bounds of single requests.
+        cache: of answers, shared by the models that use it.
+        drift: how much is looked at.
+        memory: that all models may take together.
+        power: sensors of the device.
+        log: how records are written.
         models: by name.
     """
 
@@ -101,7 +107,25 @@ class ServiceConfig:
     http: HttpLimits = field(default_factory=HttpLimits)
     shared_memory: RegionLimits = field(default_factory=RegionLimits)
     inference: Inference = field(default_factory=Inference)
+    cache: CacheLimits = field(default_factory=CacheLimits)
+    drift: DriftLimits = field(default_factory=DriftLimits)
+    memory: ModelMemory = field(default_factory=ModelMemory)
+    power: Power = field(default_factory=Power)
+    log: Log = field(default_factory=Log)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
+
+
+_SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "listen": Listen,
+    "http": HttpLimits,
+    "shared_memory": RegionLimits,
+    "inference": Inference,
+    "cache": CacheLimits,
+    "drift": DriftLimits,
+    "memory": ModelMemory,
+    "power": Power,
+    "log": Log,
+}
 
 
 def read_config(path: Path) -> ServiceConfig:
@@ -114,16 +138,11 @@ def read_config(path: Path) -> ServiceConfig:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES)
         document = _parse_toml(text.decode("utf-8"))
-        models = _take_table(document, "models")
+        models = take_table(document, "models")
         sections: dict[str, Any] = {
-            "listen": read_section(Listen, _take_table(document, "listen"), "listen"),
-            "http": read_section(HttpLimits, _take_table(document, "http"), "http"),
-            "shared_memory": read_section(
-                RegionLimits, _take_table(document, "shared_memory"), "shared_memory"
-            ),
-            "inference": read_section(Inference, _take_table(document, "inference"), "inference"),
-            "models": {name: _read_model(name, table) for name, table in models.items()},
+            name: read_section(kind, take_table(document, name), name) for name, kind in _SECTIONS.items()
         }
+        sections["models"] = {name: read_model(name, table) for name, table in models.items()}
     except (OSError, ValueError) as cause:  # a UnicodeDecodeError or TOMLDecodeError is a ValueError
         raise ConfigError(f"{path}: {cause}") from cause
     except ConfigError as cause:
@@ -131,30 +150,6 @@ def read_config(path: Path) -> ServiceConfig:
     if unknown := sorted(document):
         raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
     return ServiceConfig(**sections)
-
-
-def read_section(kind: type[Section], table: Mapping[str, Any], where: str) -> Section:
-    """Return the dataclass `kind` with the values of a TOML table; what is missing has its default.
-
-    Args:
-        kind: its fields are of the types bool, int, float and str, or those with None.
-        table: parsed.
-        where: its name, for messages.
-
-    Raises:
-        ConfigError: a field is unknown or of a wrong type, or `kind` refuses a value.
-    """
-    # A type, or a union with None, which TOML cannot state.
-    known = {known.name: _name_kind(known.type) for known in fields(kind)}  # type: ignore[arg-type]
-    for name, value in table.items():
-        if name not in known:
-            raise ConfigError(f"{where}: unknown setting '{name}', known are {', '.join(sorted(known))}")
-        if not _is_of(value, known[name]):
-            raise ConfigError(f"{where}: {name} is {value!r}, expected {_TYPE_NAMES[known[name]]}")
-    try:
-        return kind(**table)
-    except ValueError as cause:
-        raise ConfigError(f"{where}: {cause}") from cause
 
 
 def read_token(path: str) -> bytes:
@@ -178,54 +173,6 @@ def read_token(path: str) -> bytes:
     return f"Bearer {token}".encode("ascii")
 
 
-def _read_model(name: str, table: object) -> ModelOptions:
-    where = f"models.{name}"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table, got {type(table).__name__}")
-    settings = dict(table)
-    scheduling = read_section(
-        SchedulingLimits, _take_table(settings, "scheduling", where), f"{where}.scheduling"
-    )
-    isolation_table = _take_table(settings, "isolation", where)
-    specific = settings.pop("specific", [])
-    if not isinstance(specific, list) or not all(isinstance(version, str) for version in specific):
-        raise ConfigError(f"{where}: specific is {specific!r}, expected a list of versions")
-    kept = read_section(_Model, settings, where)
-    return ModelOptions(
-        VersionPolicy(kept.latest, tuple(specific)),
-        _SWAPS[kept.swap],
-        kept.threads,
-        kept.instances,
-        scheduling,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    """What a model's table states in single values."""
-
-    latest: int = 1
-    swap: str = "auto"
-    threads: int | None = None
-    instances: int = 1
-    isolated: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.latest, self.instances, self.threads or 1) < 1:
-            raise ValueError("latest, threads and instances: expected at least 1")
-        if self.swap not in _SWAPS:
-            raise ValueError(f"swap is {self.swap!r}, expected one of {', '.join(_SWAPS)}")
-
-
-def _take_table(document: dict[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
-    table = document.pop(name, {})
-    if not isinstance(table, dict):
-        raise ConfigError(
-            f"{where}{'.' if where else ''}{name}: expected a table, got {type(table).__name__}"
-        )
-    return table
-
-
 def _parse_toml(text: str) -> dict[str, Any]:
     try:
         import tomllib  # type: ignore[import-not-found, unused-ignore]
@@ -238,18 +185,6 @@ def _parse_toml(text: str) -> dict[str, Any]:
             ) from cause
     document: dict[str, Any] = tomllib.loads(text)
     return document
-
-
-def _name_kind(annotation: object) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).split(" ")[0]
-
-
-def _is_of(value: object, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "bool"
-    return isinstance(
-        value, (int, float) if kind == "float" else {"bool": bool, "int": int, "str": str}[kind]
-    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -73,6 +73,11 @@ def _write_number(value: float) -> str:
     return repr(value).replace("inf", "+Inf").replace("-+", "-").replace("nan", "NaN")
 
 
+_DEVICE_HELP: Final[Mapping[str, str]] = {
+    "edgekit_battery_charge_ratio": "Charge of the battery.",
+    "edgekit_throttled": "1 while the device throttles itself.",
+    "edgekit_clock_cap_ratio": "Lowest cap of a processor's clock, of its highest.",
+}
 _OUTCOMES: Final = ("succeeded", "failed", "shed", "late", "refused")
 
 
@@ -121,6 +126,16 @@ def service_families(service: ServiceMetrics) -> list[Family]:
         ),
         Family("edgekit_memory_bytes", "gauge", "Memory of this process.", memory),
         Family("edgekit_energy_joules_total", "counter", "Energy, by model.", of(service.energy_j, "model")),
+        Family(
+            "edgekit_request_energy_joules",
+            "gauge",
+            "Measured mean energy of a request above idle.",
+            of(service.request_energy_j, "model", "version"),
+        ),
+        *(
+            Family(name, "gauge", _DEVICE_HELP[name], (({}, value),))
+            for name, value in service.device.items()
+        ),
         Family("edgekit_power_watts", "gauge", "Power now, by sensor.", of(service.power_w, "sensor")),
         Family(
             "edgekit_temperature_celsius", "gauge", "Temperature, by zone.", of(service.temperature_c, "zone")

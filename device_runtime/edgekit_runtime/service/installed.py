@@ -12,7 +12,7 @@ from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.slots import Choice, Slots
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +35,18 @@ class InstalledModels:
         with (choice := self._slots.choose(name)).package:
             return [Installed(name, choice.version, choice.path)]
 
+    def find_proven(self, name: str) -> Installed | None:
+        """Return the version that has proved itself, where a newer one is on trial, or None."""
+        state = self._slots.load(name).state
+        if state.current is None or state.current.health != UNPROVEN:
+            return None
+        others = [other for other in (state.spare, state.factory) if other is not None]
+        for other in others:
+            if other.health == HEALTHY and other.version != state.current.version:
+                with (choice := self._slots.choose(name, other.version)).package:
+                    return Installed(name, choice.version, choice.path)
+        return None
+
     def open(self, name: str, options: ModelOptions) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         if not options.policy.specific:
@@ -46,7 +58,7 @@ class InstalledModels:
                     opened.append(load(choice.package, options))
         except BaseException:
             for loaded in opened:
-                unload(loaded.instances)
+                unload(loaded.sessions)
             raise
         return opened
 

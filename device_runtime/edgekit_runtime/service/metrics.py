@@ -175,15 +175,19 @@ class ServiceMetrics:
 
     Attributes:
         swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.
-        energy_j: (model,) -> joules since the start.
+        energy_j: (model,) -> joules above idle since the start, while they could be measured.
+        request_energy_j: (model, version) -> joules of a request, where they could be measured.
         power_w: (sensor,) -> watts now.
         temperature_c: (zone,) -> degrees Celsius now.
+        device: name of a metric -> its value, for what a device says of itself beside that.
     """
 
-    __slots__ = ("energy_j", "power_w", "swaps", "temperature_c")
+    __slots__ = ("device", "energy_j", "power_w", "request_energy_j", "swaps", "temperature_c")
 
     def __init__(self) -> None:
         self.swaps: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
         self.energy_j: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
+        self.request_energy_j: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.device: dict[str, float] = {}
         self.power_w: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
         self.temperature_c: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)

@@ -18,12 +18,13 @@ class PackageFiles:
     What a package says of its name is believed here without a signature; opening verifies it.
     """
 
-    __slots__ = ("_paths", "_seen", "limits", "trust")
+    __slots__ = ("_paths", "_rejected", "_seen", "limits", "trust")
 
     def __init__(self, paths: Sequence[Path], trust: TrustStore) -> None:
         self._paths = tuple(paths)
         self.trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
+        self._rejected: set[tuple[Path, int, int]] = set()
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, in the order of the files."""
@@ -41,7 +42,7 @@ class PackageFiles:
                 opened.append(self.reopen(package.path, options))  # noqa: PERF401  # to close them in between
         except BaseException:
             for loaded in opened:
-                unload(loaded.instances)
+                unload(loaded.sessions)
             raise
         return opened
 
@@ -53,17 +54,30 @@ class PackageFiles:
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
 
-    def reject(self, name: str, version: str, reason: str) -> bool:
-        """Nothing, and nothing else to open: files have no state."""
-        return False
+    def find_proven(self, _name: str) -> Installed | None:
+        """Return None: files do not say which version was in use before."""
+        return None
+
+    def reject(self, name: str, version: str, _reason: str) -> bool:
+        """Pass a version's file by, as long as this lives and the file stays, if there is another version."""
+        own = [
+            key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
+        ]
+        others = [package for package in self.find(name) if package.version != version]
+        if others:
+            self._rejected.update(own)
+        return bool(others)
 
     def _read(self) -> list[Installed]:
+        return [package for key, package in self._read_keys() if key not in self._rejected]
+
+    def _read_keys(self) -> list[tuple[tuple[Path, int, int], Installed]]:
         files = []
         for path in self._paths:
             files += sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         return [self._describe(path) for path in files]
 
-    def _describe(self, path: Path) -> Installed:
+    def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Installed]:
         try:
             status = path.stat()
         except OSError as cause:
@@ -72,4 +86,4 @@ class PackageFiles:
         if key not in self._seen:
             manifest = read_unverified_manifest(path).manifest
             self._seen[key] = Installed(manifest.name, manifest.version, path)
-        return self._seen[key]
+        return key, self._seen[key]

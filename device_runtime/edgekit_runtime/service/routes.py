@@ -5,6 +5,7 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -18,9 +19,12 @@ from edgekit_runtime.service.answers import MethodError, make_error, make_head, 
 from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.exposition import CONTENT_TYPE
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.infer_request import load_object, take_count
-from edgekit_runtime.service.registry import Registry, Served
+from edgekit_runtime.service.model import EvictedError
+from edgekit_runtime.service.registry import Registry
+from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.service.statistics import describe_statistics
 from edgekit_runtime.tensors import TensorSpec
@@ -33,7 +37,6 @@ _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
     "system_shared_memory",
 )
-_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _logger = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class Routes:
             case ["infer"]:
                 return _WRITE, functools.partial(self._infer, name, version)
             case []:
-                return _READ, _reply_with(lambda: self._describe_model(name, version))
+                return _READ, functools.partial(self._answer_model, name, version)
             case ["ready"]:
                 return _READ, _reply_with(lambda: self._describe_ready(name, version))
             case ["stats"]:
@@ -135,7 +138,13 @@ class Routes:
     def _infer(
         self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
     ) -> None:
-        served = self._registry.find(name, version)
+        try:
+            served = self._registry.find(name, version)
+        except EvictedError:
+            self._when_loaded(
+                name, connection, functools.partial(self._infer, name, version, connection, head, body)
+            )
+            return
         codec = served.codec
         plan, inputs = codec.decode(body, head.json_bytes)
 
@@ -153,6 +162,21 @@ class Routes:
         deadline_s = None if plan.timeout_us is None else time.monotonic() + plan.timeout_us / 1e6
         served.lane.submit(Call(inputs, reply, plan.priority, deadline_s))
 
+    def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
+        """Do `act` once a model is loaded again that was unloaded for others; its request waits until then."""
+
+        async def wait() -> None:
+            try:
+                await self._registry.wait_for(name)
+                act()
+            except EdgekitError as error:
+                connection.answer(*make_error(error))
+            except Exception:
+                _logger.exception("loading model '%s' for a request failed inside the service", name)
+                connection.answer(*make_error(RequestError(500, "the service failed; its log says why")))
+
+        self._start(wait())
+
     # Everything else
 
     def _answer_ready(self, connection: Connection, _head: Head, _body: memoryview) -> None:
@@ -161,7 +185,7 @@ class Routes:
 
     def _answer_metrics(self, connection: Connection, _head: Head, _body: memoryview) -> None:
         text = self._metrics()
-        connection.answer(make_head(200, _METRICS_TYPE, len(text)), text)
+        connection.answer(make_head(200, CONTENT_TYPE, len(text)), text)
 
     def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
         wants_ready = len(body) > 0 and load_object(bytes(body), "the request").get("ready") is True
@@ -175,8 +199,20 @@ class Routes:
     def _describe_server(self) -> dict[str, Any]:
         return {"name": "edgekit", "version": __version__, "extensions": list(_EXTENSIONS)}
 
+    def _answer_model(
+        self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
+    ) -> None:
+        try:
+            described = self._describe_model(name, version)
+        except EvictedError:
+            again = functools.partial(self._answer_model, name, version, connection, head, body)
+            self._when_loaded(name, connection, again)
+            return
+        connection.answer(*make_json(described))
+
     def _describe_ready(self, name: str, version: str | None) -> dict[str, Any]:
-        self._registry.find(name, version)
+        with contextlib.suppress(EvictedError):  # its next request loads it
+            self._registry.find(name, version)
         return {"name": name, "ready": True}
 
     def _describe_model(self, name: str, version: str | None) -> dict[str, Any]:
@@ -220,7 +256,10 @@ class Routes:
             else:
                 connection.answer(*make_json({}))
 
-        task = asyncio.get_running_loop().create_task(act())
+        self._start(act())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -272,7 +311,10 @@ def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
-    return describe_statistics(one.metrics for one in served)
+    document = describe_statistics(one.metrics for one in served)
+    for entry, one in zip(document["model_stats"], served, strict=True):
+        entry.update(one.to_json())
+    return document
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

@@ -108,6 +108,10 @@ class Scheduler:
         """
         self._paces.of(size_bytes).note_on_thread(seconds)
 
+    def limit_batch(self, rows: int) -> None:
+        """Let no more than `rows` run together from now on, at most as many as the limits say."""
+        self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
+
     def drain(self, done: Callable[[], None]) -> None:
         """Take no more calls, run those that wait without delay, and call `done` once all are answered.
 

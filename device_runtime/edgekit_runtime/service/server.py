@@ -12,21 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.loading import Loaded, ModelOptions
-from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.oip import Codec
+from edgekit_runtime.service.keeping import Source
+from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.pool import Pool, Threads
-from edgekit_runtime.service.registry import Registry, Served, Source
+from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.routes import Routes
-from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.stacking import Stacking
+from edgekit_runtime.service.watching import Watching
 from edgekit_runtime.service.workers import Workers
 
 _logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Service:
 
     Attributes:
         registry: of its models.
+        metrics: of the whole service.
         http: its connections.
         workers: of its isolated models.
     """
@@ -59,8 +62,19 @@ class Service:
             name: dataclasses.replace(options, opener=self._open_isolated) if options.isolation else options
             for name, options in config.models.items()
         }
-        self.registry = Registry(source, self._make_served, models)
-        routes = Routes(self.registry, self._regions, lambda: b"")
+        self.metrics = ServiceMetrics()
+        stacking = Stacking(
+            loop=loop,
+            pool=self._pool,
+            regions=self._regions,
+            cache=ResponseCache(config.cache),
+            options_of=self._options_of,
+            drift=config.drift,
+            max_json_bytes=config.inference.max_json_bytes,
+        )
+        self.registry = Registry(source, stacking.make, models, memory=config.memory, metrics=self.metrics)
+        routes = Routes(self.registry, self._regions, self._write_metrics)
+        self._watching: Watching | None = None
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source, self._token)
         self.workers.served = self.registry
@@ -97,6 +111,8 @@ class Service:
         """Answer what is under way, then free everything."""
         if self._tls is not None:
             self._tls.close()
+        if self._watching is not None:
+            self._watching.stop()
         self.workers.begin_stop()
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
@@ -115,26 +131,16 @@ class Service:
     def _open_isolated(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
         return self.workers.open(package, options)
 
-    def _make_served(self, loaded: Loaded) -> Served:
-        manifest, session = loaded.manifest, loaded.instances[0]
-        codec = Codec(
-            manifest.name,
-            manifest.version,
-            inputs=session.inputs,
-            outputs=session.outputs,
-            regions=self._regions,
-            max_json_bytes=self._config.inference.max_json_bytes,
-        )
-        metrics = LaneMetrics(manifest.name, manifest.version)
-        if isinstance(session, IsolatedLane):
-            session.count_into(metrics)
-            return Served(loaded, codec, metrics, session, session)
-        lane = Scheduler(
-            loaded.instances, loaded.scheduling, pool=self._pool, loop=self.http.loop, metrics=metrics
-        )
-        for run in loaded.warm_runs:
-            lane.learn(run.size_bytes, run.seconds)
-        return Served(loaded, codec, metrics, lane, lane)
+    def _options_of(self, name: str) -> ModelOptions:
+        return self._config.models.get(name) or ModelOptions()
+
+    def _write_metrics(self) -> bytes:
+        return write_metrics(self.registry.served(), self.metrics, self.http.connection_count).encode()
+
+    def watch(self) -> None:
+        """Look at trials, sensors and governors once a second from now on."""
+        if self._watching is None:
+            self._watching = Watching(self.registry, self.metrics, self._config.power, self.http.loop)
 
 
 async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:
@@ -156,6 +162,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
     try:
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
+        service.watch()
         loading.add_done_callback(functools.partial(_announce, announce, addresses))
         await stopping.wait()
         loading.cancel()

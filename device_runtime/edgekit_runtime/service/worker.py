@@ -53,6 +53,9 @@ class _OnePackage:
     def find(self, name: str) -> Sequence[Installed]:
         return (Installed(name, self._order.manifest.version, self._path),)
 
+    def find_proven(self, _name: str) -> Installed | None:
+        return None
+
     def open(self, _name: str, options: ModelOptions) -> list[Loaded]:
         return [self.reopen(self._path, options)]
 

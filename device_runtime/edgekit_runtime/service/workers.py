@@ -17,6 +17,7 @@ from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.isolation import Isolation, find_infer
 from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.orders import Order
+from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.signing import TrustStore
 
@@ -154,7 +155,10 @@ class Workers:
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
         alone = dataclasses.replace(options, isolation=None, opener=None)
         config = dataclasses.replace(
-            self._config, listen=Listen(unix_socket="-", host=""), models={package.manifest.name: alone}
+            self._config,
+            listen=Listen(unix_socket="-", host=""),
+            memory=ModelMemory(),
+            models={package.manifest.name: alone},
         )
         return Order(
             os.getpid(),
