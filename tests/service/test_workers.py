@@ -112,6 +112,7 @@ def test_idle_connection_outlives_the_worker(isolated: Running) -> None:
         for connection in (client, over_tcp):
             connection.sendall(infer_bytes(X))
             assert Replies(connection).next().binary == Y
+        time.sleep(0.1)  # until the worker knows that the answers are sent
         pid = kill(isolated, signal.SIGSEGV)
         wait_for(lambda: not is_running(pid), "the end of the worker")
         for connection in (client, over_tcp):
@@ -128,6 +129,7 @@ def test_request_that_a_stopped_worker_never_read_is_not_lost(isolated: Running)
         replies = Replies(client)
         client.sendall(infer_bytes(X))
         replies.next()
+        time.sleep(0.1)  # until the worker knows that the answer is sent
         pid = kill(isolated, signal.SIGSTOP)
         client.sendall(infer_bytes(X, path=OTHER) + infer_bytes(X))
         os.kill(pid, signal.SIGKILL)
@@ -243,6 +245,7 @@ def test_standby_takes_over(maker: PackageMaker, tmp_path: Path) -> None:
             replies = Replies(client)
             client.sendall(infer_bytes(X))
             replies.next()
+            time.sleep(0.1)  # until the worker knows that the answer is sent
             os.kill(first, signal.SIGSEGV)
             wait_for(lambda: find_pids(service)[0] == second, "the switch")
             client.sendall(infer_bytes(X))
@@ -284,11 +287,11 @@ def test_stop_answers_what_a_worker_has_under_way(maker: PackageMaker, tmp_path:
     with running_isolated(maker, tmp_path, slow=True) as service:
         pids = (*find_pids(service), *find_pids(service, "slow"))
         client = service.connect()
-        x = slow_input(2000)
+        x = slow_input(100)
         client.sendall(infer_bytes(x, path=SLOW))
         wait_for(lambda: count_lent(service), "the connection to be lent")
     with client:
-        assert Replies(client).next().binary == x.tobytes()
+        assert Replies(client).next().binary == x.tobytes()  # it fits into what the kernel holds
     wait_for(lambda: not any(map(is_running, pids)), "the end of all workers")
 
 

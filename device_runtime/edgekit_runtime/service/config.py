@@ -1,8 +1,9 @@
 """The configuration of the service as a TOML file states it; errors speak of it in the file's words."""
 
+import dataclasses
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -131,6 +132,15 @@ def read_config(path: Path) -> ServiceConfig:
     if unknown := sorted(document):
         raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
     return ServiceConfig(**sections)
+
+
+def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
+    """Return the options of all models with those in `names` isolated, as they state it or else by default."""
+    changed = dict(models)
+    for name in names:
+        options = models.get(name, ModelOptions())
+        changed[name] = dataclasses.replace(options, isolation=options.isolation or Isolation())
+    return changed
 
 
 def read_section(kind: type[Section], table: Mapping[str, Any], where: str) -> Section:
