@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.runtime.conftest import PackageMaker, maker
+from tests.runtime.conftest import PackageMaker, maker, other_signer
 from tests.service.service_parts import Running, running_linear
 
-__all__ = ["maker"]
+__all__ = ["maker", "other_signer"]
 
 
 @pytest.fixture(scope="module")

@@ -227,12 +227,10 @@ def _read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], w
     """
     count = math.prod(shape)
     flat: Any = data
-    for _ in range(len(shape)):
-        if isinstance(flat, list) and flat and isinstance(flat[0], list):
-            if not all(isinstance(row, list) for row in flat):
-                raise RequestError(400, f"{where}: data is nested unevenly, expected shape {list(shape)}")
-            if sum(map(len, flat)) > count:
-                break
+    if isinstance(data, list) and data and isinstance(data[0], list):
+        for axis in range(len(shape) - 1):
+            if len(flat) != math.prod(shape[: axis + 1]) or not all(isinstance(row, list) for row in flat):
+                raise RequestError(400, f"{where}: data is not nested as shape {list(shape)} says")
             flat = [value for row in flat for value in row]
     if not isinstance(flat, list) or len(flat) != count:
         got = f"{len(flat)} values" if isinstance(flat, list) else type(flat).__name__

@@ -86,12 +86,12 @@ class Routes:
                 return _READ, self._answer_ready
             case ["metrics"]:
                 return _READ, self._answer_metrics
+            case ["v2", "models", "stats"]:
+                return _READ, _reply_with(lambda: _describe_statistics(self._registry.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:
                 return self._find_model(name, version, rest)
             case ["v2", "models", name, *rest] if len(rest) <= 1:
                 return self._find_model(name, None, rest)
-            case ["v2", "models", "stats"]:
-                return _READ, _reply_with(lambda: _describe_statistics(self._registry.served()))
             case ["v2", "repository", "index"]:
                 return _WRITE, self._answer_index
             case ["v2", "repository", "models", name, "load"]:
