@@ -25,6 +25,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="a package, or a folder of them, to serve in the place of what is installed; may be repeated",
     )
     parser.add_argument("--config", type=Path, metavar="TOML", help="configuration; see docs/service.md")
+    parser.add_argument(
+        "--isolate",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="run this model in a process of its own, so that a crash of its engine takes down nothing else;"
+        " may be repeated",
+    )
     parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")
     parser.add_argument("--port", type=int, help="of TCP; 0 takes any that is free")
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
@@ -38,7 +46,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     import dataclasses
     import logging
 
-    from edgekit_runtime.service.config import ServiceConfig, read_config
+    from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.installed import InstalledModels
     from edgekit_runtime.service.packages import PackageFiles
     from edgekit_runtime.service.keeping import Source
@@ -54,6 +62,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if value is not None
     }
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
+    config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
     if config.log.json:
         from edgekit_runtime.service.logs import JsonLines
 

@@ -1,8 +1,9 @@
 """The configuration of the service as a TOML file states it; errors speak of it in the file's words."""
 
+import dataclasses
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.cache import CacheLimits
 from edgekit_runtime.service.drift import DriftLimits
 from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.model_config import read_model
 from edgekit_runtime.service.room import ModelMemory
@@ -150,6 +152,19 @@ def read_config(path: Path) -> ServiceConfig:
     if unknown := sorted(document):
         raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
     return ServiceConfig(**sections)
+
+
+def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
+    """Return the options of all models with those in `names` isolated, as they state it or else by default.
+
+    Raises:
+        ConfigError: a model has options that an isolated one cannot have.
+    """
+    changed = dict(models)
+    for name in names:
+        options = models.get(name, ModelOptions())
+        changed[name] = dataclasses.replace(options, isolation=options.isolation or Isolation())
+    return changed
 
 
 def read_token(path: str) -> bytes:

@@ -177,6 +177,11 @@ class IsolatedLane:
         workers = sorted(self._lives, key=lambda worker: worker is not self._active)
         return tuple(worker.pid for worker in workers)
 
+    @property
+    def is_backed(self) -> bool:
+        """Whether a worker stands by that has loaded the model."""
+        return self._standby is not None
+
     # What its workers tell
 
     def on_ready(self, worker: Worker) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import BackendError, ConfigError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
@@ -52,6 +52,9 @@ class ModelOptions:
         drift: whether inputs and outputs are watched for drift.
         keep_loaded: whether it stays where the memory cap makes others go.
         governor: limits to hold by the way in which it is run, or None.
+
+    Raises:
+        ConfigError: an isolated model is to have a governor, a canary or a shadow.
     """
 
     policy: VersionPolicy = field(default_factory=VersionPolicy)
@@ -66,6 +69,13 @@ class ModelOptions:
     drift: bool = True
     keep_loaded: bool = False
     governor: GovernorOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.isolation is not None and (self.rollout.kind != "swap" or self.governor is not None):
+            raise ConfigError(
+                "a model in a process of its own has neither a governor nor a rollout but 'swap'; leave out"
+                " isolation, or those"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,24 +89,23 @@ def read_model(name: str, table: object) -> ModelOptions:
     isolation = None
     if single.isolated or "isolation" in table:
         isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
-    if isolation is not None and (single.rollout != "swap" or governor is not None):
-        raise ConfigError(
-            f"{where}: a model in a process of its own has neither a governor nor a rollout but 'swap'; leave"
-            " out isolation, or those"
+    rollout = _read_rollout(single.rollout, tables, where)
+    try:
+        return ModelOptions(
+            VersionPolicy(single.latest, single.specific),
+            _SWAPS[single.swap],
+            single.threads,
+            single.instances,
+            scheduling,
+            isolation,
+            rollout=rollout,
+            cache=single.cache,
+            drift=single.drift,
+            keep_loaded=single.keep_loaded,
+            governor=governor,
         )
-    return ModelOptions(
-        VersionPolicy(single.latest, single.specific),
-        _SWAPS[single.swap],
-        single.threads,
-        single.instances,
-        scheduling,
-        isolation,
-        rollout=_read_rollout(single.rollout, tables, where),
-        cache=single.cache,
-        drift=single.drift,
-        keep_loaded=single.keep_loaded,
-        governor=governor,
-    )
+    except ConfigError as cause:
+        raise ConfigError(f"{where}: {cause}") from cause
 
 
 def _read_rollout(kind: str, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:
