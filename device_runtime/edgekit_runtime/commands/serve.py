@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
     from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.installed import InstalledModels
-    from edgekit_runtime.service.packages import PackageFiles
     from edgekit_runtime.service.keeping import Source
+    from edgekit_runtime.service.packages import PackageFiles
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.signing import TrustStore, find_keys_folder
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder

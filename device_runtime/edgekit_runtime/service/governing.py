@@ -33,6 +33,7 @@ class GovernorOptions:
         battery_floor: charge that must be left `battery_hours` after the model was loaded, 0 to 1, or None.
         battery_hours: see `battery_floor`.
         deadline_ms: from a request's arrival to its answer, for 99 of 100, or None.
+        idle_w: power of the device without requests, for a start: it is learned in seconds without any.
         window_s: over which `power_w` is a mean; 0 forbids more even for a moment.
         variants: of the package to choose from, the preferred first; empty for all.
         threads: numbers of threads to choose from; empty for that of the package alone.
@@ -47,6 +48,7 @@ class GovernorOptions:
     battery_floor: float | None = None
     battery_hours: float = 8.0
     deadline_ms: float | None = None
+    idle_w: float = 0.0
     window_s: float = 30.0
     variants: tuple[str, ...] = ()
     threads: tuple[int, ...] = ()
@@ -55,6 +57,8 @@ class GovernorOptions:
     def __post_init__(self) -> None:
         if self.power_w is None and self.temperature_c is None and self.battery_floor is None:
             raise ValueError("expected at least one of power_w, temperature_c and battery_floor")
+        if self.idle_w < 0:
+            raise ValueError(f"idle_w is {self.idle_w}, expected 0 or more")
         if not self.batches or min((*self.batches, *self.threads)) < 1 or not self.battery_hours > 0:
             raise ValueError(
                 f"expected batches and threads of at least 1 and battery_hours over 0, got {self}"
@@ -102,7 +106,7 @@ def make_profile(ways: tuple[LoadedWay, ...], options: GovernorOptions, max_batc
             energy_j = run_s * max(1, way.threads) * _WATTS / batch
             setting = Setting(way.variant, batch, way.threads)
             costs[setting] = Cost(run_s, energy_j, _score(way.figures))
-    return Profile(costs, 0.0)
+    return Profile(costs, options.idle_w)
 
 
 def _run_s(way: LoadedWay, batch: int) -> float:

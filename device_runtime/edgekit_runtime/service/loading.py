@@ -129,7 +129,7 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
             for name, count in _list_ways(package, (variant, threads), governor):
                 try:
                     ways.append(_prove(package, name, count, options))
-                except EngineMissingError as cause:
+                except EngineMissingError as cause:  # noqa: PERF203  # the others do
                     _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
         golden = read_golden(package.select(variant))
         scheduling = _limit_batches(scheduling, first.instances[0], golden, package.path)
@@ -159,7 +159,7 @@ def unload(sessions: Sequence[Session]) -> None:
 def _prove(
     package: OpenedPackage, variant: str, threads: int, options: ModelOptions, first: Session | None = None
 ) -> LoadedWay:
-    """Return a variant, open with so many threads (0: as the options say), tested against its golden outputs."""
+    """Return a variant, open with so many threads (0: as the options say), that proved itself."""
     selected = package.select(variant)
     golden = read_golden(selected)
     opened = [] if first is None else [first]

@@ -47,8 +47,8 @@ class _Single:
             raise ValueError(f"rollout is {self.rollout!r}, expected one of {', '.join(_ROLLOUTS)}")
         if self.rollout != "swap" and (self.latest != 1 or self.specific):
             raise ValueError(
-                f"rollout = {self.rollout!r} compares the newest version with the one before, which latest and"
-                " specific leave no room for"
+                f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
+                " room for latest and specific"
             )
 
 

@@ -4,6 +4,7 @@ All of it happens on the thread of the event loop; what waits for the disk and f
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Coroutine, Mapping
@@ -18,8 +19,8 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import EvictedError, Model
-from edgekit_runtime.service.room import ModelMemory, Resident, choose_victims, estimate_bytes
 from edgekit_runtime.service.rollouts import Rollouts
+from edgekit_runtime.service.room import ModelMemory, Resident, choose_victims, estimate_bytes
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import SwapOrder, choose_order
 
@@ -294,6 +295,8 @@ class Registry:
         if not model.versions and self._memory.max_bytes is None:
             return "availability"
         packages = await self._keeper.on_thread(functools.partial(self._source.find, name))
+        with contextlib.suppress(RequestError):  # opening says what is missing
+            packages = options.policy.choose(name, packages)
         order: SwapOrder = "availability"
         if model.versions:
             order = choose_order(needed_bytes(packages), available_bytes(), options.swap)

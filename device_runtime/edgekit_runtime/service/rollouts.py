@@ -65,7 +65,7 @@ class Rollouts:
         return True
 
     async def _bring_back(self, name: str, model: Model, newest: Installed, options: ModelOptions) -> bool:
-        """Serve the version that proved itself before the newest came; the service was restarted meanwhile."""
+        """Serve the version that proved itself before the newest came, after a restart."""
         find = functools.partial(self._keeper.source.find_proven, name)
         proven = await self._keeper.on_thread(find)
         if proven is None or proven.version == newest.version:

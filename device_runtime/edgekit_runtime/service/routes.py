@@ -163,7 +163,7 @@ class Routes:
         served.lane.submit(Call(inputs, reply, plan.priority, deadline_s))
 
     def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
-        """Do `act` once a model is loaded again that was unloaded for others; its request waits until then."""
+        """Do `act` once a model is loaded again that was unloaded for others."""
 
         async def wait() -> None:
             try:

@@ -17,13 +17,13 @@ from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.scrape import write_metrics
-from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.keeping import Source
+from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.pool import Pool, Threads
 from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.routes import Routes
+from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited

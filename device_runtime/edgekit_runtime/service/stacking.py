@@ -1,4 +1,4 @@
-"""From a loaded version to what takes its calls: scheduler, cache, and what watches for drift, in this order."""
+"""From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
 
 import logging
 import time

@@ -61,7 +61,7 @@ class Trial:
         current.trial = candidate.trial = self
 
     def end(self) -> None:
-        """Let calls for the version in use pass by the candidate; what is under way there is still answered."""
+        """Let calls for the version in use pass by the candidate; those under way there are answered."""
         self.current.lane = self.current.stack
         self.current.trial = self.candidate.trial = None
 
