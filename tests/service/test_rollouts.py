@@ -33,7 +33,7 @@ from edgekit_runtime.service.shadow_lane import ShadowOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.tensors import TensorSpec
 
-# Times of a loaded test machine decide nothing here; what they do to a verdict is tested in test_canary_judge.
+# Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
 GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=50)
 CANARY = ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=GATES))
 SHADOW = ModelOptions(
