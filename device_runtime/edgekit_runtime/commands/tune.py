@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def _find_choice(package: OpenedPackage) -> BackendChoice:
     choices = recall_order(package.manifest).chain
     for choice in choices[:-1]:
         try:
-            open_choice(package, choice).close()
+            open_choice(package, replace(choice, fallback=None)).close()
         except EngineMissingError:
             continue
         return choice
