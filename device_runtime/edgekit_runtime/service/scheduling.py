@@ -37,19 +37,9 @@ class Scheduler:
     """
 
     __slots__ = (
-        *(
-            "_alarm",
-            "_answering",
-            "_batches",
-            "_clock",
-            "_drained",
-            "_idle",
-            "_instances",
-            "_is_held",
-            "_is_open",
-        ),
-        *("_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s", "_per_run_s", "_pool"),
-        *("_session", "_waiting", "metrics", "used_s"),
+        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_idle", "_instances", "_is_held"),
+        *("_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s"),
+        *("_per_run_s", "_pool", "_session", "_waiting", "metrics", "used_s"),
     )
 
     def __init__(
@@ -85,6 +75,7 @@ class Scheduler:
         )  # calls wait for others, so none runs at once
         self._late: list[Queued] = []
         self._answering = 0
+        self._is_replying = False  # what runs on the loop must not nest in what it answers
         self._per_call_s = self._per_run_s = 0.0
         self._is_open = True
         self._drained: Callable[[], None] | None = None
@@ -93,7 +84,7 @@ class Scheduler:
 
     def submit(self, call: Call) -> None:
         """Take `call`, which is answered through its `reply`; raises nothing."""
-        if self._idle and not self._waiting.rows and not self._is_held and self._is_open:
+        if not (self._is_replying or self._waiting.rows or self._is_held) and self._idle and self._is_open:
             pace = self._paces.of(input_bytes(call.inputs))
             if pace.short:
                 self._run_here(call, pace)
@@ -145,7 +136,9 @@ class Scheduler:
             self.metrics.note_failure(seconds, now_s)
         else:
             self.metrics.note_lone(seconds, now_s)
+        self._is_replying = True
         reply(call, answer)
+        self._is_replying = False
 
     def _enqueue(self, call: Call) -> None:
         now_s, limits = self._clock(), self._limits
@@ -178,10 +171,12 @@ class Scheduler:
         if self._idle and self._waiting.rows:
             if not self._is_due():
                 is_delayed = True
-            elif self._is_next_short():
-                self._run_batch_here()
-            else:
+            elif not self._is_next_short():
                 self._pool.enlist(self)
+            elif self._is_replying:
+                self._loop.call_soon(self._pump)
+            else:
+                self._run_batch_here()
         self._set_alarm(is_delayed)
         self.metrics.waiting = len(self._waiting)
 
@@ -194,8 +189,6 @@ class Scheduler:
         if batch is not None:
             batch.run()
             self._take_in(batch, on_loop=True)
-            if self._waiting.rows:
-                self._loop.call_soon(self._pump)  # others want a turn of the loop between
             self._answer(batch)
 
     def take(self) -> Batch | None:
@@ -211,6 +204,7 @@ class Scheduler:
             return None
         chosen = self._waiting.choose(self._max_rows)
         self._waiting.remove(chosen)
+        self.metrics.waiting = len(self._waiting)
         self._answering += 1
         return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock)
 
@@ -243,6 +237,7 @@ class Scheduler:
 
     def _answer(self, batch: Batch) -> None:
         ran, metrics, now_s = batch.ran, self.metrics, self._clock()
+        self._is_replying = True
         for queued, answer in zip(batch.queued, ran.answers, strict=True):
             total_s = now_s - queued.since_s
             if isinstance(answer, DeadlineError):
@@ -252,8 +247,10 @@ class Scheduler:
             else:
                 metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s)
             reply(queued.call, answer)
+        self._is_replying = False
         self._answering -= 1
-        self._pump()
+        if self._waiting.rows:
+            self._loop.call_soon(self._pump)  # not at once: others want a turn of the loop between
         self._check_drained()
 
     def _is_due(self) -> bool:
@@ -280,6 +277,7 @@ class Scheduler:
         self._pump()
 
     def _answer_late(self) -> None:
+        self.metrics.waiting = len(self._waiting)
         while self._late:
             miss(self._late.pop(0).call, self.metrics)
         self._check_drained()
