@@ -137,10 +137,12 @@ class Registry:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
+            metrics: where changes of versions are counted.
         """
         self._source = source
         self._make_served = make_served
         self._options = options
+        self._metrics = metrics
         self._models: dict[str, _Model] = {}
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -216,12 +218,14 @@ class Registry:
             try:
                 fresh = await self._swap(name, model)
             except EdgekitError as error:
+                self._metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
                 raise
             except BaseException:
                 model.state = state
                 raise
+            self._metrics.swaps[name, "done"].value += 1
             model.state, model.reason = "READY", ""
         self._confirm_later(name, fresh)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.exposition import Family, lane_families, service_families, write_exposition
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.loading import Loaded
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.pool import Pool, Threads
 from edgekit_runtime.service.registry import Registry, Served, Source
@@ -35,6 +36,7 @@ class Service:
     Attributes:
         registry: of its models.
         http: its connections.
+        metrics: of the whole service; models have their own.
     """
 
     def __init__(self, config: ServiceConfig, source: Source) -> None:
@@ -45,8 +47,9 @@ class Service:
         self._regions = Regions(config.shared_memory)
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
-        self.registry = Registry(source, self._make_served, config.models)
-        routes = Routes(self.registry, self._regions, lambda: b"")
+        self.metrics = ServiceMetrics()
+        self.registry = Registry(source, self._make_served, config.models, self.metrics)
+        routes = Routes(self.registry, self._regions, self._write_metrics)
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self._socket_path: Path | None = None
         self._tls: asyncio.Server | None = None
@@ -98,6 +101,13 @@ class Service:
         if self._token is not None and not hmac.compare_digest(head.authorization or b"", self._token):
             raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
         return False
+
+    def _write_metrics(self) -> bytes:
+        lanes = lane_families(served.metrics for served in self.registry.served())
+        connections = Family(
+            "edgekit_connections", "gauge", "Clients that are connected.", (({}, self.http.connection_count),)
+        )
+        return write_exposition([*lanes, *service_families(self.metrics), connections]).encode()
 
     def _make_served(self, loaded: Loaded) -> Served:
         manifest, session = loaded.manifest, loaded.instances[0]
