@@ -108,4 +108,4 @@ class RecipeError(EdgekitError):
 class SlotError(EdgekitError):
     """An installed version cannot be chosen, changed or recorded, or an installation is refused."""
 
-    exit_code = 14
+    exit_code = 12
