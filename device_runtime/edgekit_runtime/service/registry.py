@@ -130,7 +130,13 @@ class _Model:
 class Registry:
     """All models by name and version."""
 
-    def __init__(self, source: Source, make_served: MakeServed, options: Mapping[str, ModelOptions]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        make_served: MakeServed,
+        options: Mapping[str, ModelOptions],
+        metrics: ServiceMetrics,
+    ) -> None:
         """Make a registry without models.
 
         Args:
