@@ -16,7 +16,15 @@ from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
 
-_COMMANDS: Final = ("install", "serve", "status", "rollback", "pin", "tournament", "tune")  # modules of `commands`
+_COMMANDS: Final = (
+    "install",
+    "serve",
+    "status",
+    "rollback",
+    "pin",
+    "tournament",
+    "tune",
+)  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 

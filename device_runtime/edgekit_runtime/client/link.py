@@ -231,9 +231,8 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         if address.path is not None:
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                _limit_time(
-                    connected, timeout_s
-                )  # a socket that does not block cannot wait for its turn here
+                # A socket that does not block cannot stand in the queue of one that is busy.
+                _limit_time(connected, timeout_s)
                 connected.connect(address.path)
             except BaseException:
                 connected.close()

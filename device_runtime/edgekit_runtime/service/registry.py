@@ -17,7 +17,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 
