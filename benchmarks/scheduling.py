@@ -5,6 +5,7 @@ Ratios within one run; interleaved, medians. It needs nothing but the checkout.
 
 import argparse
 import asyncio
+import queue
 import statistics
 import threading
 import time
@@ -43,7 +44,7 @@ class Nothing:
         self.inputs, self.outputs = like.inputs, like.outputs
         self.answer = {spec.name: np.zeros((1, 10), np.float32) for spec in like.outputs}
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002  # as in the protocol
         return self.answer
 
     def close(self) -> None:
@@ -117,8 +118,6 @@ async def hand_over(threads: Threads, pool: Pool) -> None:
         def finish(self) -> None:
             self.done.set()
 
-    import queue
-
     jobs: queue.SimpleQueue[Plain | None] = queue.SimpleQueue()
 
     def work() -> None:
@@ -176,7 +175,7 @@ async def drive(lane: Scheduler, feed: dict[str, Any], seconds: float) -> float:
     count, under_way = 0, OUTSTANDING
     everything = asyncio.Event()
 
-    def reply(answer: Answer) -> None:
+    def reply(_: Answer) -> None:
         nonlocal count, under_way
         count += 1
         if time.perf_counter() < end:

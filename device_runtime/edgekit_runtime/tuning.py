@@ -146,7 +146,30 @@ def tune(
         session.close()
     settings = list_settings(choice, objective, processors, may_batch=may_batch)
     with Stand(open_one, inputs, clock) as stand:
-        return _Search(stand, settings, end_s, report or _logger.info).run(objective)
+        return search(stand, settings, objective, end_s=end_s, report=report)
+
+
+def search(
+    stand: Stand,
+    settings: Sequence[Setting],
+    objective: Objective,
+    *,
+    end_s: float,
+    report: Callable[[str], None] | None = None,
+) -> Tuning:
+    """Return the best of `settings`, the first of which is the package's own.
+
+    Args:
+        stand: that opens and measures them.
+        settings: to try, at least one.
+        objective: what they were made for.
+        end_s: when to end, nearly, on the stand's clock.
+        report: takes lines on how far it is, or None.
+
+    Raises:
+        BackendError: the package's own setting does not run.
+    """
+    return _Search(stand, settings, end_s, report or _logger.info).run(objective)
 
 
 class _Search:

@@ -283,6 +283,14 @@ def test_a_disk_that_is_really_full_keeps_the_active_version(
     assert run("status", "--state", str(folder))[1]["models"][0]["opens"] == "1.0.0"
 
 
+def test_a_first_installation_on_a_full_disk_leaves_no_model(
+    run: Run, mounted: Callable[[str], Path]
+) -> None:
+    folder = mounted("size=4k,mode=0755")
+    assert run("install", "1.0.0", "--state", str(folder))[0] == SlotError.exit_code
+    assert run("status", "--state", str(folder)) == (0, {"folder": str(folder), "target": None, "models": []})
+
+
 def test_a_read_only_disk_starts_what_is_installed_and_refuses_to_change(
     run: Run, bench: Bench, mounted: Callable[[str], Path], maker: Any
 ) -> None:

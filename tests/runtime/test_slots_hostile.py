@@ -125,6 +125,15 @@ def test_a_linked_folder_is_refused(whose: str, bench: Bench, tmp_path: Path) ->
     assert len(list((tmp_path / "elsewhere").glob("**/*.edgepkg"))) == 3
 
 
+def test_nothing_is_made_behind_a_link(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "fresh").mkdir()
+    (tmp_path / "fresh/models").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SlotError, match="is a link or no folder"):
+        make_bench(tmp_path / "fresh", bench.packages, bench.slots.trust).install("1.0.0")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_the_state_folder_itself_may_be_a_link(bench: Bench, maker: Any, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(bench.slots.folder)
     assert start_fresh(tmp_path / "link", maker.trust) == "2.0.0"

@@ -476,6 +476,37 @@ def test_a_reply_may_submit_again() -> None:
     assert bench.client.value(7)[0, 0] == 14
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 1e-3])
+def test_answers_that_each_submit_another_call_do_not_nest(delay_s: float) -> None:
+    bench = Bench(seconds=1e-6, max_batch=2, max_delay_s=delay_s, max_waiting=10_000, **SHORT)
+    for size_bytes in (8, 16):
+        for _ in range(3):
+            bench.lane.learn(size_bytes, 1e-6)
+    left = [5000]
+
+    def again(_: object) -> None:
+        if left[0]:
+            left[0] -= 1
+            bench.lane.submit(Call({"x": np.ones((1, 2), np.float32)}, again))
+
+    again(None)
+    for _ in range(20_000):
+        bench.loop.now_s += 1e-3
+        bench.loop.turn()
+    assert left == [0]
+    assert bench.metrics.succeeded == 5000
+
+
+def test_a_long_queue_of_a_model_that_became_short_does_not_nest() -> None:
+    bench = Bench(seconds=1e-6, max_waiting=10_000, **SHORT)
+    for value in range(5000):
+        bench.submit(value)
+    bench.finish()
+    for _ in range(10_000):
+        bench.loop.turn()
+    assert bench.metrics.succeeded == 5000
+
+
 def test_times_and_counts_are_those_of_the_clock() -> None:
     bench = Bench(max_batch=4, seconds=0.5)
     for value in (1, 2, 3):

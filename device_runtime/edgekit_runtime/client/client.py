@@ -83,28 +83,28 @@ class Client:
             TransportError: the service cannot be reached, or does not answer in time.
             DataError: an array cannot be sent, or an output is not from `shared`.
         """
-        places = [self._place(array) for array in inputs.values()] if self._shared else [None] * len(inputs)
-        targets = self._targets(outputs)
+        arrays = tuple(inputs.values())
+        places: Sequence[tuple[str, int] | None] | None = None
+        if self._shared:
+            places = tuple([self._place(array) for array in arrays])
+        targets = None if outputs is None else self._targets(outputs)
         key = (
-            *(name, version, priority, timeout_s, targets),
-            *(
-                (name, array.dtype, array.shape, place)
-                for (name, array), place in zip(inputs.items(), places, strict=True)
-            ),
+            *(name, version, priority, timeout_s, targets, places, *inputs),
+            *[(array.dtype.str, array.shape) for array in arrays],
         )
         request = self._requests.get(key)
         if request is None:
+            places = (None,) * len(arrays) if places is None else places
             request = self._make_request(name, version, inputs, places, targets, priority, timeout_s)
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
             self._requests[key] = request
-        data = [
-            array if array.flags.c_contiguous else np.ascontiguousarray(array)
-            for array, place in zip(inputs.values(), places, strict=True)
-            if place is None
-        ]
-        head, body = self._ask((request, *data), timeout_s)
-        return self._read_outputs(head, body, outputs or {})
+        parts: list[Any] = [request]
+        for index, array in enumerate(arrays):
+            if places is None or places[index] is None:
+                parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        head, body = self._ask(parts, timeout_s)
+        return self._read_outputs(head, body, outputs)
 
     def shared(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
@@ -171,7 +171,8 @@ class Client:
     def _ask(self, parts: Sequence[Any], timeout_s: float | None) -> tuple[ReplyHead, memoryview]:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         for _ in range(2):
-            self._register(timeout_s)
+            if self._shared:
+                self._register(timeout_s)
             found = self._link.ask(parts, timeout_s)
             if found is not None:
                 head, body = found
@@ -182,8 +183,6 @@ class Client:
 
     def _register(self, timeout_s: float) -> None:
         """Make the service know all shared memory; on a new connection it has forgotten it."""
-        if not self._shared:
-            return
         self._link.connect(timeout_s)
         for memory in self._shared:
             if memory.generation == self._link.generation:
@@ -256,19 +255,19 @@ class Client:
         return head.encode("latin-1") + text
 
     def _read_outputs(
-        self, head: ReplyHead, body: memoryview, targets: Mapping[str, Array]
+        self, head: ReplyHead, body: memoryview, targets: Mapping[str, Array] | None
     ) -> dict[str, Array]:
         json_bytes = len(body) if head.json_bytes is None else head.json_bytes
         text = bytes(body[:json_bytes])
         layout = self._replies.get(text)
         if layout is None:
-            layout = _parse_layout(text, targets)
+            layout = _parse_layout(text, targets or {})
             if len(self._replies) >= _MAX_KEPT:
                 self._replies.clear()
             self._replies[text] = layout
         found = {}
         for name, dtype, shape, start in layout:
-            if start < 0:
+            if start < 0 and targets is not None:
                 found[name] = targets[name].reshape(-1)[: int(np.prod(shape))].reshape(shape)
                 continue
             try:
