@@ -4,4 +4,24 @@ It does not convert, quantize or measure models (see `edgekit_toolkit`), and imp
 edgekit packages, so that a device installs nothing that it does not run.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekit_runtime.client import Client
+    from edgekit_runtime.sessions import open_session
+
+__all__ = ["Client", "__version__", "open_session"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what applications use when they use it: each half needs what the other does not."""
+    if name == "Client":
+        from edgekit_runtime.client import Client
+
+        return Client
+    if name == "open_session":
+        from edgekit_runtime.sessions import open_session
+
+        return open_session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

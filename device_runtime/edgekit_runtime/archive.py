@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeAlias, cast
+from typing import BinaryIO, Final, TypeAlias, cast
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
@@ -155,6 +155,15 @@ class OpenedPackage:
             return self._view[member.payload_offset : member.end_offset]
         except ValueError as cause:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
+
+    def copy_to(self, file: BinaryIO) -> None:
+        """Write the whole package to `file`: the bytes that were verified, whatever lies at `path` by now.
+
+        Raises:
+            OSError: from the file.
+        """
+        starts = range(0, len(self._view), _CHUNK_BYTES)
+        file.writelines(self._view[start : start + _CHUNK_BYTES] for start in starts)
 
     def select(self, variant: str) -> "OpenedPackage":
         """Return this package as if a variant were its only one; closing either closes both.

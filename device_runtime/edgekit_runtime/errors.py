@@ -103,3 +103,61 @@ class RecipeError(EdgekitError):
     """A recipe is malformed, of another model, or cannot be repeated with these tool versions."""
 
     exit_code = 11
+
+
+class UnavailableError(EdgekitError):
+    """The service cannot take a call now, and may later; 503 over HTTP.
+
+    Attributes:
+        retry_after_s: when to try again, in seconds, or None where that cannot be said.
+    """
+
+    exit_code = 12
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(UnavailableError):
+    """More calls wait for a model than its queue holds."""
+
+
+class DeadlineError(EdgekitError):
+    """A call had not begun by its deadline, and was not run; 504 over HTTP."""
+
+    exit_code = 13
+
+
+class SlotError(EdgekitError):
+    """An installed version cannot be chosen, changed or recorded, or an installation is refused."""
+
+    exit_code = 14
+
+
+class RequestError(EdgekitError):
+    """An inference service refused a request.
+
+    Attributes:
+        status: of HTTP.
+        retry_after_s: when it is worth trying again, or None.
+    """
+
+    exit_code = 15
+
+    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class TransportError(EdgekitError):
+    """A service cannot be reached, or broke the connection off."""
+
+    exit_code = 16
+
+
+class ConfigError(EdgekitError):
+    """A configuration file is malformed, or asks for what is unsafe."""
+
+    exit_code = 17

@@ -6,13 +6,55 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from edgekit_runtime.errors import OutputError
 
 
+class Disk:
+    """The calls that change a disk durably, in one place, so that a test can fail, record or end at each.
+
+    All raise OSError.
+    """
+
+    __slots__ = ()
+
+    def create(self, path: Path, mode: int) -> BinaryIO:
+        """Return a new file at `path`, open for writing; `mode` is before the umask."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        return os.fdopen(descriptor, "wb")
+
+    def sync(self, file: BinaryIO) -> None:
+        """Wait until what was written to `file` is on the disk."""
+        file.flush()
+        os.fsync(file.fileno())
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target` in one step, in the place of what was there."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove the file at `path`, where there is one."""
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path, mode: int) -> None:
+        """Make the folder `path`, which must not exist; `mode` is before the umask."""
+        path.mkdir(mode)
+
+    def sync_folder(self, path: Path) -> None:
+        """Wait until the names in the folder `path` are on the disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+DISK: Final = Disk()
+
+
 @contextlib.contextmanager
-def write_atomically(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.
 
     The content and the rename are on the disk before this returns, and a file that was at `path` stays whole
@@ -22,6 +64,7 @@ def write_atomically(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     Args:
         path: where the file shall be; its folder must exist.
         mode: permissions before the umask.
+        disk: what carries the steps out.
 
     Raises:
         OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
@@ -29,29 +72,19 @@ def write_atomically(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            with os.fdopen(descriptor, "wb") as file:
+            with disk.create(temporary, mode) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
+                disk.sync(file)
+            disk.replace(temporary, path)
+            disk.sync_folder(path.parent)
         finally:
             # Also on KeyboardInterrupt; after the rename there is nothing left to remove. A second error here
             # would hide the first, and the folder that refuses a removal has refused the creation before.
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                disk.remove(temporary)
     except OSError as cause:
         reason = cause.strerror or str(cause)
         raise OutputError(f"cannot write {path}: {reason}; free space or choose another folder") from cause
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def hash_file(path: Path) -> str:

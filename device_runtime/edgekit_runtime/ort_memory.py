@@ -53,3 +53,10 @@ def lean_loading() -> Iterator[None]:
             library.malloc_trim(0)
             library.mallopt(_M_MMAP_THRESHOLD, _RUNNING_THRESHOLD_BYTES)
             library.mallopt(_M_TRIM_THRESHOLD, 2 * _RUNNING_THRESHOLD_BYTES)
+
+
+def trim_memory() -> None:
+    """Give back to the system what is free in the C library's heap; nothing where that is not glibc."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

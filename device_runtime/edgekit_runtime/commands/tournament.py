@@ -4,14 +4,13 @@ import argparse
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.commands.command import Outcome, count
 from edgekit_runtime.errors import BackendError, OutputError
-from edgekit_runtime.sessions.preference import keep_winner
-from edgekit_runtime.sessions.tournament import Entrant, Tournament, hold_tournament
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+
+if TYPE_CHECKING:
+    from edgekit_runtime.sessions.tournament import Entrant, Tournament
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +34,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Hold the tournament and keep its winner."""
+    from edgekit_runtime.archive import read_package
+    from edgekit_runtime.sessions.preference import keep_winner
+    from edgekit_runtime.sessions.tournament import hold_tournament
+    from edgekit_runtime.signing import TrustStore, find_keys_folder
+
     path: Path = arguments.package
     trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
     with read_package(path, trust) as package:
@@ -51,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(_document(path, result, kept), _lines(result, kept))
 
 
-def _document(path: Path, result: Tournament, kept: str | None) -> dict[str, Any]:
+def _document(path: Path, result: "Tournament", kept: str | None) -> dict[str, Any]:
     return {
         "package": str(path),
         "label": "measured",
@@ -63,7 +67,7 @@ def _document(path: Path, result: Tournament, kept: str | None) -> dict[str, Any
     }
 
 
-def _describe(entrant: Entrant) -> dict[str, Any]:
+def _describe(entrant: "Entrant") -> dict[str, Any]:
     latency = entrant.latency
     lower_s, upper_s = (None, None) if latency is None else latency.quartiles_s
     return {
@@ -79,7 +83,7 @@ def _describe(entrant: Entrant) -> dict[str, Any]:
     }
 
 
-def _lines(result: Tournament, kept: str | None) -> Iterator[str]:
+def _lines(result: "Tournament", kept: str | None) -> Iterator[str]:
     width = max(len(entrant.name) for entrant in result.entrants)
     yield f"  {'engine':{width}}  median ms  quartiles ms"
     for entrant in result.entrants:

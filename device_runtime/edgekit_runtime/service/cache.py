@@ -18,6 +18,7 @@ import numpy as np
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.call import Answer, Call, Lane
+from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.sessions.session import Array
 
 _KEY_BYTES: Final = 16  # two of 2^32 inputs are taken for equal with a chance of 2^-65
@@ -67,14 +68,16 @@ class ResponseCache:
         self._lanes = 0
         self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
 
-    def in_front_of(self, lane: Lane) -> "CacheLane":
+    def in_front_of(self, lane: Lane, metrics: LaneMetrics | None = None) -> "CacheLane":
         """Return a lane that answers from this cache and asks `lane` for what is not there.
 
         Args:
             lane: of one loaded version of one model, with nothing that changes its answers.
+            metrics: of that version, where hits and misses are counted too, or None.
         """
         self._lanes += 1
-        return CacheLane(self, lane, self._lanes)
+        own = LaneMetrics("", "") if metrics is None else metrics
+        return CacheLane(self, lane, self._lanes, own)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
@@ -123,17 +126,19 @@ class ResponseCache:
 class CacheLane:
     """Answers what it knows; everything else goes to the lane behind it, equal calls under way once."""
 
-    __slots__ = ("_cache", "_is_closed", "_lane", "_number", "_under_way")
+    __slots__ = ("_cache", "_is_closed", "_lane", "_metrics", "_number", "_under_way")
 
-    def __init__(self, cache: ResponseCache, lane: Lane, number: int) -> None:
+    def __init__(self, cache: ResponseCache, lane: Lane, number: int, metrics: LaneMetrics) -> None:
         """Be made by `ResponseCache.in_front_of`.
 
         Args:
             cache: shared by all models.
             lane: that computes.
             number: no other lane of this cache has it, so a version that is loaded again starts afresh.
+            metrics: where hits and misses are counted.
         """
         self._cache = cache
+        self._metrics = metrics
         self._lane = lane
         self._number = number
         self._under_way: dict[bytes, tuple[Call, list[Call]]] = {}
@@ -154,16 +159,28 @@ class CacheLane:
         found = cache._find((self._number, digest))
         if found is not None:
             cache.hits += 1
+            self._metrics.cache_hits += 1
             call.reply(found)
             return
         first = self._under_way.get(digest)
         # One with another priority has another place in the queue.
         if first is not None and first[0].priority == call.priority:
             cache.joined += 1
+            self._metrics.cache_hits += 1
             first[1].append(call)
             return
         cache.misses += 1
+        self._metrics.cache_misses += 1
         self._compute(call, inputs, digest)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the figures of this version, and what all versions hold together, for `/v2` statistics."""
+        metrics = self._metrics
+        return {
+            "hits": metrics.cache_hits,
+            "misses": metrics.cache_misses,
+            "held_bytes_of_all": self._cache.held_bytes,
+        }
 
     def close(self) -> None:
         """Forget the answers of this version; calls under way are answered, but not kept."""

@@ -3,7 +3,6 @@
 import importlib
 import logging
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -13,6 +12,7 @@ from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.tuned import apply_tuned
 from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
 
@@ -90,6 +90,9 @@ def open_session(
 ) -> Session:
     """Return a session of a variant's backend, or of its next fallback where that engine is missing.
 
+    Where a tournament was held on this machine, its winner comes first; where the package was tuned here, it
+    runs with the options that were found.
+
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
         variant: name of the variant; by default what `open_preferred` takes.
@@ -106,7 +109,7 @@ def open_session(
             return open_preferred(package, threads)[1]
         selected = package.select(variant)
         order = {one.name: one for one in recall_order(package.manifest)}
-        return open_choice(selected, order[variant].backend, threads)
+        return open_choice(selected, apply_tuned(package.manifest, order[variant].backend), threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
         return open_session(opened, variant=variant, threads=threads)
@@ -129,7 +132,8 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
     missing: list[EngineMissingError] = []
     for variant in recall_order(package.manifest):
         try:
-            session = open_choice(package.select(variant.name), variant.backend, threads)
+            choice = apply_tuned(package.manifest, variant.backend)
+            session = open_choice(package.select(variant.name), choice, threads)
         except EngineMissingError as cause:
             missing.append(cause)
             continue
@@ -171,6 +175,8 @@ def _find_backend(name: str) -> OpenBackend:
         module, function = _BUILT_IN[name]
         built_in: OpenBackend = getattr(importlib.import_module(module), function)
         return built_in
+    from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
+
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name == name:
             try:

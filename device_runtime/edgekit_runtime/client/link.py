@@ -1,0 +1,329 @@
+"""One connection to a service: a request out, its answer in, and a new one where the old one went away."""
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.errors import TransportError
+
+_READ_BYTES: Final = 64 << 10
+_MAX_HEAD_BYTES: Final = 64 << 10
+_MAX_BODY_BYTES: Final = 1 << 30
+_MAX_KEPT: Final = 64
+_ALIGNMENT_BYTES: Final = 64
+_TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service is.
+
+    Attributes:
+        path: of a Unix socket, or None.
+        host, port: of TCP.
+        is_tls: whether to speak TLS.
+        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
+    """
+
+    path: str | None = None
+    host: str = ""
+    port: int = 0
+    is_tls: bool = False
+    ca_file: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, ca_file: str | None = None) -> "Address":
+        """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
+
+        Raises:
+            TransportError: it is none of these.
+        """
+        if text.startswith("unix:"):
+            return cls(path=text.removeprefix("unix:"))
+        scheme, has_scheme, rest = text.partition("://")
+        if not has_scheme and ("/" in text or ":" not in text):
+            return cls(path=text)
+        host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
+        if (has_scheme and scheme not in ("http", "https")) or not host or not port.isdecimal():
+            raise TransportError(
+                f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
+            )
+        return cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
+
+    def __str__(self) -> str:
+        return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What stands before the body of an answer.
+
+    Attributes:
+        status: of HTTP.
+        body_bytes: of the body.
+        json_bytes: how much of it is JSON, or None for all.
+        closes: whether the service closes the connection behind it.
+        retry_after_s: when to try again, or None.
+    """
+
+    status: int
+    body_bytes: int
+    json_bytes: int | None
+    closes: bool
+    retry_after_s: int | None
+
+
+class Link:
+    """A connection that is made when it is needed."""
+
+    __slots__ = ("_address", "_heads", "_socket", "_timeout_s", "_was_used", "generation")
+
+    def __init__(self, address: Address) -> None:
+        """Make a link; nothing is connected yet.
+
+        Attributes:
+            generation: how often a connection was made.
+        """
+        self._address = address
+        self._socket: socket.socket | None = None
+        self._timeout_s = 0.0
+        self._was_used = False
+        self._heads: dict[bytes, ReplyHead] = {}
+        self.generation = 0
+
+    @property
+    def passes_descriptors(self) -> bool:
+        """Whether this is a Unix socket."""
+        return self._address.path is not None
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect unless that is done.
+
+        Raises:
+            TransportError: the service cannot be reached.
+        """
+        if self._socket is None:
+            self._socket = _connect(self._address, timeout_s)
+            self._was_used = False
+            self._timeout_s = 0.0
+            self.generation += 1
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def ask(self, parts: Sequence[Any], timeout_s: float) -> tuple[ReplyHead, memoryview] | None:
+        """Send a request and return its answer, or None where the service had closed an idle connection.
+
+        Args:
+            parts: of the request, C-contiguous.
+            timeout_s: for all of it.
+
+        Raises:
+            TransportError: the service cannot be reached, takes too long, or answers with something else
+                than HTTP.
+        """
+        if self._socket is None:
+            self.connect(timeout_s)
+        connected: Any = self._socket
+        if timeout_s != self._timeout_s:
+            self._set_timeout(connected, timeout_s)
+        until_s = time.monotonic() + timeout_s
+        was_used, self._was_used = self._was_used, True
+        data = b""
+        try:
+            self._send(connected, parts, until_s)
+            data = connected.recv(_READ_BYTES)
+            return self._receive(connected, data, until_s)
+        except (OSError, ValueError) as cause:
+            self.close()
+            if was_used and not data and isinstance(cause, ConnectionError):
+                return None
+            raise self._explain(cause, timeout_s) from cause
+        except BaseException:
+            self.close()  # an answer may be on its way, which the next request must not get
+            raise
+
+    def pass_descriptor(
+        self, head: bytes, body: bytes, descriptor: int, timeout_s: float
+    ) -> tuple[ReplyHead, memoryview]:
+        """Send a request whose body carries a file descriptor; returns its answer.
+
+        The descriptor must not be sent before the service has read the head, since a plain read drops it.
+
+        Raises:
+            TransportError: as `ask` does.
+        """
+        self.connect(timeout_s)
+        connected: Any = self._socket
+        self._was_used = True
+        until_s = time.monotonic() + timeout_s
+        try:
+            self._set_timeout(connected, timeout_s)
+            connected.sendall(head)
+            begun = connected.recv(_READ_BYTES)
+            if begun.startswith(b"HTTP/1.1 100 "):
+                socket.send_fds(connected, [body], [descriptor])
+                begun = connected.recv(_READ_BYTES)
+            return self._receive(connected, begun, until_s)
+        except (OSError, ValueError) as cause:
+            self.close()
+            raise self._explain(cause, timeout_s) from cause
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, connected: Any, parts: Sequence[Any], until_s: float) -> None:
+        size_bytes = 0
+        for part in parts:
+            size_bytes += len(part) if type(part) is bytes else part.nbytes
+        try:
+            sent = 0 if self._address.is_tls else connected.sendmsg(parts)
+            if sent < size_bytes:
+                _send_rest(connected, parts, sent, until_s)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # a service that refuses a large request answers and closes before it has read all of it
+
+    def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ReplyHead, memoryview]:
+        """Return the answer that begins with `data`."""
+        end = data.find(b"\r\n\r\n") + 4
+        known = self._heads.get(data[:end])
+        if known is not None and len(data) - end == known.body_bytes and not known.closes:
+            return known, memoryview(data)[end:]
+        while (end := data.find(b"\r\n\r\n") + 4) < 4:
+            more = connected.recv(_READ_BYTES) if data else b""
+            if not more or len(data) > _MAX_HEAD_BYTES:
+                raise ConnectionResetError("the connection ended before an answer")
+            data += more
+            _check_time(until_s)
+        head = self._parse(data[:end])
+        body = _receive_body(connected, data, end, head, until_s)
+        if head.closes:
+            self.close()
+        return head, body
+
+    def _explain(self, cause: Exception, timeout_s: float) -> TransportError:
+        if isinstance(cause, (BlockingIOError, TimeoutError)):
+            return TransportError(f"{self._address}: no answer within {timeout_s:g} s")
+        return TransportError(f"{self._address}: {cause}")
+
+    def _set_timeout(self, connected: socket.socket, timeout_s: float) -> None:
+        if timeout_s == self._timeout_s:
+            return
+        self._timeout_s = timeout_s
+        if self._address.is_tls:
+            connected.settimeout(timeout_s)
+            return
+        _limit_time(connected, timeout_s)
+
+    def _parse(self, data: bytes) -> ReplyHead:
+        head = self._heads.get(data)
+        if head is None:
+            head = _parse_head(data)
+            if len(self._heads) >= _MAX_KEPT:
+                self._heads.clear()
+            self._heads[data] = head
+        return head
+
+
+def allocate(size_bytes: int, json_bytes: int) -> memoryview:
+    """Return memory of `size_bytes` that is aligned behind the first `json_bytes`."""
+    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    address: int = memory.__array_interface__["data"][0]
+    start = -(address + json_bytes) % _ALIGNMENT_BYTES
+    return memoryview(memory)[start : start + size_bytes]  # type: ignore[arg-type]  # has the buffer protocol
+
+
+def _connect(address: Address, timeout_s: float) -> socket.socket:
+    try:
+        if address.path is not None:
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                # A socket that does not block cannot stand in the queue of one that is busy.
+                _limit_time(connected, timeout_s)
+                connected.connect(address.path)
+            except BaseException:
+                connected.close()
+                raise
+            return connected
+        connected = socket.create_connection((address.host, address.port), timeout_s)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.is_tls:
+            import ssl
+
+            context = ssl.create_default_context(cafile=address.ca_file)
+            return context.wrap_socket(connected, server_hostname=address.host)
+        connected.settimeout(None)
+    except OSError as cause:
+        raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
+    return connected
+
+
+def _limit_time(connected: socket.socket, timeout_s: float) -> None:
+    """Let the kernel keep the time: Python's own time-outs ask poll() before each call."""
+    value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) -> None:
+    for part in parts:
+        view = memoryview(part if type(part) is bytes else part.reshape(-1).view(np.uint8))
+        if sent < len(view):
+            connected.sendall(view[sent:])
+            _check_time(until_s)
+        sent = max(0, sent - len(view))
+
+
+def _receive_body(connected: Any, data: bytes, end: int, head: ReplyHead, until_s: float) -> memoryview:
+    filled = len(data) - end
+    if filled == head.body_bytes:
+        return memoryview(data)[end:]
+    if filled > head.body_bytes:
+        raise ValueError("the service sent more than it announced")
+    body = allocate(head.body_bytes, head.json_bytes or 0)
+    body[:filled] = data[end:]
+    while filled < head.body_bytes:
+        count = connected.recv_into(body[filled:])
+        if count == 0:
+            raise ConnectionResetError("the connection ended in the middle of an answer")
+        filled += count
+        _check_time(until_s)
+    return body
+
+
+def _check_time(until_s: float) -> None:
+    if time.monotonic() > until_s:
+        raise TimeoutError("the time for the request is over")
+
+
+def _parse_head(data: bytes) -> ReplyHead:
+    lines = data.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ", 2)
+    if len(words) < 2 or words[0] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].isdecimal():
+        raise ValueError(f"answered with {lines[0][:80]!r}, expected HTTP")
+    fields = {}
+    for line in lines[1:-2]:
+        name, _, value = line.partition(":")
+        fields[name.strip().lower()] = value.strip()
+    length = fields.get("content-length")
+    if length is None and words[1] not in ("204", "304"):
+        raise ValueError("answered without Content-Length, which this client needs")
+    body_bytes = int(length or 0)
+    if not 0 <= body_bytes <= _MAX_BODY_BYTES:
+        raise ValueError(f"answered with {body_bytes} bytes, the limit is {_MAX_BODY_BYTES}")
+    json_bytes = fields.get("inference-header-content-length")
+    retry = fields.get("retry-after", "")
+    return ReplyHead(
+        int(words[1]),
+        body_bytes,
+        None if json_bytes is None else int(json_bytes),
+        fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
+        int(retry) if retry.isdecimal() else None,
+    )

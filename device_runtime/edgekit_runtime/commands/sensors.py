@@ -1,0 +1,125 @@
+"""`edgekit-device sensors`."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.power.raspberry import BIT_NAMES
+from edgekit_runtime.power.readings import Readings
+from edgekit_runtime.power.sensors import Sensors, discover
+from edgekit_runtime.power.sysfs import Sysfs
+
+_PERIOD_S = 1.0
+_UNITS = {
+    "power_w": "W",
+    "energy_j": "J",
+    "temperature_c": "C",
+    "charge": "of 1",
+    "discharge_w": "W",
+    "capacity_j": "J",
+    "throttle_bits": "bits",
+    "clock_share": "of 1",
+}
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "sensors",
+        help="show what this device can tell of its power and heat",
+        description="List the sensors of this device with their values, and what is missing and why. Counters"
+        " need two readings, so it takes a second.",
+    )
+    parser.add_argument("--watch", action="store_true", help="go on, with a line a second, until interrupted")
+    parser.add_argument(
+        "--sysfs", type=Path, help="where the kernel's tree is, if not at /sys (in a container: /host/sys)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (with --watch: a line each)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Read the sensors twice, or until interrupted."""
+    sensors = discover() if arguments.sysfs is None else discover(Sysfs(arguments.sysfs))
+    sensors.read(time.monotonic())
+    time.sleep(_PERIOD_S)
+    readings = sensors.read(time.monotonic())
+    if arguments.watch:
+        _watch(sensors, readings, as_json=arguments.json)
+    return Outcome(_document(sensors, readings), _lines(sensors, readings))
+
+
+def _watch(sensors: Sensors, readings: Readings, *, as_json: bool) -> None:
+    while True:
+        print(json.dumps(_describe(sensors, readings)) if as_json else _summary(readings), flush=True)
+        time.sleep(_PERIOD_S)
+        readings = sensors.read(time.monotonic())
+
+
+def _describe(sensors: Sensors, readings: Readings) -> dict[str, Any]:
+    battery = readings.battery
+    return {
+        "label": "measured",
+        "power_w": readings.power_w,
+        "power_of": None if sensors.source is None else sensors.source.scope,
+        "temperature_c": readings.temperature_c,
+        "battery_charge": None if battery is None else battery.charge,
+        "battery_discharge_w": None if battery is None else battery.discharge_w,
+        "throttled": _name_bits(readings.throttle_bits),
+        "clock_share": readings.clock_share,
+    }
+
+
+def _document(sensors: Sensors, readings: Readings) -> dict[str, Any]:
+    return {
+        **_describe(sensors, readings),
+        "sensors": [
+            {
+                "name": watched.probe.name,
+                "quantity": watched.probe.quantity,
+                "value": readings.values[watched.probe.name],
+                "fault": watched.fault,
+            }
+            for watched in sensors.probes
+        ],
+        "missing": {family.name: family.missing for family in sensors.families if family.missing},
+    }
+
+
+def _lines(sensors: Sensors, readings: Readings) -> Iterator[str]:
+    for watched in sensors.probes:
+        value, unit = readings.values[watched.probe.name], _UNITS[watched.probe.quantity]
+        shown = f"no reading: {watched.fault}" if value is None else f"{value:.3f} {unit}"
+        yield f"  {watched.probe.name:32} {shown}"
+    for family in sensors.families:
+        if family.missing:
+            yield f"  {family.name:32} {family.missing}"
+    yield f"  {_summary(readings)}"
+    if sensors.source is not None:
+        yield f"  watts are those of {sensors.source.scope}: {', '.join(sensors.source.names)}"
+
+
+def _summary(readings: Readings) -> str:
+    parts = [
+        _show("power", readings.power_w, "W"),
+        _show("hottest zone", readings.temperature_c, "C"),
+        _show("battery", None if readings.battery is None else readings.battery.charge * 100, "%"),
+        _show("clock cap", None if readings.clock_share is None else readings.clock_share * 100, "%"),
+    ]
+    names = _name_bits(readings.throttle_bits)
+    parts.append("throttling unknown" if names is None else ", ".join(names) or "not throttled")
+    return "; ".join(parts)
+
+
+def _show(what: str, value: float | None, unit: str) -> str:
+    return f"{what} unknown" if value is None else f"{what} {value:.2f} {unit}"
+
+
+def _name_bits(bits: int | None) -> list[str] | None:
+    return None if bits is None else [name for bit, name in BIT_NAMES.items() if bits & bit]

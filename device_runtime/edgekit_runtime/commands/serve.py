@@ -1,0 +1,82 @@
+"""`edgekit-device serve`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgekit_runtime.commands.command import Outcome
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve models over the Open Inference Protocol",
+        description="Serve the installed models to the applications of this device, over a Unix socket and"
+        " TCP, until SIGTERM or Ctrl-C; requests under way are answered first.",
+    )
+    parser.add_argument(
+        "--package",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="a package, or a folder of them, to serve in the place of what is installed; may be repeated",
+    )
+    parser.add_argument("--config", type=Path, metavar="TOML", help="configuration; see docs/service.md")
+    parser.add_argument(
+        "--isolate",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="run this model in a process of its own, so that a crash of its engine takes down nothing else;"
+        " may be repeated",
+    )
+    parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")
+    parser.add_argument("--port", type=int, help="of TCP; 0 takes any that is free")
+    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Serve until told to stop."""
+    import asyncio
+    import dataclasses
+    import logging
+
+    from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
+    from edgekit_runtime.service.installed import InstalledModels
+    from edgekit_runtime.service.keeping import Source
+    from edgekit_runtime.service.packages import PackageFiles
+    from edgekit_runtime.service.server import serve
+    from edgekit_runtime.signing import TrustStore, find_keys_folder
+    from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
+
+    logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
+    config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
+    changes = {
+        name: value
+        for name, value in (("unix_socket", arguments.unix_socket), ("port", arguments.port))
+        if value is not None
+    }
+    config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
+    config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
+    if config.log.json:
+        from edgekit_runtime.service.logs import JsonLines
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
+    trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
+    source: Source
+    if arguments.package:
+        source = PackageFiles(arguments.package, trust)
+    else:
+        source = InstalledModels(Slots(find_state_folder(), trust, find_device_target()))
+    asyncio.run(serve(config, source, _announce))
+    return Outcome({"stopped": True}, ["stopped"])
+
+
+def _announce(addresses: Sequence[str]) -> None:
+    print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)

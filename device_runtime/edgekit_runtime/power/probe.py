@@ -1,0 +1,102 @@
+"""The one interface of all sensors: a probe gives one number, or nothing and a reason.
+
+A fault never leaves `Watched.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
+power domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop
+the service.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+Quantity: TypeAlias = Literal[
+    "power_w",  # watts
+    "energy_j",  # joules since the probe was made, never falling
+    "temperature_c",  # degrees Celsius
+    "charge",  # of a battery, 0..1
+    "discharge_w",  # what flows out of a battery, watts; negative while it is charged
+    "capacity_j",  # what a full battery holds, joules
+    "throttle_bits",  # of a Raspberry Pi, see `raspberry`
+    "clock_share",  # 0..1, of the highest clock that the CPU has
+]
+
+MOST_POWER_W: Final = 2000.0  # beyond any edge device
+# What cannot be: outside of it the sensor is broken, not the device hot.
+_BOUNDS: Final[dict[Quantity, tuple[float, float]]] = {
+    "power_w": (0.0, MOST_POWER_W),
+    "energy_j": (0.0, math.inf),
+    "temperature_c": (-60.0, 200.0),
+    "charge": (0.0, 1.0),
+    "discharge_w": (-MOST_POWER_W, MOST_POWER_W),
+    "capacity_j": (1.0, 1e9),
+    "throttle_bits": (0.0, float(0xFFFFFFFF)),
+    "clock_share": (0.0, 1.5),
+}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One number that a device can give.
+
+    Attributes:
+        name: unique on the device, for people and metrics, such as `ina3221/VDD_IN`.
+        quantity: what the number is, and its unit.
+        read: returns it; takes the time on a monotonic clock, seconds. Raises OSError or ValueError.
+    """
+
+    name: str
+    quantity: Quantity
+    read: Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the search for one kind of sensor found.
+
+    Attributes:
+        name: of the kind.
+        probes: maybe none.
+        missing: why something is not there and what to do about it; empty if nothing is missing.
+    """
+
+    name: str
+    probes: tuple[Probe, ...]
+    missing: str = ""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A probe whose faults end here.
+
+    Attributes:
+        probe: what is read.
+        fault: why the last reading was nothing, or None.
+    """
+
+    probe: Probe
+    fault: str | None = None
+    _told: bool = field(default=False, repr=False)
+
+    def read(self, now_s: float) -> float | None:
+        """Return the number, or None where the sensor fails or says what cannot be; raises nothing."""
+        low, high = _BOUNDS[self.probe.quantity]
+        try:
+            value = self.probe.read(now_s)
+        except (OSError, ValueError) as cause:
+            self._fail(str(cause))
+            return None
+        if not low <= value <= high:  # nan, too
+            self._fail(f"{value:g} {self.probe.quantity}, expected {low:g} to {high:g}")
+            return None
+        self.fault = None
+        return value
+
+    def _fail(self, reason: str) -> None:
+        self.fault = reason
+        if not self._told:  # a sensor that comes and goes would fill the log
+            self._told = True
+            _logger.warning("sensor %s: no reading: %s", self.probe.name, reason)

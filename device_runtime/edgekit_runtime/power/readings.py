@@ -1,0 +1,46 @@
+"""What was read of a device at one moment. Plain values; None is what could not be read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Battery:
+    """A battery.
+
+    Attributes:
+        charge: 0..1.
+        discharge_w: what flows out, watts; negative while it is charged, None if unknown.
+        capacity_j: what it holds when full, joules, or None if it does not say.
+    """
+
+    charge: float
+    discharge_w: float | None = None
+    capacity_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All of it.
+
+    Attributes:
+        at_s: when, on a monotonic clock.
+        power_w: what the device draws now (counters: since the reading before), watts.
+        interval_j: joules since the reading before, or None where that cannot be said.
+        interval_s: seconds since the reading before; 0 for the first.
+        temperature_c: of the hottest zone where a model computes.
+        battery: or None.
+        throttle_bits: of a Raspberry Pi, or None.
+        clock_share: the lowest cap of a CPU cluster, as a share of its highest clock, or None.
+        values: probe name -> its number.
+    """
+
+    at_s: float
+    power_w: float | None = None
+    interval_j: float | None = None
+    interval_s: float = 0.0
+    temperature_c: float | None = None
+    battery: Battery | None = None
+    throttle_bits: int | None = None
+    clock_share: float | None = None
+    values: Mapping[str, float | None] = field(default_factory=dict, hash=False)

@@ -1,0 +1,140 @@
+"""What the governor may set, what each setting costs, and which limits hold."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """How a model is run.
+
+    Attributes:
+        variant: of the package, by name.
+        batch: most requests in one run.
+        threads: of one run.
+    """
+
+    variant: str
+    batch: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a setting costs, before anything is learned here.
+
+    Attributes:
+        latency_s: of one run with a full batch; a high percentile rather than a mean.
+        energy_j: of one request, above the idle power. A guess may be off by a constant factor:
+            the governor learns it. The order of the settings should be right.
+        accuracy: 0..1.
+        status: where latency and energy come from.
+    """
+
+    latency_s: float
+    energy_j: float
+    accuracy: float
+    status: Literal["measured", "estimated"] = "estimated"
+
+    def __post_init__(self) -> None:
+        if not (0 < self.latency_s < math.inf and 0 < self.energy_j < math.inf and 0 <= self.accuracy <= 1):
+            raise ValueError(f"expected latency_s > 0, energy_j > 0 and accuracy 0..1, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All settings of a model on a device.
+
+    Attributes:
+        costs: at least one.
+        idle_w: power without requests, watts.
+    """
+
+    costs: Mapping[Setting, Cost]
+    idle_w: float
+
+    def __post_init__(self) -> None:
+        if not self.costs or not 0 <= self.idle_w < math.inf:
+            raise ValueError(f"expected at least one setting and idle_w >= 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatteryLimit:
+    """A charge that must be left at a given time; from then on it must not be gone below.
+
+    Attributes:
+        floor: 0..1.
+        until_s: on the governor's clock.
+    """
+
+    floor: float
+    until_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < 1:
+            raise ValueError(f"expected a floor of 0 to less than 1, got {self.floor}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What must hold. None: no such limit.
+
+    Attributes:
+        power_w: mean power over any `window_s`, watts.
+        temperature_c: of the hottest zone.
+        battery: charge that must be left.
+        deadline_s: from a request's arrival to its answer, for 99 of 100 requests.
+        window_s: over which `power_w` is a mean, as a processor's own power limit has one. With 0 no
+            setting is taken that is expected to draw more, not even for a moment.
+    """
+
+    power_w: float | None = None
+    temperature_c: float | None = None
+    battery: BatteryLimit | None = None
+    deadline_s: float | None = None
+    window_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("power_w", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"expected {name} > 0, got {value}")
+        if not 0 <= self.window_s < math.inf:
+            raise ValueError(f"expected window_s >= 0, got {self.window_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the service counted since the last tick.
+
+    Attributes:
+        rate_hz: requests that came, those that were shed among them.
+        run_s: 99th percentile (or the longest) of the time of one run in the current setting, without
+            waiting; None without runs.
+        burstiness: squared coefficient of variation of the times between arrivals: 0 a camera, 1 Poisson.
+        missed: share of the answered requests that were later than the deadline, 0..1.
+    """
+
+    rate_hz: float = 0.0
+    run_s: float | None = None
+    burstiness: float = 1.0
+    missed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do from now on.
+
+    Attributes:
+        setting: to run with.
+        admit: share of the requests to take, 0..1; the rest is refused at once (503 with Retry-After).
+        holds: whether every limit is expected to hold with all requests taken.
+        reason: in a few words, for logs and people.
+    """
+
+    setting: Setting
+    admit: float = 1.0
+    holds: bool = True
+    reason: str = ""

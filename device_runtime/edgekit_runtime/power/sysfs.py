@@ -1,0 +1,61 @@
+"""Reading what the kernel shows below `/sys`, with bounds. It interprets nothing."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SYSFS_ROOT: Final = Path("/sys")
+_MAX_BYTES: Final = 4096  # one page is all that an attribute of sysfs can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Sysfs:
+    """A tree of attributes below `root`, so that a fake one works as well."""
+
+    root: Path = SYSFS_ROOT
+
+    def find(self, pattern: str) -> tuple[Path, ...]:
+        """Return the paths that match, in natural order; nothing where a folder is absent or closed to us."""
+        try:
+            return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
+        except OSError:
+            return ()
+
+
+def read_text(path: Path) -> str:
+    """Return an attribute without the white space around it.
+
+    Raises:
+        OSError: it is gone, closed to us, or its driver failed (EIO, EAGAIN of a device that sleeps).
+        ValueError: it is not text.
+    """
+    # Without O_NONBLOCK a pipe in the place of an attribute would hold the sampling thread for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MAX_BYTES).decode("utf-8").strip()
+    finally:
+        os.close(descriptor)
+
+
+def read_number(path: Path) -> int:
+    """Return an attribute that holds one whole number.
+
+    Raises:
+        OSError: as `read_text`.
+        ValueError: it holds something else.
+    """
+    text = read_text(path)
+    digits = text.removeprefix("-")
+    # int() takes underscores and digits of any script, and turns a page of digits into a huge number.
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
+        raise ValueError(f"{path} holds {text[:40]!r}, expected a whole number")
+    return int(text)
+
+
+def read_label(path: Path, default: str) -> str:
+    """Return an attribute that names something, or `default` where there is none."""
+    try:
+        return read_text(path) or default
+    except (OSError, ValueError):
+        return default

@@ -1,0 +1,73 @@
+"""Whether a reading can be believed: single spikes are passed over, and a sensor that is stuck is noticed.
+
+A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle
+board is steady. It is stuck if it stays while what must move it has moved.
+"""
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+_MOVED: Final = 0.25  # share by which the expected power must have moved
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What was read lately of one sensor.
+
+    Attributes:
+        patience: equal readings before a sensor may be called stuck.
+        recent: the last three readings.
+        repeats: how often the last reading came again.
+        least_w, most_w: power that was expected while it repeated.
+    """
+
+    patience: int
+    recent: tuple[float, ...] = ()
+    repeats: int = 0
+    least_w: float = 0.0
+    most_w: float = 0.0
+
+    def see(self, value: float | None, expected_w: float) -> "Trust":
+        """Return the state after a reading.
+
+        Args:
+            value: read, or None.
+            expected_w: what the device should draw in the setting in force.
+        """
+        if value is None:
+            return replace(self, recent=())
+        if not self.recent or value != self.recent[-1]:
+            return Trust(self.patience, (*self.recent, value)[-3:], 0, expected_w, expected_w)
+        return Trust(
+            self.patience,
+            (*self.recent, value)[-3:],
+            self.repeats + 1,
+            min(self.least_w, expected_w),
+            max(self.most_w, expected_w),
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it stayed though it should have moved."""
+        return self.repeats >= self.patience and self.most_w - self.least_w > _MOVED * self.most_w
+
+    def latest(self, expected: float) -> float | None:
+        """The last reading where it is within a factor of two of the last three or of what was expected.
+
+        Unlike `value` it follows a change at once; a single spike is replaced by the median.
+        """
+        middle = self.value
+        if middle is None:
+            return None
+        last = self.recent[-1]
+        return last if _alike(last, middle) or _alike(last, expected) else middle
+
+    @property
+    def value(self) -> float | None:
+        """The median of the last three readings, or None without any or when it is stuck."""
+        return None if self.stuck or not self.recent else median(self.recent)
+
+
+def _alike(one: float, other: float) -> bool:
+    return one <= 2 * other and other <= 2 * one

@@ -1,0 +1,55 @@
+"""One timer of a lane: it goes off at the earliest time that it was set to since it last went off."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from edgekit_runtime.service.pool import Loop
+
+TIMER_S: Final = 1e-3  # what epoll counts in
+
+
+class Alarm:
+    """Calls back once, on the thread of the loop."""
+
+    __slots__ = ("_action", "_at_s", "_loop", "_timer")
+
+    def __init__(self, loop: Loop, action: Callable[[], None]) -> None:
+        """Make one that is not set.
+
+        Args:
+            loop: that keeps time.
+            action: what to call.
+        """
+        self._loop, self._action = loop, action
+        self._timer: Any = None
+        self._at_s = math.inf
+
+    def set(self, at_s: float, now_s: float, *, is_exact: bool) -> None:
+        """Go off at `at_s`; where it goes off earlier anyway, it is to be set again then.
+
+        Args:
+            at_s: when; never where infinite.
+            now_s: on the same clock.
+            is_exact: whether a last part that is shorter than epoll counts is waited for in turns of the
+                loop, which keep a core busy; else it may come a millisecond late.
+        """
+        if at_s >= self._at_s:
+            return
+        self.cancel()
+        self._at_s = at_s
+        left_s = at_s - now_s
+        if is_exact and left_s < TIMER_S:
+            self._timer = self._loop.call_soon(self._go_off)
+        else:
+            self._timer = self._loop.call_later(max(left_s, 0.0), self._go_off)
+
+    def cancel(self) -> None:
+        """Do not go off."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at_s = None, math.inf
+
+    def _go_off(self) -> None:
+        self._timer, self._at_s = None, math.inf
+        self._action()

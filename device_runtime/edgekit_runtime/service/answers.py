@@ -1,0 +1,79 @@
+"""What stands before the body of an answer, and the answers that have no content but an error."""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from edgekit_runtime.errors import (
+    DataError,
+    DeadlineError,
+    EdgekitError,
+    PackageError,
+    RequestError,
+    SlotError,
+    UnavailableError,
+)
+
+JSON_TYPE: Final = "application/json"
+BINARY_TYPE: Final = "application/octet-stream"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MAX_MESSAGE: Final = 2000  # characters: a message may quote what a client sent
+
+
+def make_head(
+    status: int, content_type: str, body_bytes: int, fields: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the head of an answer, with the empty line.
+
+    Args:
+        status: of HTTP.
+        content_type: of the body.
+        body_bytes: its length.
+        fields: further headers, of our own making.
+    """
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}"]
+    lines += [f"{name}: {value}" for name, value in (fields or {}).items()]
+    return "\r\n".join([*lines, f"Content-Length: {body_bytes}", "", ""]).encode("latin-1")
+
+
+def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
+    """Return head and body of an answer that is a JSON document."""
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return make_head(status, JSON_TYPE, len(body), fields), body
+
+
+def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
+    """Return head and body of the answer that states `error` in the protocol's form."""
+    fields = {}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        fields["Retry-After"] = str(max(1, round(retry_after_s)))
+    if isinstance(error, MethodError):
+        fields["Allow"] = ", ".join(error.allowed)
+    return make_json({"error": str(error)[:_MAX_MESSAGE]}, status_of(error), fields)
+
+
+class MethodError(RequestError):
+    """The address exists and does not take this method.
+
+    Attributes:
+        allowed: methods that it takes.
+    """
+
+    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(405, f"{path} does not take {method}, it takes {' and '.join(allowed)}")
+        self.allowed = allowed
+
+
+def status_of(error: EdgekitError) -> int:
+    """Return the HTTP status that tells a client whose fault `error` is."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, UnavailableError):
+        return 503
+    if isinstance(error, DeadlineError):
+        return 504
+    if isinstance(error, (DataError, PackageError, SlotError)):
+        return 400
+    return 500

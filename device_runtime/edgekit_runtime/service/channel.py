@@ -1,0 +1,222 @@
+"""Messages between the service and a worker process, with descriptors, over a Unix socket that keeps packets.
+
+A message longer than a packet goes in several. What arrives is bounded and checked here for its form only;
+what it means is its taker's, who raises `ChannelError` where it means nothing.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import TransportError
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+_PACKET_BYTES: Final = 32 << 10
+_MAX_DESCRIPTORS: Final = 2
+_MAX_QUEUED_BYTES: Final = 16 << 20
+_PACKETS_AT_ONCE: Final = 64
+_MAX_REST: Final = 1 << 16  # packets; more than a socket holds
+_RETRY_S: Final = 0.01
+_MORE: Final = 0x80
+CLOSED: Final = "it closed its channel"
+_NO_ROOM: Final = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Kind(IntEnum):
+    """What a message is; the first part of each name says who sends it."""
+
+    MAIN_LEND = 2
+    MAIN_RETIRE = 3
+    MAIN_REGION = 4
+    MAIN_FORGET_REGION = 5
+    WORKER_READY = 16
+    WORKER_FAILED = 17
+    WORKER_RETURNS = 18
+    WORKER_CLOSED = 19
+    WORKER_BEAT = 20
+
+
+Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]
+
+
+class ChannelError(TransportError):
+    """The other process sent what is no message."""
+
+
+class Channel:
+    """One end; it owns its socket."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connected: socket.socket, take: Take, end: Callable[[str], None]
+    ) -> None:
+        """Send and receive on `connected` from now on.
+
+        Args:
+            loop: on whose thread all this happens.
+            connected: a Unix socket of type SOCK_SEQPACKET.
+            take: gets each message with its descriptors, which it owns from then on.
+            end: called once, with the reason, when nothing more can be received; not after `close`.
+        """
+        connected.setblocking(False)
+        self._loop, self._socket, self._take, self._end = loop, connected, take, end
+        self._is_open = True
+        self._queue: deque[tuple[bytes, list[int]]] = deque()
+        self._queued_bytes = 0
+        self._kind = 0
+        self._parts: list[bytes] = []
+        self._descriptors: list[int] = []
+        loop.add_reader(connected.fileno(), self.receive)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the other process is so far behind that it should get no more work."""
+        return self._queued_bytes > _MAX_QUEUED_BYTES
+
+    def send(self, kind: Kind, payload: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        """Send a message, or queue it; does nothing after the end.
+
+        Args:
+            kind: of the message.
+            payload: of any length.
+            descriptors: that stay the caller's.
+        """
+        if not self._is_open:
+            return
+        begin = 0
+        passed = list(descriptors)
+        while True:
+            end = begin + _PACKET_BYTES
+            tag = kind | (_MORE if end < len(payload) else 0)
+            self._send_packet(bytes((tag,)) + payload[begin:end], passed)
+            begin, passed = end, []
+            if begin >= len(payload):
+                return
+
+    def receive(self) -> None:
+        """Take the messages that have arrived."""
+        for _ in range(_PACKETS_AT_ONCE):
+            if not self._is_open:
+                return
+            try:
+                packet, extras, flags, _ = self._socket.recvmsg(
+                    _PACKET_BYTES + 1,
+                    socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize),
+                    socket.MSG_CMSG_CLOEXEC,
+                )
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as cause:
+                self._stop(f"its channel broke: {cause}")
+                return
+            self._descriptors += _read_descriptors(extras)
+            if not packet:
+                self._stop(CLOSED)
+                return
+            try:
+                if flags & socket.MSG_TRUNC:
+                    raise ChannelError(f"it sent a packet of more than {_PACKET_BYTES} bytes")
+                self._take_packet(packet)
+            except ChannelError as error:
+                self._stop(str(error))
+                return
+
+    def receive_rest(self) -> None:
+        """Take all that a process that has ended had sent before."""
+        for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
+            if not self._is_open:
+                return
+            self.receive()
+
+    def close(self) -> None:
+        """End it; the other process notices. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        _close_all(self._descriptors)
+        for _, passed in self._queue:
+            _close_all(passed)
+        self._queue.clear()
+
+    def _stop(self, reason: str) -> None:
+        if self._is_open:
+            self.close()
+            self._end(reason)
+
+    def _take_packet(self, packet: bytes) -> None:
+        tag, kind = packet[0], packet[0] & ~_MORE
+        if self._parts and kind != self._kind:
+            raise ChannelError(f"it sent a packet {kind} within a message {self._kind}")
+        self._kind = kind
+        self._parts.append(packet[1:])
+        if sum(map(len, self._parts)) > MAX_MESSAGE_BYTES:
+            raise ChannelError(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+        if tag & _MORE:
+            return
+        payload, self._parts = b"".join(self._parts), []
+        descriptors, self._descriptors = self._descriptors, []
+        try:
+            known = Kind(kind)
+        except ValueError as cause:
+            _close_all(descriptors)
+            raise ChannelError(f"it sent a message of the unknown kind {kind}") from cause
+        self._take(known, payload, descriptors)
+
+    def _send_packet(self, packet: bytes, descriptors: list[int]) -> None:
+        if self._queue or not self._try_send(packet, descriptors):
+            if not self._is_open:
+                return
+            self._queue.append((packet, [os.dup(descriptor) for descriptor in descriptors]))
+            self._queued_bytes += len(packet)
+
+    def _try_send(self, packet: bytes, descriptors: list[int]) -> bool:
+        """Return whether it went; where not, it will be tried again in time."""
+        extras = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        try:
+            self._socket.sendmsg([packet], extras)
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
+            return False
+        except OSError as cause:
+            if cause.errno in _NO_ROOM:
+                self._loop.call_later(_RETRY_S, self._on_writable)
+                return False
+            # The receiving side tells the reason, after what was sent before the end.
+            return True
+        return True
+
+    def _on_writable(self) -> None:
+        if not self._is_open:
+            return
+        self._loop.remove_writer(self._socket.fileno())
+        while self._queue:
+            packet, descriptors = self._queue[0]
+            if not self._try_send(packet, descriptors):
+                return
+            self._queue.popleft()
+            self._queued_bytes -= len(packet)
+            _close_all(descriptors)
+
+
+def _read_descriptors(extras: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    received = array("i")
+    for level, kind, data in extras:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    return list(received)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    descriptors.clear()

@@ -1,0 +1,186 @@
+"""The head of an HTTP request: parsed by llhttp, checked for what lets requests be smuggled, remembered.
+
+A client repeats the bytes of its heads, so the last few hundred different ones are kept with what they mean;
+the same bytes always mean the same. It reads no bodies.
+
+Source: RFC 9110, RFC 9112 (section 6.3 for the length of a body).
+"""
+
+from typing import Any, Final
+
+import httptools
+
+from edgekit_runtime.errors import RequestError
+
+MAX_HEADERS: Final = 100
+_MAX_KEPT: Final = 256
+_MAX_KEPT_BYTES: Final = 2048  # of one head; longer ones are rare and would fill memory
+_ONE_OF_A_KIND: Final = frozenset(
+    (
+        *(b"content-length", b"transfer-encoding", b"host", b"expect", b"authorization"),
+        *(b"inference-header-content-length", b"content-encoding"),
+    )
+)
+
+
+class Head:
+    """What a request states before its body.
+
+    Attributes:
+        method: `GET`, `POST`, ...
+        path: before the question mark, as sent: percent escapes are not resolved.
+        body_bytes: length of the body, or None when it comes in chunks.
+        json_bytes: `Inference-Header-Content-Length`, or None.
+        keeps_alive: whether the client wants another request on this connection.
+        expects_continue: whether the client waits for `100 Continue` before it sends the body.
+        passes_descriptor: whether the body comes with a file descriptor.
+        is_http_1_0: of an old client, which must be told that the connection stays.
+        authorization: that header, or None.
+        has_origin: whether a web page sent it.
+        route: what the handler wants to be called in its place for requests with this very head, or None.
+    """
+
+    __slots__ = (
+        "authorization",
+        "body_bytes",
+        "expects_continue",
+        "has_origin",
+        "is_http_1_0",
+        "json_bytes",
+        "keeps_alive",
+        "method",
+        "passes_descriptor",
+        "path",
+        "route",
+    )
+
+    def __init__(self, parser: httptools.HttpRequestParser, url: bytes, fields: dict[bytes, bytes]) -> None:
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise RequestError(505, f"HTTP version {version} is not spoken here, use 1.1")
+        self.method = parser.get_method().decode("ascii")
+        self.path = url.split(b"?", 1)[0].decode("latin-1")
+        self.is_http_1_0 = version == "1.0"
+        # Not from the parser, which has forgotten it where there is no body.
+        wishes = {wish.strip() for wish in fields.get(b"connection", b"").lower().split(b",")}
+        self.keeps_alive = b"close" not in wishes and (not self.is_http_1_0 or b"keep-alive" in wishes)
+        self.body_bytes = _read_length(fields)
+        self.json_bytes = _read_count(fields, b"inference-header-content-length")
+        self.expects_continue = _read_expectation(fields) and not self.is_http_1_0
+        self.passes_descriptor = b"edgekit-descriptor" in fields
+        self.authorization = fields.get(b"authorization")
+        self.has_origin = b"origin" in fields
+        self.route: Any = None
+        if not self.is_http_1_0 and b"host" not in fields:
+            raise RequestError(400, "the Host header is missing")
+        if fields.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestError(415, "compressed bodies are not supported, send the body as it is")
+
+
+class Heads:
+    """Parses heads; one for all connections of a server."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Head] = {}
+
+    def parse(self, data: bytes) -> Head:
+        """Return what `data` states.
+
+        Args:
+            data: from the request line to the empty line, both included.
+
+        Raises:
+            RequestError: malformed, or with a length of the body that is not certain.
+        """
+        head = self._kept.get(data)
+        if head is None:
+            head = _parse(data)
+            if len(data) <= _MAX_KEPT_BYTES:
+                if len(self._kept) >= _MAX_KEPT:
+                    self._kept.clear()  # as good as dropping the oldest, and without an order to keep
+                self._kept[data] = head
+        return head
+
+
+class _Collector:
+    """What llhttp finds, through its callbacks."""
+
+    __slots__ = ("count", "fields", "is_complete", "repeated", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.fields: dict[bytes, bytes] = {}
+        self.repeated: bytes | None = None
+        self.count = 0
+        self.is_complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.count += 1
+        name = name.lower()
+        value = value.strip()
+        if name in self.fields:
+            if name in _ONE_OF_A_KIND:
+                self.repeated = name
+            value = self.fields[name] + b", " + value
+        self.fields[name] = value
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+
+
+def _parse(data: bytes) -> Head:
+    found = _Collector()
+    parser = httptools.HttpRequestParser(found)
+    try:
+        # In two steps: a parser that saw the end of the head elsewhere than we did would take other bytes for
+        # the body.
+        parser.feed_data(data[:-1])
+        is_early = found.is_complete
+        parser.feed_data(data[-1:])
+    except httptools.HttpParserUpgrade as cause:
+        raise RequestError(400, "protocol upgrades and CONNECT are not supported") from cause
+    except httptools.HttpParserError as cause:
+        raise RequestError(400, f"malformed HTTP request: {cause}") from cause
+    if is_early or not found.is_complete:
+        raise RequestError(400, "malformed HTTP request: its head does not end where it seems to")
+    if found.repeated is not None:
+        raise RequestError(400, f"header {found.repeated.decode('latin-1')!r} stands twice")
+    if found.count > MAX_HEADERS:
+        raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
+    return Head(parser, found.url, found.fields)
+
+
+def _read_length(fields: dict[bytes, bytes]) -> int | None:
+    coding = fields.get(b"transfer-encoding")
+    if coding is None:
+        return _read_count(fields, b"content-length") or 0
+    if b"content-length" in fields:
+        raise RequestError(400, "Transfer-Encoding and Content-Length in one request")
+    if coding.lower() != b"chunked":
+        raise RequestError(501, f"Transfer-Encoding {coding.decode('latin-1')!r}, expected chunked")
+    return None
+
+
+def _read_count(fields: dict[bytes, bytes], name: bytes) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:  # bytes.isdigit knows ASCII only
+        raise RequestError(
+            400, f"{name.decode('ascii')} is {value.decode('latin-1')!r}, expected a count of bytes"
+        )
+    return int(value)
+
+
+def _read_expectation(fields: dict[bytes, bytes]) -> bool:
+    expectation = fields.get(b"expect")
+    if expectation is None:
+        return False
+    if expectation.lower() != b"100-continue":
+        raise RequestError(417, f"Expect is {expectation.decode('latin-1')!r}, expected 100-continue")
+    return True

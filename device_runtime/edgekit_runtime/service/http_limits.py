@@ -1,0 +1,38 @@
+"""How much the service takes from its clients before it refuses."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Bounds of the HTTP layer.
+
+    Attributes:
+        max_head_bytes: of a request line with its headers.
+        max_body_bytes: of one body.
+        max_receiving_bytes: of all bodies that are being received at one time.
+        max_connections: beyond them a connection gets 503 and is closed.
+        idle_timeout_s: how long a connection may wait for its next request.
+        read_timeout_s: for a head, and for a body on top of what its size takes at `min_bytes_per_s`.
+        min_bytes_per_s: the slowest client that is waited for, sending or receiving.
+
+    Raises:
+        ValueError: a limit is not over 0.
+    """
+
+    max_head_bytes: int = 16 << 10
+    max_body_bytes: int = 64 << 20
+    max_receiving_bytes: int = 256 << 20
+    max_connections: int = 16_384
+    idle_timeout_s: float = 75.0
+    read_timeout_s: float = 10.0
+    min_bytes_per_s: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)!r}, expected more than 0")
+
+    def transfer_s(self, size_bytes: int) -> float:
+        """Return how long a client may take for `size_bytes`."""
+        return self.read_timeout_s + size_bytes / self.min_bytes_per_s

@@ -1,0 +1,93 @@
+"""The models that are installed in slots, as a source of the service.
+
+Which version is opened is decided by `slots`; a version that fails here is rejected there, and the next best
+takes its place.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
+from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
+
+_logger = logging.getLogger(__name__)
+
+
+class InstalledModels:
+    """A `Source` of the packages in the slots of this device."""
+
+    __slots__ = ("_slots", "limits", "trust")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.trust, self.limits = slots.trust, slots.limits
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all installed models."""
+        return self._slots.models()
+
+    def find(self, name: str) -> Sequence[Installed]:
+        """Return what would be opened of a model."""
+        with (choice := self._slots.choose(name)).package:
+            return [Installed(name, choice.version, choice.path)]
+
+    def find_proven(self, name: str) -> Installed | None:
+        """Return the version that has proved itself, where a newer one is on trial, or None."""
+        state = self._slots.load(name).state
+        if state.current is None or state.current.health != UNPROVEN:
+            return None
+        others = [other for other in (state.spare, state.factory) if other is not None]
+        for other in others:
+            if other.health == HEALTHY and other.version != state.current.version:
+                with (choice := self._slots.choose(name, other.version)).package:
+                    return Installed(name, choice.version, choice.path)
+        return None
+
+    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+        """Return what is to be served of `name`, see `Source`."""
+        if not options.policy.specific:
+            return [self._open_active(name, options)]
+        opened: list[Loaded] = []
+        try:
+            for version in options.policy.ordered():
+                with (choice := self._slots.begin_start(name, version)).package:
+                    opened.append(load(choice.package, options))
+        except BaseException:
+            for loaded in opened:
+                unload(loaded.sessions)
+            raise
+        return opened
+
+    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+        """Return the model of the package at `path`."""
+        with read_package(path, self._slots.trust, self._slots.limits) as package:
+            return load(package, options)
+
+    def confirm(self, name: str, version: str) -> None:
+        """Record that `version` serves well."""
+        self._slots.confirm(name, version)
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that `version` fails; returns whether there is another one to open."""
+        choice = self._slots.reject(name, version, reason)
+        if choice is None:
+            return False
+        choice.package.close()
+        return True
+
+    def _open_active(self, name: str, options: ModelOptions) -> Loaded:
+        choice: Choice | None = self._slots.begin_start(name)
+        failure: EdgekitError | None = None
+        while choice is not None:
+            try:
+                with choice.package:
+                    return load(choice.package, options)
+            except EdgekitError as error:  # noqa: PERF203  # each version is a try of its own
+                failure = error
+                _logger.warning("%s %s is rejected: %s", name, choice.version, error)
+                choice = self._slots.reject(name, choice.version, str(error))
+        raise failure if failure is not None else EdgekitError(f"{name}: nothing to open")

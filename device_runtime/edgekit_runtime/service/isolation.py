@@ -1,0 +1,100 @@
+"""How a model is kept in a process of its own, and when that process is started again; only decisions."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+_FIRST_DELAY_S: Final = 0.25
+_MAX_PATH_CHARACTERS: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """The worker process of one model.
+
+    Attributes:
+        standby: whether a second process with the model loaded waits to take over at once.
+        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn in
+            that time, which it does not while an engine keeps Python's lock.
+        start_timeout_s: for a worker to load its model.
+        max_crashes: so many crashes with less than `healthy_s` between them, and the version is rejected.
+        healthy_s: after so long without a crash, earlier ones are forgotten.
+        max_delay_s: longest wait before a worker that keeps crashing is started again.
+        max_data_bytes: most memory that the worker may allocate (RLIMIT_DATA), or None for as much as there
+            is; beyond it, the engine gets an error or crashes.
+        max_memory_bytes, max_cpus: of its control group, where one is delegated to the service; None for no
+            limit.
+        niceness: how much it gives way to others, 0 to 19.
+        oom_score: from 0 to 1000; the higher, the sooner it is ended where the machine has no memory left.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    standby: bool = False
+    hang_s: float = 30.0
+    start_timeout_s: float = 120.0
+    max_crashes: int = 5
+    healthy_s: float = 60.0
+    max_delay_s: float = 30.0
+    max_data_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    max_cpus: float | None = None
+    niceness: int = 0
+    oom_score: int = 200
+
+    def __post_init__(self) -> None:
+        times = (self.hang_s, self.start_timeout_s, self.healthy_s, self.max_delay_s)
+        if not all(0 < seconds < math.inf for seconds in times) or self.max_crashes < 1:
+            raise ValueError(f"expected finite times over 0 and max_crashes of at least 1, got {self}")
+        limits = (self.max_data_bytes, self.max_memory_bytes, self.max_cpus)
+        if any(limit is not None and limit <= 0 for limit in limits):
+            raise ValueError(f"expected limits over 0, got {self}")
+        if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:
+            raise ValueError(f"expected niceness 0 to 19 and oom_score 0 to 1000, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """How often in a row a worker has crashed.
+
+    Attributes:
+        count: of crashes with less than `healthy_s` from each start to the crash.
+    """
+
+    count: int = 0
+
+    def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
+        """Return what a further crash makes of it, of a worker that had been ready for `lived_s`."""
+        return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
+
+    def delay_s(self, isolation: Isolation) -> float:
+        """Return how long to wait before the next start: not at all at first, then twice as long each time."""
+        if self.count <= 1:
+            return 0.0
+        return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
+
+    def is_loop(self, isolation: Isolation) -> bool:
+        """Whether the version should be given up."""
+        return self.count >= isolation.max_crashes
+
+
+def find_infer(path: str) -> tuple[str, str | None] | None:
+    """Return name and version that an inference at `path` asks for, or None where it is no such path."""
+    if len(path) > _MAX_PATH_CHARACTERS:
+        return _parse_infer(path)
+    return _recall_infer(path)
+
+
+def _parse_infer(path: str) -> tuple[str, str | None] | None:
+    match [unquote(part) for part in path.strip("/").split("/")]:
+        case ["v2", "models", name, "infer"]:
+            return name, None
+        case ["v2", "models", name, "versions", version, "infer"]:
+            return name, version
+    return None
+
+
+_recall_infer = functools.lru_cache(256)(_parse_infer)

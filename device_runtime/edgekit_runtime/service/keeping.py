@@ -1,0 +1,171 @@
+"""Opening, confirming and freeing versions of models, on behalf of the registry.
+
+Reading packages and opening sessions happens on one thread of its own: two models that load at once would
+need twice the memory for loading. All else is on the thread of the event loop.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from edgekit_runtime.archive import Limits
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
+from edgekit_runtime.service.served import Served
+from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.signing import TrustStore
+
+Result = TypeVar("Result")
+MakeServed: TypeAlias = Callable[[Loaded], Served]
+
+_CONFIRM_AFTER_S: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where packages lie; all but `names` may wait for the disk and for engines, and run on a thread.
+
+    Attributes:
+        trust: whose packages are accepted.
+        limits: of reading them.
+    """
+
+    trust: TrustStore
+    limits: Limits
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all installed models."""
+
+    def find(self, name: str) -> Sequence[Installed]:
+        """Return the packages of a model that may be opened.
+
+        Raises:
+            EdgekitError: there are none, or they cannot be read.
+        """
+
+    def find_proven(self, name: str) -> Installed | None:
+        """Return the version that should serve while a newer one is on trial, or None.
+
+        Raises:
+            EdgekitError: it cannot be read.
+        """
+
+    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+        """Return what is to be served of `name`; the first answers requests that name no version.
+
+        Raises:
+            EdgekitError: that says why nothing can be served; nothing stays open then.
+        """
+
+    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+        """Return the model of a package that was served before.
+
+        Raises:
+            EdgekitError: it cannot be opened any more.
+        """
+
+    def confirm(self, name: str, version: str) -> None:
+        """Record that a version serves well.
+
+        Raises:
+            EdgekitError: it cannot be recorded.
+        """
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that a version fails, and return whether another one should be opened in its place.
+
+        Raises:
+            EdgekitError: it cannot be recorded.
+        """
+
+
+class Keeper:
+    """Opens what is to be served, and frees what is not."""
+
+    def __init__(self, source: Source, make_served: MakeServed) -> None:
+        """Keep nothing yet.
+
+        Args:
+            source: where packages lie.
+            make_served: makes what takes the calls of a version, on the loop's thread.
+        """
+        self.source, self.make_served = source, make_served
+        self._thread = ThreadPoolExecutor(1, "edgekit-load")
+        self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
+
+    async def open(self, name: str, options: ModelOptions) -> list[Served]:
+        """Return what is to be served of `name`, see `Source.open`."""
+        opened = await self.on_thread(functools.partial(self.source.open, name, options))
+        return [self.make_served(loaded) for loaded in opened]
+
+    async def reopen(self, path: Path, options: ModelOptions) -> Served:
+        """Return the version whose package lies at `path`."""
+        return self.make_served(await self.on_thread(functools.partial(self.source.reopen, path, options)))
+
+    async def retire(self, old: Sequence[Served]) -> None:
+        """Let what is under way end, then free the sessions."""
+        for served in old:
+            drained = asyncio.get_running_loop().create_future()
+            served.own_lane.drain(functools.partial(_settle, drained))
+            await drained
+            if served.cache is not None:
+                served.cache.close()
+            await self.on_thread(functools.partial(unload, served.loaded.sessions))
+
+    async def on_thread(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns on the thread for loading."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def confirm_later(self, fresh: Sequence[Served]) -> None:
+        """Count versions as good once they have served for a while: crashes come with the first requests."""
+        for served in fresh:
+            self._confirm_after(served.loaded.manifest.name, served.version)
+
+    def put_off(self, name: str, version: str) -> None:
+        """Wait anew before a version counts as good: it has crashed."""
+        if (name, version) in self._unconfirmed:
+            self._unconfirmed[name, version].cancel()
+            self._confirm_after(name, version)
+
+    def forget(self, served: Served) -> None:
+        """Do not count a version as good any more."""
+        timer = self._unconfirmed.pop((served.loaded.manifest.name, served.version), None)
+        if timer is not None:
+            timer.cancel()
+
+    def confirm_all(self) -> None:
+        """Count all versions that serve until now as good."""
+        for name, version in list(self._unconfirmed):
+            self.confirm(name, version)
+
+    def confirm(self, name: str, version: str) -> None:
+        """Count a version as good now."""
+        timer = self._unconfirmed.pop((name, version), None)
+        if timer is not None:
+            timer.cancel()
+        self._thread.submit(self._record, name, version)
+
+    def shutdown(self) -> None:
+        """End the thread, after what it has to do."""
+        self._thread.shutdown()
+
+    def _confirm_after(self, name: str, version: str) -> None:
+        confirm = functools.partial(self.confirm, name, version)
+        loop = asyncio.get_running_loop()
+        self._unconfirmed[name, version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
+
+    def _record(self, name: str, version: str) -> None:
+        try:
+            self.source.confirm(name, version)
+        except EdgekitError as error:
+            _logger.warning("%s %s serves well, which is not recorded: %s", name, version, error)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,226 @@
+"""From a verified package to sessions that have proved themselves: open, self-test, warm-up.
+
+It blocks, so it runs on a thread; it touches nothing of the service.
+"""
+
+import dataclasses
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.errors import BackendError, ConfigError
+from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.ort_memory import trim_memory
+from edgekit_runtime.selftest import GoldenCase, read_golden
+from edgekit_runtime.service.batching import rows_are_independent
+from edgekit_runtime.service.governing import GovernorOptions, LoadedWay
+from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
+from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.session import (
+    EngineMissingError,
+    Session,
+    open_preferred,
+    open_session,
+)
+from edgekit_runtime.sessions.tuned import recall_tuned
+from edgekit_runtime.variants import DEFAULT_VARIANT
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How one model is kept.
+
+    Attributes:
+        policy: which of its versions are served.
+        swap: order of a swap, or None to choose by the memory that is free.
+        threads: of one inference, or None as its package says.
+        instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
+        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
+        isolation: of the process of its own that runs it, or None to run it in the service's.
+        opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
+        rollout: how a new version takes over.
+        cache: whether equal inputs are answered from the response cache.
+        drift: whether inputs and outputs are watched for drift.
+        keep_loaded: whether it stays where the memory cap makes others go.
+        governor: limits to hold by the way in which it is run, or None.
+
+    Raises:
+        ConfigError: an isolated model is to have a governor, a canary or a shadow.
+    """
+
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    swap: SwapOrder | None = None
+    threads: int | None = None
+    instances: int = 1
+    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
+    isolation: Isolation | None = None
+    opener: "Callable[[OpenedPackage, ModelOptions], Loaded] | None" = None
+    rollout: Rollout = field(default_factory=Rollout)
+    cache: bool = False
+    drift: bool = True
+    keep_loaded: bool = False
+    governor: GovernorOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.isolation is not None and (self.rollout.kind != "swap" or self.governor is not None):
+            raise ConfigError(
+                "a model in a process of its own has neither a governor nor a rollout but 'swap'; leave out"
+                " isolation, or those"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Sessions that compute what their package promises.
+
+    Attributes:
+        instances: open and warm; one session may be there several times.
+        manifest: of the package.
+        path: of the package.
+        key_id: who signed it.
+        scheduling: of its calls; without batches where rows change each other's answers.
+        warm_runs: what was measured before there was traffic.
+        variant: that `instances` run.
+        ways: where a governor chooses, all that it may choose from, that of `instances` first.
+    """
+
+    instances: tuple[Session, ...]
+    manifest: Manifest
+    path: Path
+    key_id: str
+    scheduling: SchedulingLimits
+    warm_runs: Sequence[WarmRun]
+    variant: str = DEFAULT_VARIANT
+    ways: tuple[LoadedWay, ...] = ()
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """All that are open."""
+        return (*self.instances, *(session for way in self.ways[1:] for session in way.instances))
+
+
+def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
+    """Return the model of `package`, tested and warm; the package may be closed after that.
+
+    Raises:
+        BackendError: no engine for it is here, the engine refused it, or it computes something else than the
+            package promises.
+    """
+    if options.opener is not None:
+        return options.opener(package, options)
+    governor = options.governor
+    threads = governor.threads[0] if governor is not None and governor.threads else 0
+    variant, session = open_preferred(package, threads or options.threads)
+    options = _apply_tuned(package, variant, options)
+    first = _prove(package, variant, threads, options, session)
+    ways = [first]
+    try:
+        scheduling = options.scheduling
+        if governor is not None:
+            for name, count in _list_ways(package, (variant, threads), governor):
+                try:
+                    ways.append(_prove(package, name, count, options))
+                except EngineMissingError as cause:  # noqa: PERF203  # the others do
+                    _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
+        golden = read_golden(package.select(variant))
+        scheduling = _limit_batches(scheduling, first.instances[0], golden, package.path)
+    except BaseException:
+        unload([session for way in ways for session in way.instances])
+        raise
+    return Loaded(
+        first.instances,
+        package.manifest,
+        package.path,
+        package.key_id,
+        scheduling,
+        first.warm_runs,
+        variant,
+        tuple(ways) if governor is not None else (),
+    )
+
+
+def unload(sessions: Sequence[Session]) -> None:
+    """Close sessions and give their memory back to the system."""
+    for session in sessions:
+        session.close()
+    gc.collect(0)
+    trim_memory()
+
+
+def _prove(
+    package: OpenedPackage, variant: str, threads: int, options: ModelOptions, first: Session | None = None
+) -> LoadedWay:
+    """Return a variant, open with so many threads (0: as the options say), that proved itself."""
+    selected = package.select(variant)
+    golden = read_golden(selected)
+    opened = [] if first is None else [first]
+
+    def open_one() -> Session:
+        if opened:
+            return opened.pop()
+        return open_session(package, variant=variant, threads=threads or options.threads)
+
+    instances = open_instances(open_one, options.instances)
+    try:
+        _check(golden, instances[0], f"{package.path}: variant '{variant}'")
+        max_batch = options.scheduling.max_batch
+        if max_batch > 1 and not rows_are_independent(instances[0], golden.inputs):
+            max_batch = 1
+        warm_runs = warm_up(instances, golden.inputs, max_batch=max_batch)
+    except BaseException:
+        unload(instances)
+        raise
+    return LoadedWay(variant, threads, instances, tuple(warm_runs), selected.manifest.figures)
+
+
+def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
+    """Return the options with what `tune` found for throughput, where they leave that open."""
+    backend = next(one.backend for one in recall_order(package.manifest) if one.name == variant)
+    tuned = recall_tuned(package.manifest, backend)
+    if tuned is None:
+        return options
+    scheduling = options.scheduling
+    if scheduling.max_batch == 1:
+        scheduling = dataclasses.replace(scheduling, max_batch=tuned.batch)
+    instances = tuned.instances if options.instances == 1 else options.instances
+    return dataclasses.replace(options, scheduling=scheduling, instances=instances)
+
+
+def _list_ways(
+    package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
+) -> list[tuple[str, int]]:
+    """Return the variants and threads that a governor may choose, but for `first`, which is open already."""
+    known = [variant.name for variant in package.manifest.all_variants]
+    if missing := [name for name in governor.variants if name not in known]:
+        raise BackendError(
+            f"{package.path}: has no variant '{missing[0]}', which its governor is to choose; there are"
+            f" {', '.join(known)}"
+        )
+    names = dict.fromkeys((first[0], *(governor.variants or known)))
+    ways = [(name, threads) for name in names for threads in governor.threads or (0,)]
+    return [way for way in ways if way != first]
+
+
+def _limit_batches(
+    limits: SchedulingLimits, session: Session, golden: GoldenCase, path: Path
+) -> SchedulingLimits:
+    if limits.max_batch == 1 or rows_are_independent(session, golden.inputs):
+        return limits
+    _logger.warning("%s: its rows cannot share a batch, so max_batch is 1", path)
+    return dataclasses.replace(limits, max_batch=1)
+
+
+def _check(golden: GoldenCase, session: Session, where: str) -> None:
+    result = golden.check(session)
+    if not result.passed:
+        reasons = "; ".join(check.message for check in result.checks if not check.passed)
+        raise BackendError(f"{where}: failed its self-test here: {reasons}")

@@ -1,0 +1,193 @@
+"""Counters, gauges and histograms, owned by what they describe and cheap to change.
+
+Nothing here is locked: all of it is touched on the thread of the event loop only. The text for Prometheus is
+written by `exposition` when it is asked for.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+# From a tenth of the shortest model to a client's patience.
+LATENCY_BOUNDS_S: Final = (
+    *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+_BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+class Counter:
+    """A number that only grows.
+
+    Attributes:
+        value: since the start.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
+class Gauge:
+    """A number that goes up and down.
+
+    Attributes:
+        value: now.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float = 0) -> None:
+        self.value = value
+
+
+class Histogram:
+    """How many values lie in each of some ranges, and their sum.
+
+    Attributes:
+        bounds: upper ends of the ranges, each included, growing; the last range has none.
+        counts: of the values in each range, one more than `bounds`.
+        total: sum of the values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value` as often as `times` says."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+
+class RunCount:
+    """What is counted of the runs of the engine that served equally many calls.
+
+    Attributes:
+        count: of runs.
+        merge_s, infer_s, split_s: seconds in which a batch was made of the calls, in the engine, and in
+            which the outputs were parted; summed over the runs.
+    """
+
+    __slots__ = ("count", "infer_s", "merge_s", "split_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.merge_s = self.infer_s = self.split_s = 0.0
+
+
+class LaneMetrics:
+    """What is counted of one version of a model.
+
+    Attributes:
+        model, version: whose.
+        queue: seconds from a call's arrival to its beginning.
+        compute: seconds of the engine, for each call; those of a batch count for each call in it.
+        total: seconds from a call's arrival to its answer.
+        runs: number of calls in a run -> count of such runs.
+        succeeded: calls that were answered with outputs.
+        failed: calls that ran and were answered with an error.
+        failed_s: seconds from arrival to answer of the failed calls, summed.
+        shed: calls refused since too many waited.
+        late: calls refused since their deadline had come.
+        refused: calls refused for another reason: inputs that do not fit, a model that is being unloaded.
+        cache_hits, cache_misses: of the response cache.
+        waiting: calls that wait now.
+        last_s: when the last call was answered that ran, on the clock of the scheduler, or None.
+    """
+
+    __slots__ = (
+        *("_lone", "cache_hits", "cache_misses", "compute", "failed", "failed_s", "last_s", "late", "model"),
+        *("queue", "refused", "runs", "shed", "succeeded", "total", "version", "waiting"),
+    )
+
+    def __init__(self, model: str, version: str) -> None:
+        self.model, self.version = model, version
+        self.queue, self.compute, self.total = Histogram(), Histogram(), Histogram()
+        self._lone = RunCount()
+        self.runs = {1: self._lone}
+        self.succeeded = self.failed = self.shed = self.late = self.refused = 0
+        self.cache_hits = self.cache_misses = self.waiting = 0
+        self.failed_s = 0.0
+        self.last_s: float | None = None
+
+    def batch_histogram(self) -> Histogram:
+        """Return how many runs served how many calls."""
+        histogram = Histogram(_BATCH_BOUNDS)
+        for calls, run in self.runs.items():
+            histogram.observe(calls, run.count)
+        return histogram
+
+    def note_lone(self, seconds: float, now_s: float) -> None:
+        """Count a call that ran at once and alone, and succeeded.
+
+        Args:
+            seconds: of the engine.
+            now_s: on the scheduler's clock.
+        """
+        index = bisect_left(LATENCY_BOUNDS_S, seconds)
+        self.queue.counts[0] += 1
+        compute, total, lone = self.compute, self.total, self._lone
+        compute.counts[index] += 1
+        compute.total += seconds
+        total.counts[index] += 1
+        total.total += seconds
+        lone.count += 1
+        lone.infer_s += seconds
+        self.succeeded += 1
+        self.last_s = now_s
+
+    def note_run(self, calls: int, merge_s: float, infer_s: float, split_s: float) -> None:
+        """Count a run of the engine that served `calls`."""
+        run = self.runs.setdefault(calls, RunCount())
+        run.count += 1
+        run.merge_s += merge_s
+        run.infer_s += infer_s
+        run.split_s += split_s
+
+    def note_success(self, queue_s: float, compute_s: float, total_s: float, now_s: float) -> None:
+        """Count a call that waited, ran and was answered with outputs; see the class for the times."""
+        self.queue.observe(queue_s)
+        self.compute.observe(compute_s)
+        self.total.observe(total_s)
+        self.succeeded += 1
+        self.last_s = now_s
+
+    def note_failure(self, total_s: float, now_s: float) -> None:
+        """Count a call that ran and was answered with an error."""
+        self.failed += 1
+        self.failed_s += total_s
+        self.last_s = now_s
+
+
+class ServiceMetrics:
+    """What is counted of the whole service; who finds something out sets it here.
+
+    Attributes:
+        swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.
+        energy_j: (model,) -> joules above idle since the start, while they could be measured.
+        request_energy_j: (model, version) -> joules of a request, where they could be measured.
+        power_w: (sensor,) -> watts now.
+        temperature_c: (zone,) -> degrees Celsius now.
+        device: name of a metric -> its value, for what a device says of itself beside that.
+    """
+
+    __slots__ = ("device", "energy_j", "power_w", "request_energy_j", "swaps", "temperature_c")
+
+    def __init__(self) -> None:
+        self.swaps: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
+        self.energy_j: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
+        self.request_energy_j: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.device: dict[str, float] = {}
+        self.power_w: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.temperature_c: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)

@@ -1,0 +1,131 @@
+"""The configuration of one model as a table of the TOML file states it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from edgekit_runtime.errors import ConfigError, ManifestError
+from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.rollout import Rollout, RolloutKind
+from edgekit_runtime.service.sections import read_section, take_table
+from edgekit_runtime.service.shadow_lane import ShadowOptions
+from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
+
+_SWAPS: Final[Mapping[str, SwapOrder | None]] = {
+    "auto": None,
+    "availability": "availability",
+    "resource": "resource",
+}
+_ROLLOUTS: Final[Mapping[str, RolloutKind]] = {"swap": "swap", "canary": "canary", "shadow": "shadow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Single:
+    """What a model's table states in single values."""
+
+    latest: int = 1
+    specific: tuple[str, ...] = ()
+    swap: str = "auto"
+    rollout: str = "swap"
+    threads: int | None = None
+    instances: int = 1
+    isolated: bool = False
+    cache: bool = False
+    drift: bool = True
+    keep_loaded: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.latest, self.instances, 1 if self.threads is None else self.threads) < 1:
+            raise ValueError("latest, threads and instances: expected at least 1")
+        if self.swap not in _SWAPS:
+            raise ValueError(f"swap is {self.swap!r}, expected one of {', '.join(_SWAPS)}")
+        if self.rollout not in _ROLLOUTS:
+            raise ValueError(f"rollout is {self.rollout!r}, expected one of {', '.join(_ROLLOUTS)}")
+        if self.rollout != "swap" and (self.latest != 1 or self.specific):
+            raise ValueError(
+                f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
+                " room for latest and specific"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Canary:
+    """The table of a canary."""
+
+    share: float = 0.1
+    retry: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """What a shadow's table states beside `ShadowOptions`."""
+
+    comparison: str | None = None
+
+
+def read_model(name: str, table: object) -> ModelOptions:
+    """Return the options that the table `models.NAME` states.
+
+    Raises:
+        ConfigError: a setting is unknown, of a wrong type, out of range, or does not go with another one.
+    """
+    where = f"models.{name}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: expected a table, got {type(table).__name__}")
+    settings = dict(table)
+    tables = {
+        part: take_table(settings, part, where)
+        for part in ("scheduling", "isolation", "canary", "shadow", "gates", "governor")
+    }
+    single = read_section(_Single, settings, where)
+    scheduling = read_section(SchedulingLimits, tables["scheduling"], f"{where}.scheduling")
+    governor = None
+    if "governor" in table:
+        governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
+    isolation = None
+    if single.isolated or "isolation" in table:
+        isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
+    rollout = _read_rollout(single.rollout, tables, where)
+    try:
+        return ModelOptions(
+            VersionPolicy(single.latest, single.specific),
+            _SWAPS[single.swap],
+            single.threads,
+            single.instances,
+            scheduling,
+            isolation,
+            rollout=rollout,
+            cache=single.cache,
+            drift=single.drift,
+            keep_loaded=single.keep_loaded,
+            governor=governor,
+        )
+    except ConfigError as cause:
+        raise ConfigError(f"{where}: {cause}") from cause
+
+
+def _read_rollout(kind: str, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:
+    canary = read_section(_Canary, tables["canary"], f"{where}.canary")
+    # TOML has no null: 0 switches a gate off that can be.
+    optional = {known.name for known in fields(Gates) if "None" in str(known.type)}
+    stated = tables["gates"]
+    off: dict[str, Any] = {name: None for name in optional if stated.get(name) == 0}
+    kept = {name: value for name, value in stated.items() if name not in off}
+    gates = replace(read_section(Gates, kept, f"{where}.gates"), **off)
+    shadow_table = tables["shadow"]
+    comparison = {"comparison": shadow_table.pop("comparison")} if "comparison" in shadow_table else {}
+    try:
+        return Rollout(
+            kind=_ROLLOUTS[kind],
+            share=canary.share,
+            retry=canary.retry,
+            gates=gates,
+            shadow=read_section(ShadowOptions, shadow_table, f"{where}.shadow"),
+            comparison=read_section(_Comparison, comparison, f"{where}.shadow").comparison,
+        )
+    except ManifestError as cause:
+        raise ConfigError(f"{where}: {cause}") from cause

@@ -1,0 +1,93 @@
+"""How long a model takes, and whether that is short enough for the thread of the event loop.
+
+A run is measured where it happens. On a thread the clock also counts how long the thread waits for Python's
+global lock, so many runs of the pool are judged by the least of them; a run on the loop waits for nobody, so
+those are judged by their mean, which hiccups of the machine move by a bounded step.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from edgekit_runtime.sessions.session import Array
+
+_WEIGHT: Final = 1 / 8  # of a new run in the mean
+_HICCUP: Final = 8.0  # a run that took more means counts as so many
+_HYSTERESIS: Final = 1.5  # a model leaves the loop at this many times the limit under which it came
+_FIRST_PATIENCE: Final = 3
+_LAST_PATIENCE: Final = 1024
+
+
+class Pace:
+    """The time of one model with inputs of about one size.
+
+    Attributes:
+        short: whether the next run may be on the loop.
+        mean_s: moving mean over the runs, 0 before the first.
+    """
+
+    __slots__ = ("_least_s", "_left", "_limit_s", "_patience", "_upper_s", "mean_s", "short")
+
+    def __init__(self, limit_s: float) -> None:
+        """Make one that has measured nothing, and is not short.
+
+        Args:
+            limit_s: runs of less are short; 0 means that none is.
+        """
+        self.short = False
+        self.mean_s = 0.0
+        self._limit_s, self._upper_s = limit_s, limit_s * _HYSTERESIS
+        self._patience = self._left = _FIRST_PATIENCE
+        self._least_s = float("inf")
+
+    def note_on_loop(self, seconds: float) -> None:
+        """Take in a run that was on the loop."""
+        mean_s = self.mean_s
+        if seconds > mean_s * _HICCUP:
+            seconds = mean_s * _HICCUP
+        self.mean_s = mean_s = mean_s + (seconds - mean_s) * _WEIGHT
+        if mean_s > self._upper_s:
+            self.short = False
+            # One that comes and goes is tried ever more rarely.
+            self._patience = self._left = min(2 * self._patience, _LAST_PATIENCE)
+
+    def note_on_thread(self, seconds: float) -> None:
+        """Take in a run that was on a thread; after some of them the least decides where the next one is."""
+        self.mean_s += (seconds - self.mean_s) * (_WEIGHT if self.mean_s else 1.0)
+        self._least_s = min(self._least_s, seconds)
+        self._left -= 1
+        if self._left <= 0:
+            self.short = self._least_s < self._limit_s
+            if self.short:
+                self.mean_s = self._least_s
+            self._left, self._least_s = self._patience, float("inf")
+
+
+class Paces:
+    """The time of one model, for each power of two of the size of its inputs."""
+
+    __slots__ = ("_by_size", "_limit_s")
+
+    def __init__(self, limit_s: float) -> None:
+        """Make one that has measured nothing.
+
+        Args:
+            limit_s: runs of less may be on the loop.
+        """
+        self._limit_s = limit_s
+        self._by_size: dict[int, Pace] = {}
+
+    def of(self, size_bytes: int) -> Pace:
+        """Return the pace with inputs of about that size."""
+        size = size_bytes.bit_length()
+        pace = self._by_size.get(size)
+        if pace is None:
+            pace = self._by_size[size] = Pace(self._limit_s)
+        return pace
+
+
+def input_bytes(inputs: Mapping[str, Array]) -> int:
+    """Return the size of all inputs together."""
+    size = 0
+    for array in inputs.values():  # sum() over a generator takes three times as long
+        size += array.nbytes
+    return size

@@ -1,0 +1,152 @@
+"""New versions on trial: begun beside the version in use, and settled by the verdict of their gates."""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.canary import Promote, Rollback
+from edgekit_runtime.service.keeping import Keeper
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.metrics import ServiceMetrics
+from edgekit_runtime.service.model import Model
+from edgekit_runtime.service.served import Served
+from edgekit_runtime.service.trial import Trial
+from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.slots.versions import sort_key
+
+Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """Carries out what a `Trial` finds."""
+
+    def __init__(self, keeper: Keeper, metrics: ServiceMetrics, start: Start) -> None:
+        """Make it without trials.
+
+        Args:
+            keeper: opens and frees versions.
+            metrics: where outcomes are counted.
+            start: runs a coroutine in the background.
+        """
+        self._keeper, self._metrics, self._start = keeper, metrics, start
+
+    async def begin(self, name: str, model: Model, options: ModelOptions) -> bool:
+        """Put the newest version on trial, with the lock of `model` held.
+
+        Returns:
+            False where there is nothing to try: no version in use, none newer, or the same one.
+
+        Raises:
+            EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
+        """
+        find = functools.partial(self._keeper.source.find, name)
+        newest = options.policy.choose(name, await self._keeper.on_thread(find))[0]
+        if model.trial is not None:
+            if model.trial.candidate.version == newest.version:
+                return True
+            await self._drop(model, model.trial)
+        if model.default is None and not await self._bring_back(name, model, newest, options):
+            return False
+        current = model.default
+        if current is None or sort_key(newest.version) <= sort_key(current.version):
+            return False
+        fresh = (await self._keeper.open(name, options))[0]
+        if fresh.version == current.version:  # the new one failed its self-test, and its source fell back
+            model.failed[newest.version] = "rejected: failed its self-test; the log says why"
+            await self._keeper.retire([fresh])
+        else:
+            await self._try(name, model, (current, fresh), options)
+        return True
+
+    async def _bring_back(self, name: str, model: Model, newest: Installed, options: ModelOptions) -> bool:
+        """Serve the version that proved itself before the newest came, after a restart."""
+        find = functools.partial(self._keeper.source.find_proven, name)
+        proven = await self._keeper.on_thread(find)
+        if proven is None or proven.version == newest.version:
+            return False
+        try:
+            model.put_in([await self._keeper.reopen(proven.path, options)])
+        except EdgekitError as error:
+            _logger.warning("%s %s cannot be opened beside the new version: %s", name, proven.version, error)
+            return False
+        return True
+
+    async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
+        current, fresh = pair
+        candidate = fresh
+        if options.rollout.kind == "shadow":
+            # On a thread: a call that arrives while it runs does not wait for it.
+            limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
+            candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        settle = functools.partial(self._report, name, model)
+        try:
+            model.trial = Trial(current, candidate, options.rollout, settle)
+        except EdgekitError:
+            await self._keeper.retire([fresh])
+            raise
+        model.versions[candidate.version] = candidate
+        self._metrics.swaps[name, "tried"].value += 1
+        _logger.info("%s %s: %s", name, candidate.version, model.trial.describe())
+
+    def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        self._start(self._settle(name, model, trial, verdict))
+
+    async def _settle(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        async with model.lock:
+            if model.trial is not trial:  # something else was loaded or unloaded meanwhile
+                return
+            if isinstance(verdict, Promote):
+                await self._promote(name, model, trial)
+            else:
+                await self._roll_back(name, model, trial, verdict)
+
+    async def _promote(self, name: str, model: Model, trial: Trial) -> None:
+        _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
+        fresh = trial.candidate
+        if trial.rollout.kind == "shadow":
+            # As it was loaded: on the loop where it is short enough.
+            trial.end()
+            await _drain(fresh)
+            limits = dataclasses.replace(
+                fresh.loaded.scheduling, short_s=trial.current.loaded.scheduling.short_s
+            )
+            fresh = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        old = model.take_out(self._keeper)
+        model.put_in([fresh])
+        self._metrics.swaps[name, "promoted"].value += 1
+        self._keeper.confirm(name, fresh.version)
+        await self._keeper.retire([served for served in old if served is not trial.candidate])
+
+    async def _roll_back(self, name: str, model: Model, trial: Trial, verdict: Rollback) -> None:
+        version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"
+        _logger.warning("%s %s is rolled back: %s", name, version, reason)
+        await self._drop(model, trial)
+        model.failed[version] = f"rolled back: {reason}"
+        self._metrics.swaps[name, "rolled_back"].value += 1
+        reject = functools.partial(self._keeper.source.reject, name, version, reason)
+        try:
+            await self._keeper.on_thread(reject)
+        except EdgekitError as error:
+            _logger.warning("%s %s is rolled back, which is not recorded: %s", name, version, error)
+
+    async def _drop(self, model: Model, trial: Trial) -> None:
+        """Let all calls go to the version in use, and free the candidate."""
+        trial.end()
+        model.trial = None
+        model.versions.pop(trial.candidate.version, None)
+        await self._keeper.retire([trial.candidate])
+
+
+async def _drain(served: Served) -> None:
+    """Let what is under way end, without freeing the sessions."""
+    drained = asyncio.Event()
+    served.own_lane.drain(drained.set)
+    await drained.wait()
+    if served.cache is not None:
+        served.cache.close()

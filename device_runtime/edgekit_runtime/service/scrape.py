@@ -1,0 +1,84 @@
+"""The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
+
+from collections.abc import Iterable, Sequence
+
+from edgekit_runtime.service.exposition import Family, lane_families, service_families, write_exposition
+from edgekit_runtime.service.metrics import ServiceMetrics
+from edgekit_runtime.service.served import Served
+from edgekit_runtime.service.trial import Trial
+
+
+def write_metrics(served: Sequence[Served], service: ServiceMetrics, connections: int) -> str:
+    """Return the text of everything that is counted.
+
+    Args:
+        served: all versions that take calls.
+        service: of the whole service.
+        connections: that are open now.
+    """
+    trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]
+    return write_exposition(
+        [
+            *lane_families(one.metrics for one in served),
+            *service_families(service),
+            Family("edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)),
+            *_trial_families(trials),
+            *_governor_families(served),
+        ]
+    )
+
+
+def _trial_families(trials: Iterable[Trial]) -> list[Family]:
+    answers, failed, agreement = [], [], []
+    for trial in trials:
+        observed = trial.watch.observed
+        model = trial.candidate.loaded.manifest.name
+        arms = ((trial.current, observed.current), (trial.candidate, observed.candidate))
+        for served, arm in arms:
+            labels = {"model": model, "version": served.version}
+            answers.append((labels, float(arm.answers)))
+            failed.append((labels, float(arm.failed)))
+        if observed.compared:
+            labels = {"model": model, "version": trial.candidate.version}
+            agreement.append((labels, observed.agreement / observed.compared))
+    return [
+        Family("edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)),
+        Family("edgekit_rollout_failed_answers", "gauge", "Of them, those that failed.", tuple(failed)),
+        Family(
+            "edgekit_rollout_agreement_ratio",
+            "gauge",
+            "Mean agreement with the version in use.",
+            tuple(agreement),
+        ),
+    ]
+
+
+def _governor_families(served: Iterable[Served]) -> list[Family]:
+    governed = [
+        ({"model": one.loaded.manifest.name, "version": one.version}, one.governed)
+        for one in served
+        if one.governed is not None
+    ]
+    settings = tuple(
+        (
+            {**labels, "variant": lane.setting.variant, "batch": str(lane.setting.batch)}
+            | {"threads": str(lane.setting.threads)},
+            1.0,
+        )
+        for labels, lane in governed
+    )
+    return [
+        Family("edgekit_governor_setting", "gauge", "1 for the setting in force.", settings),
+        Family(
+            "edgekit_governor_changes_total",
+            "counter",
+            "Changes of the setting.",
+            tuple((labels, float(lane.changes)) for labels, lane in governed),
+        ),
+        Family(
+            "edgekit_governor_admitted_ratio",
+            "gauge",
+            "Share of the calls that are taken.",
+            tuple((labels, lane.admit) for labels, lane in governed),
+        ),
+    ]

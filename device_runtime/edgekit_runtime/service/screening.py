@@ -1,0 +1,23 @@
+"""Who may ask over TCP."""
+
+import hmac
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.heads import Head
+
+
+def refuse_stranger(head: Head, token: bytes | None) -> None:
+    """Refuse a request that comes from a web page, or without the token.
+
+    Args:
+        head: of a request over TCP.
+        token: what its header `Authorization` must be, or None.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    if head.has_origin:
+        # Any web page that is open on this machine can reach a loopback address.
+        raise RequestError(403, "requests from web pages are refused: the Origin header is set")
+    if token is not None and not hmac.compare_digest(head.authorization or b"", token):
+        raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")

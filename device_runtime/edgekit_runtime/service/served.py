@@ -1,0 +1,74 @@
+"""One version of a model that takes calls, with everything that stands before its sessions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.service.cache import CacheLane
+from edgekit_runtime.service.call import Lane
+from edgekit_runtime.service.drift import Drift
+from edgekit_runtime.service.governed_lane import GovernedLane
+from edgekit_runtime.service.governing import ModelGovernor
+from edgekit_runtime.service.loading import Loaded
+from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.oip import Codec
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.trial import Trial
+
+
+class DrainingLane(Lane, Protocol):
+    """A lane that can come to its end."""
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take no more calls, and call `done` once those that were taken are answered, maybe at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One version of a model.
+
+    Attributes:
+        loaded: its sessions.
+        codec: for its requests.
+        metrics: what its lane counts.
+        own_lane: the lane to its sessions.
+        stack: `own_lane` with a cache and what watches for drift in front of it.
+        lane: where its calls go: `stack`, or a trial in front of that.
+        drift: what watches its inputs and outputs, or None.
+        cache: of its answers, or None.
+        governed: `own_lane` where a governor chooses how the model is run, or None.
+        governor: that chooses, or None.
+        trial: that this version takes part in, or None.
+    """
+
+    loaded: Loaded
+    codec: Codec
+    metrics: LaneMetrics
+    own_lane: DrainingLane
+    stack: Lane
+    lane: Lane
+    drift: Drift | None = None
+    cache: CacheLane | None = None
+    governed: GovernedLane | None = None
+    governor: ModelGovernor | None = None
+    trial: "Trial | None" = None
+
+    @property
+    def version(self) -> str:
+        """Of its package."""
+        return self.loaded.manifest.version
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what the statistics say beyond the protocol's own figures."""
+        stated: dict[str, JsonValue] = {"variant": self.loaded.variant}
+        if self.governed is not None:
+            stated |= {"variant": self.governed.setting.variant, "governor": self.governed.to_json()}
+        if self.drift is not None:
+            stated["drift"] = self.drift.to_json()
+        if self.cache is not None:
+            stated["cache"] = self.cache.to_json()
+        if self.trial is not None:
+            stated["rollout"] = self.trial.to_json()
+        return stated

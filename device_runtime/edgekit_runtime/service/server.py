@@ -1,0 +1,187 @@
+"""The service as a process: everything wired together, started, and drained on SIGTERM."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.service.cache import ResponseCache
+from edgekit_runtime.service.config import ServiceConfig, read_token
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.heads import Head
+from edgekit_runtime.service.http import HttpServer
+from edgekit_runtime.service.keeping import Source
+from edgekit_runtime.service.loading import Loaded, ModelOptions
+from edgekit_runtime.service.metrics import ServiceMetrics
+from edgekit_runtime.service.pool import Pool, Threads
+from edgekit_runtime.service.registry import Registry
+from edgekit_runtime.service.routes import Routes
+from edgekit_runtime.service.scrape import write_metrics
+from edgekit_runtime.service.screening import refuse_stranger
+from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.stacking import Stacking
+from edgekit_runtime.service.watching import Watching
+from edgekit_runtime.service.workers import Workers
+
+_logger = logging.getLogger(__name__)
+
+
+class Service:
+    """One service in one event loop.
+
+    Attributes:
+        registry: of its models.
+        metrics: of the whole service.
+        http: its connections.
+        workers: of its isolated models.
+    """
+
+    def __init__(self, config: ServiceConfig, source: Source, regions: Regions | None = None) -> None:
+        """Wire the service; nothing listens or loads yet. Called inside a running event loop.
+
+        Args:
+            config: of the service.
+            source: where packages lie.
+            regions: shared memory of clients that somebody else fills, or None.
+        """
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._token = None if config.listen.token_file is None else read_token(config.listen.token_file)
+        self._regions = Regions(config.shared_memory) if regions is None else regions
+        self._threads = Threads(loop, os.cpu_count() or 1)
+        self._pool = Pool(self._threads)
+        models = {
+            name: dataclasses.replace(options, opener=self._open_isolated) if options.isolation else options
+            for name, options in config.models.items()
+        }
+        self.metrics = ServiceMetrics()
+        stacking = Stacking(
+            loop=loop,
+            pool=self._pool,
+            regions=self._regions,
+            cache=ResponseCache(config.cache),
+            options_of=self._options_of,
+            drift=config.drift,
+            max_json_bytes=config.inference.max_json_bytes,
+        )
+        self.registry = Registry(source, stacking.make, models, memory=config.memory, metrics=self.metrics)
+        routes = Routes(self.registry, self._regions, self._write_metrics)
+        self._watching: Watching | None = None
+        self.http = HttpServer(loop, routes.handle, self._screen, config.http)
+        self.workers = Workers(self.http, self._regions, config, source, self._token)
+        self.workers.served = self.registry
+        self._socket_path: Path | None = None
+        self._tls: asyncio.Server | None = None
+
+    async def listen(self) -> list[str]:
+        """Accept connections from now on; returns where, for people.
+
+        Raises:
+            TransportError: an address is in use or cannot be used.
+        """
+        listen = self._config.listen
+        inherited = take_inherited()
+        listeners = list(inherited)
+        if listen.unix_socket and not inherited:
+            self._socket_path = Path(listen.unix_socket)
+            listeners.append(listen_unix(self._socket_path))
+        if listen.host and listen.tls_certificate is None:
+            listeners.append(listen_tcp(listen.host, listen.port))
+        for listener in listeners:
+            self.http.listen(listener)
+        addresses = [_name(listener) for listener in listeners]
+        if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
+            from edgekit_runtime.service.tls import listen_tls, make_context
+
+            context = make_context(listen.tls_certificate, listen.tls_key)
+            encrypted = listen_tcp(listen.host, listen.port)
+            self._tls = await listen_tls(self.http, encrypted, context)
+            addresses.append(f"https://{_name(encrypted)}")
+        return addresses
+
+    async def stop(self) -> None:
+        """Answer what is under way, then free everything."""
+        if self._tls is not None:
+            self._tls.close()
+        if self._watching is not None:
+            self._watching.stop()
+        self.workers.begin_stop()
+        await self.http.drain(self._config.inference.drain_timeout_s)
+        await self.registry.close()
+        self.workers.close()
+        self._threads.close()
+        self._regions.remove_all()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    def _screen(self, connection: Connection, head: Head) -> bool:
+        """Turn away who may not ask; returns whether the request was passed on to a worker."""
+        if not connection.is_local:
+            refuse_stranger(head, self._token)
+        return self.workers.pass_on(connection, head)
+
+    def _open_isolated(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
+        return self.workers.open(package, options)
+
+    def _options_of(self, name: str) -> ModelOptions:
+        return self._config.models.get(name) or ModelOptions()
+
+    def _write_metrics(self) -> bytes:
+        return write_metrics(self.registry.served(), self.metrics, self.http.connection_count).encode()
+
+    def watch(self) -> None:
+        """Look at trials, sensors and governors once a second from now on."""
+        if self._watching is None:
+            self._watching = Watching(self.registry, self.metrics, self._config.power, self.http.loop)
+
+
+async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: of the service.
+        source: where packages lie.
+        announce: called with the addresses once the models are loaded.
+
+    Raises:
+        TransportError: an address is in use or cannot be used.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    service = Service(config, source)
+    try:
+        addresses = await service.listen()
+        loading = asyncio.ensure_future(service.registry.load_all())
+        service.watch()
+        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        await stopping.wait()
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+    finally:
+        await service.stop()
+
+
+def _announce(
+    announce: Callable[[Sequence[str]], None], addresses: Sequence[str], loading: "asyncio.Future[None]"
+) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        announce(addresses)
+
+
+def _name(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{os.fsdecode(address)}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"

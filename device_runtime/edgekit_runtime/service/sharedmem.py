@@ -1,0 +1,270 @@
+"""Memory that clients share with the service: registered once, then named in requests in the place of data.
+
+A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
+ends the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come
+short.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.sessions.session import Array
+
+_POSIX_FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where POSIX has its segments
+_POSIX_KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionLimits:
+    """How much memory clients may register.
+
+    Attributes:
+        max_regions: at one time.
+        max_region_bytes: of all of them together.
+        allows_posix: whether segments may be registered by their name alone, which any client of this user
+            can do.
+    """
+
+    max_regions: int = 64
+    max_region_bytes: int = 1 << 30
+    allows_posix: bool = False
+
+
+class Region:
+    """Registered memory.
+
+    Attributes:
+        name: in requests.
+        key: that the client gave: of a POSIX segment its name, of a memfd anything.
+        offset_bytes: where the region begins in its file.
+        size_bytes: of the region.
+        descriptor: of its file, open as long as the region is registered.
+        is_mapped: whether it is a memfd.
+    """
+
+    __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "size_bytes")
+
+    def __init__(self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int) -> None:
+        self.name = name
+        self.key = key
+        self.descriptor = descriptor
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.is_mapped = False
+        self._mapping: mmap.mmap | None = None
+
+    def map(self) -> None:
+        """Map the file.
+
+        Raises:
+            RequestError: it cannot be mapped for reading and writing.
+        """
+        try:
+            self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
+        except (OSError, ValueError) as cause:
+            raise RequestError(
+                400, f"region '{self.name}': cannot be mapped to read and write: {cause}"
+            ) from cause
+        self.is_mapped = True
+
+    def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], offset_bytes: int) -> Array:
+        """Return the array at `offset_bytes`: the memory itself of a memfd, a copy of a POSIX segment.
+
+        Raises:
+            RequestError: it does not lie within the region, or the segment was shrunk.
+        """
+        size_bytes = dtype.itemsize
+        for size in shape:
+            size_bytes *= size
+        self._check(offset_bytes, size_bytes)
+        start = self.offset_bytes + offset_bytes
+        if self._mapping is not None:
+            array: Array = np.ndarray(shape, dtype, self._mapping, start)
+            return array if array.flags.aligned else array.copy()
+        array = np.empty(shape, dtype)
+        if size_bytes and os.preadv(self.descriptor, [_view(array)], start) != size_bytes:
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+        return array
+
+    def write(self, array: Array, offset_bytes: int) -> None:
+        """Copy `array`, C-contiguous, to `offset_bytes`.
+
+        Raises:
+            RequestError: it does not fit into the region, or the segment was shrunk.
+        """
+        self._check(offset_bytes, array.nbytes)
+        start = self.offset_bytes + offset_bytes
+        if self._mapping is not None:
+            np.ndarray(array.shape, array.dtype, self._mapping, start)[...] = array
+            return
+        if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+        os.pwritev(self.descriptor, [_view(array)], start)
+
+    def _check(self, offset_bytes: int, size_bytes: int) -> None:
+        if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
+            raise RequestError(
+                400,
+                f"region '{self.name}' has {self.size_bytes} bytes, expected {size_bytes} from offset"
+                f" {offset_bytes}",
+            )
+
+
+class Regions:
+    """All registered regions, by name.
+
+    Attributes:
+        on_add, on_remove: called with each region that was added, and the name of each that was removed; or
+            None.
+    """
+
+    __slots__ = ("_limits", "_regions", "on_add", "on_remove")
+
+    def __init__(self, limits: RegionLimits) -> None:
+        self._limits = limits
+        self._regions: dict[str, Region] = {}
+        self.on_add: Callable[[Region], None] | None = None
+        self.on_remove: Callable[[str], None] | None = None
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions.values())
+
+    def find(self, name: str) -> Region:
+        """Return the region `name`.
+
+        Raises:
+            RequestError: there is none.
+        """
+        region = self._regions.get(name)
+        if region is None:
+            raise RequestError(400, f"shared memory region '{name}' is not registered")
+        return region
+
+    def add_memfd(
+        self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int
+    ) -> Region:
+        """Register the memfd `descriptor`, which belongs to the region once this has returned.
+
+        Raises:
+            RequestError: the name is taken, the file is no memfd that is sealed against shrinking or is
+                smaller than stated, or a limit is reached.
+        """
+        self._check_new(name, offset_bytes, size_bytes)
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as cause:
+            raise RequestError(
+                400, f"region '{name}': the descriptor is no memfd that can be sealed"
+            ) from cause
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise RequestError(
+                400,
+                f"region '{name}': the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering",
+            )
+        _check_size(name, descriptor, offset_bytes + size_bytes)
+        region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        region.map()
+        self.put(region)
+        return region
+
+    def add_posix(self, name: str, key: str, *, offset_bytes: int, size_bytes: int) -> Region:
+        """Register the POSIX segment `key`.
+
+        Raises:
+            RequestError: that is not allowed here, there is no such segment, or as `add_memfd`.
+        """
+        if not self._limits.allows_posix:
+            raise RequestError(
+                400,
+                f"region '{name}': no descriptor came with the request, and segments by key are not allowed"
+                " here; pass a memfd over the Unix socket, or set allows_posix",
+            )
+        self._check_new(name, offset_bytes, size_bytes)
+        match = _POSIX_KEY.fullmatch(key)
+        if match is None or match[1] in (".", ".."):
+            raise RequestError(400, f"region '{name}': {key!r} is no key of a segment")
+        try:
+            descriptor = os.open(
+                _POSIX_FOLDER / match[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            )
+        except OSError as cause:
+            raise RequestError(
+                400, f"region '{name}': cannot open segment '{key}': {cause.strerror}"
+            ) from cause
+        try:
+            _check_size(name, descriptor, offset_bytes + size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        self.put(region)
+        return region
+
+    def put(self, region: Region) -> None:
+        """Register `region`, whose name is free, without any check."""
+        self._regions[region.name] = region
+        if self.on_add is not None:
+            self.on_add(region)
+
+    def remove(self, name: str) -> None:
+        """Forget the region; a request under way keeps its memory. Does nothing when there is none."""
+        region = self._regions.pop(name, None)
+        if region is not None:
+            os.close(region.descriptor)
+            if self.on_remove is not None:
+                self.on_remove(name)
+
+    def drop(self, region: Region) -> None:
+        """Forget `region` unless its name has become another one's."""
+        if self._regions.get(region.name) is region:
+            self.remove(region.name)
+
+    def remove_all(self) -> None:
+        """Forget all regions."""
+        for name in list(self._regions):
+            self.remove(name)
+
+    def _check_new(self, name: str, offset_bytes: int, size_bytes: int) -> None:
+        limits = self._limits
+        if name in self._regions:
+            raise RequestError(
+                400, f"shared memory region '{name}' is registered already; unregister it first"
+            )
+        if len(self._regions) >= limits.max_regions:
+            raise RequestError(400, f"{limits.max_regions} regions are registered, the limit here")
+        if offset_bytes < 0 or size_bytes < 1:
+            raise RequestError(
+                400,
+                f"region '{name}': offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1",
+            )
+        used_bytes = sum(region.offset_bytes + region.size_bytes for region in self)
+        if used_bytes + offset_bytes + size_bytes > limits.max_region_bytes:
+            raise RequestError(
+                400,
+                f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the"
+                f" limit here is {limits.max_region_bytes}",
+            )
+
+
+def _view(array: Array) -> memoryview:
+    return memoryview(array)  # type: ignore[arg-type]  # it has the buffer protocol
+
+
+def _check_size(name: str, descriptor: int, needed_bytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise RequestError(400, f"region '{name}': not a file of memory")
+    if status.st_size < needed_bytes:
+        raise RequestError(
+            400, f"region '{name}': its memory has {status.st_size} bytes, expected {needed_bytes} at least"
+        )

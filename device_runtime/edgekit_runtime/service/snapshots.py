@@ -1,0 +1,85 @@
+"""What a worker process has counted, as it travels to the service: out of `LaneMetrics` and back into them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from edgekit_runtime.service.channel import ChannelError
+from edgekit_runtime.service.metrics import Histogram, LaneMetrics, RunCount
+
+_COUNTS: Final = (*("succeeded", "failed", "shed", "late", "refused", "cache_hits", "cache_misses"), "failed_s")
+_HISTOGRAMS: Final = ("queue", "compute", "total")
+_MAX_KINDS: Final = 4096  # of runs by their number of calls
+
+
+def write_snapshot(metrics: LaneMetrics) -> bytes:
+    """Return all that `metrics` holds."""
+    document: dict[str, Any] = {name: getattr(metrics, name) for name in (*_COUNTS, "waiting", "last_s")}
+    for name in _HISTOGRAMS:
+        histogram: Histogram = getattr(metrics, name)
+        document[name] = [histogram.total, *histogram.counts]
+    document["runs"] = [
+        [calls, run.count, run.merge_s, run.infer_s, run.split_s] for calls, run in metrics.runs.items()
+    ]
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def read_snapshot(payload: bytes) -> LaneMetrics:
+    """Return the metrics that `write_snapshot` wrote.
+
+    Raises:
+        ChannelError: it did not write this.
+    """
+    try:
+        return _read(json.loads(payload))
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
+        raise ChannelError(f"it sent metrics that cannot be read: {cause!r}"[:300]) from cause
+
+
+def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
+    """Let `into` hold the sums of `parts`; of what is not a sum, it holds the last one's."""
+    for name in _COUNTS:
+        setattr(into, name, sum(getattr(part, name) for part in parts))
+    for name in _HISTOGRAMS:
+        histograms: list[Histogram] = [getattr(part, name) for part in parts]
+        sums: Histogram = getattr(into, name)
+        sums.total = sum(histogram.total for histogram in histograms)
+        sums.counts = [sum(counts) for counts in zip(*(each.counts for each in histograms), strict=True)]
+    for run in into.runs.values():
+        run.count, run.merge_s, run.infer_s, run.split_s = 0, 0.0, 0.0, 0.0
+    for part in parts:
+        for calls, run in part.runs.items():
+            sum_of = into.runs.setdefault(calls, RunCount())
+            sum_of.count += run.count
+            sum_of.merge_s += run.merge_s
+            sum_of.infer_s += run.infer_s
+            sum_of.split_s += run.split_s
+    into.waiting = parts[-1].waiting
+    into.last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
+
+
+def _read(document: dict[str, Any]) -> LaneMetrics:
+    metrics = LaneMetrics("", "")
+    for name in (*_COUNTS, "waiting"):
+        setattr(metrics, name, _number(document[name]))
+    metrics.last_s = None if document["last_s"] is None else _number(document["last_s"])
+    for name in _HISTOGRAMS:
+        histogram: Histogram = getattr(metrics, name)
+        total, *counts = document[name]
+        if len(counts) != len(histogram.counts):
+            raise ValueError(f"{name} has {len(counts)} ranges, expected {len(histogram.counts)}")
+        histogram.total, histogram.counts = _number(total), [int(_number(count)) for count in counts]
+    if len(document["runs"]) > _MAX_KINDS:
+        raise ValueError(f"{len(document['runs'])} kinds of runs")
+    for calls, *values in document["runs"]:
+        run = metrics.runs.setdefault(int(_number(calls)), RunCount())
+        count, run.merge_s, run.infer_s, run.split_s = (_number(value) for value in values)
+        run.count = int(count)
+    return metrics
+
+
+def _number(value: Any) -> Any:
+    """Return `value`, a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
+        raise ValueError(f"{str(value)[:40]} is no count")
+    return value

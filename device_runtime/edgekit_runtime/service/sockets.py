@@ -1,0 +1,117 @@
+"""Listening sockets: the Unix socket, TCP, and those that systemd opened beforehand."""
+
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.slots.places import SOCKET_NAME
+
+_BACKLOG: Final = 1024
+_MODE: Final = 0o660  # the user and the group of the service
+_FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
+
+
+def find_socket() -> Path:
+    """Return where the Unix socket is by default.
+
+    In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    """
+    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
+        return Path(given.split(":")[0]) / SOCKET_NAME
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(given) / "edgekit" / SOCKET_NAME
+    return Path("/run/edgekit") / SOCKET_NAME
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Return a socket that listens at `path`, in the place of one that a service left behind.
+
+    Raises:
+        TransportError: another service answers there, something else than a socket lies there, or the folder
+            cannot be written.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _remove_stale(path)
+        before = os.umask(0o777 & ~_MODE)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(_BACKLOG)
+    except OSError as cause:
+        listener.close()
+        raise TransportError(f"cannot listen at {path}: {cause}; set unix_socket to another path") from cause
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host` and `port`.
+
+    Raises:
+        TransportError: the address is in use or not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as cause:
+        raise TransportError(f"cannot listen on {host}: {cause}") from cause
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as cause:
+        listener.close()
+        raise TransportError(f"cannot listen on {host}:{port}: {cause}; choose another port") from cause
+    return listener
+
+
+def take_inherited() -> list[socket.socket]:
+    """Return the listening Unix sockets that systemd opened for this process, and forget them.
+
+    Source: sd_listen_fds(3).
+    """
+    process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if process != str(os.getpid()) or not count.isdecimal():
+        return []
+    taken = []
+    for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(count)):
+        os.set_inheritable(descriptor, False)
+        listener = socket.socket(fileno=descriptor)
+        if listener.family != socket.AF_UNIX:
+            raise TransportError(
+                "systemd passed a socket that is no Unix socket; let the service open TCP itself"
+            )
+        taken.append(listener)
+    return taken
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket at `path` at which nobody listens."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise TransportError(f"{path} is no socket, so it is not replaced; set unix_socket to another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        else:
+            raise TransportError(
+                f"another service listens at {path}; stop it, or set unix_socket to another path"
+            )

@@ -1,0 +1,121 @@
+"""From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.power.settings import Setting
+from edgekit_runtime.service.cache import ResponseCache
+from edgekit_runtime.service.call import Lane
+from edgekit_runtime.service.drift import Drift, DriftLane, DriftLimits
+from edgekit_runtime.service.governed_lane import GovernedLane
+from edgekit_runtime.service.governing import GovernorOptions, ModelGovernor, make_profile
+from edgekit_runtime.service.instances import WarmRun
+from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.loading import Loaded, ModelOptions
+from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.oip import Codec
+from edgekit_runtime.service.pool import Loop, Pool
+from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.service.served import DrainingLane, Served
+from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.sessions.session import Session
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Stacking:
+    """Makes `Served` of `Loaded`.
+
+    Attributes:
+        loop: on whose thread calls are taken.
+        pool: of threads, shared by all models.
+        regions: shared memory of clients.
+        cache: shared by the models that cache.
+        options_of: returns the options of a model.
+        drift: how much is looked at.
+        max_json_bytes: of one request.
+    """
+
+    loop: Loop
+    pool: Pool
+    regions: Regions
+    cache: ResponseCache
+    options_of: Callable[[str], ModelOptions]
+    drift: DriftLimits
+    max_json_bytes: int
+
+    def make(self, loaded: Loaded) -> Served:
+        """Return what takes the calls of `loaded`, on the thread of the loop."""
+        manifest, session = loaded.manifest, loaded.instances[0]
+        options = self.options_of(manifest.name)
+        metrics = LaneMetrics(manifest.name, manifest.version)
+        codec = Codec(
+            manifest.name,
+            manifest.version,
+            inputs=session.inputs,
+            outputs=session.outputs,
+            regions=self.regions,
+            max_json_bytes=self.max_json_bytes,
+        )
+        if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
+            session.count_into(metrics)
+            return Served(loaded, codec, metrics, session, session, session)
+        own_lane: DrainingLane
+        governed = governor = None
+        if options.governor is not None and len(loaded.ways) > 0:
+            own_lane = governed = self._make_governed(loaded, options.governor, metrics)
+            profile = make_profile(loaded.ways, options.governor, loaded.scheduling.max_batch)
+            governor = ModelGovernor(governed, metrics, profile, options.governor, time.monotonic())
+        else:
+            own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
+        stack: Lane = own_lane
+        cache = self.cache.in_front_of(stack, metrics) if options.cache else None
+        stack = stack if cache is None else cache
+        drift = self._make_drift(loaded, codec) if options.drift else None
+        stack = stack if drift is None else DriftLane(drift, stack)
+        return Served(
+            loaded,
+            codec,
+            metrics,
+            own_lane,
+            stack,
+            stack,
+            drift=drift,
+            cache=cache,
+            governed=governed,
+            governor=governor,
+        )
+
+    def _make_governed(self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics) -> GovernedLane:
+        lanes = {
+            (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
+            for way in loaded.ways
+        }
+        first = loaded.ways[0]
+        batch = min(options.batches[0], loaded.scheduling.max_batch)
+        return GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
+
+    def _schedule(
+        self,
+        loaded: Loaded,
+        instances: Sequence[Session],
+        warm_runs: Sequence[WarmRun],
+        metrics: LaneMetrics,
+    ) -> Scheduler:
+        lane = Scheduler(instances, loaded.scheduling, pool=self.pool, loop=self.loop, metrics=metrics)
+        for run in warm_runs:
+            lane.learn(run.size_bytes, run.seconds)
+        return lane
+
+    def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:
+        manifest = loaded.manifest
+        try:
+            return Drift(codec.inputs, codec.outputs, manifest.figures, self.drift)
+        except ManifestError as error:
+            # What describes the model's data is of no use; the model itself is.
+            _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)
+            return None

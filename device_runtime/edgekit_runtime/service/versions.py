@@ -1,0 +1,73 @@
+"""Which installed versions of a model are served, and in which order a swap goes; nothing but decisions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.slots.versions import sort_key
+
+SwapOrder: TypeAlias = Literal["availability", "resource"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A package that may be served.
+
+    Attributes:
+        name, version: of the model.
+        path: of the package.
+    """
+
+    name: str
+    version: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions are served; of several, the newest answers requests that name none.
+
+    Attributes:
+        latest: so many of the newest, where `specific` is empty.
+        specific: these and no others.
+    """
+
+    latest: int = 1
+    specific: tuple[str, ...] = ()
+
+    def ordered(self) -> tuple[str, ...]:
+        """Return the specific versions, the newest first."""
+        return tuple(sorted(self.specific, key=sort_key, reverse=True))
+
+    def choose(self, name: str, installed: Sequence[Installed]) -> tuple[Installed, ...]:
+        """Return what to serve of `installed`, the newest first.
+
+        Raises:
+            RequestError: nothing is installed, or not a version that is asked for.
+        """
+        newest_first = sorted(installed, key=lambda package: sort_key(package.version), reverse=True)
+        if not newest_first:
+            raise RequestError(404, f"model '{name}' is not installed")
+        if not self.specific:
+            return tuple(newest_first[: self.latest])
+        there = [package.version for package in newest_first]
+        if missing := [version for version in self.specific if version not in there]:
+            raise RequestError(
+                404, f"model '{name}': version {missing[0]} is not installed, there are {', '.join(there)}"
+            )
+        return tuple(package for package in newest_first if package.version in self.specific)
+
+
+def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder | None) -> SwapOrder:
+    """Return whether a swap loads first (`availability`) or unloads first (`resource`).
+
+    Args:
+        needed_bytes: by the new version.
+        available_bytes: on this machine, while the old version is loaded.
+        configured: what was set by hand, or None.
+    """
+    if configured is not None:
+        return configured
+    return "availability" if needed_bytes <= available_bytes else "resource"

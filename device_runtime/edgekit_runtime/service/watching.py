@@ -1,0 +1,180 @@
+"""What happens once a second: trials are judged, sensors read, energy shared out, governors ticked.
+
+Sensors are read on a thread of their own (`power.sampling`); here only what they said last is used, so a
+sensor that hangs delays no request.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edgekit_runtime.power.raspberry import NOW
+from edgekit_runtime.power.readings import Readings
+from edgekit_runtime.service.metrics import ServiceMetrics
+from edgekit_runtime.service.pool import Loop
+from edgekit_runtime.service.served import Served
+
+if TYPE_CHECKING:
+    from edgekit_runtime.power.energy import EnergyMeter
+    from edgekit_runtime.power.sampling import Sampling
+    from edgekit_runtime.power.sensors import Sensors
+    from edgekit_runtime.service.registry import Registry
+
+_NO_READINGS: Final = Readings(at_s=float("-inf"))
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Where sensors are, and how often they are read.
+
+    Attributes:
+        sensors: whether they are looked for.
+        sysfs: root of the tree that the kernel shows, such as that of the host in a container.
+        period_s: between two readings and two decisions.
+
+    Raises:
+        ValueError: the period is not between 0.05 s and 60 s.
+    """
+
+    sensors: bool = True
+    sysfs: str = "/sys"
+    period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.period_s <= 60:
+            raise ValueError(f"period_s is {self.period_s}, expected 0.05 to 60")
+
+
+class Watching:
+    """One timer."""
+
+    def __init__(self, registry: "Registry", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
+        """Begin.
+
+        Args:
+            registry: of the models.
+            metrics: where power, energy and temperature go.
+            power: where sensors are.
+            loop: on whose thread all this happens but for reading.
+        """
+        self._registry, self._metrics, self._power, self._loop = registry, metrics, power, loop
+        self._sensors: Sensors | None = None
+        self._sampling: Sampling | None = None
+        self._meter: EnergyMeter | None = None
+        self._has_begun = False
+        self._seen_s = _NO_READINGS.at_s
+        self._work: dict[str, tuple[float, int]] = {}
+        self._since: dict[str, int] = {}
+        self._timer = loop.call_later(power.period_s, self._tick)
+
+    def stop(self) -> None:
+        """End; the last call."""
+        self._timer.cancel()
+        if self._sampling is not None:
+            self._sampling.stop()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._power.period_s, self._tick)
+        if not self._has_begun:
+            # Not before: who waits for the first answer does not need it.
+            self._has_begun = True
+            self._begin()
+        self._registry.look()
+        now_s = time.monotonic()
+        readings = _NO_READINGS if self._sampling is None else self._sampling.latest
+        served = self._registry.served()
+        if self._sensors is not None:
+            self._say(self._sensors, readings)
+        if self._meter is not None:
+            self._share_out(self._meter, readings, served)
+        for one in served:
+            if one.governor is not None:
+                one.governor.tick(now_s, readings)
+
+    def _begin(self) -> None:
+        if not self._power.sensors:
+            return
+        from edgekit_runtime.power.energy import EnergyMeter
+        from edgekit_runtime.power.sampling import Sampling
+        from edgekit_runtime.power.sensors import discover
+        from edgekit_runtime.power.sysfs import SYSFS_ROOT, Sysfs
+
+        is_own = self._power.sysfs == str(SYSFS_ROOT)
+        sensors = discover() if is_own else discover(Sysfs(Path(self._power.sysfs)))
+        if not sensors.probes:
+            _logger.info("no sensors of power, heat or battery here")
+            return
+        self._sampling = Sampling(sensors, self._power.period_s)
+        self._sampling.start()
+        self._sensors = sensors
+        if sensors.source is not None:
+            self._meter = EnergyMeter()
+
+    def _say(self, sensors: "Sensors", readings: Readings) -> None:
+        """Put what the sensors said last where metrics are read; what they do not say now is left out."""
+        metrics = self._metrics
+        metrics.power_w.clear()
+        metrics.temperature_c.clear()
+        for watched in sensors.probes:
+            value = readings.values.get(watched.probe.name)
+            if value is None:
+                continue
+            if watched.probe.quantity == "temperature_c":
+                metrics.temperature_c[watched.probe.name,].value = value
+            elif watched.probe.quantity in ("power_w", "discharge_w"):
+                metrics.power_w[watched.probe.name,].value = value
+        if readings.power_w is not None:
+            metrics.power_w["device",].value = readings.power_w
+        battery, bits = readings.battery, readings.throttle_bits
+        found = {
+            "edgekit_battery_charge_ratio": None if battery is None else battery.charge,
+            "edgekit_throttled": None if bits is None else float(bits & NOW != 0),
+            "edgekit_clock_cap_ratio": readings.clock_share,
+        }
+        metrics.device = {name: value for name, value in found.items() if value is not None}
+
+    def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
+        """Share out the energy of the time since the last readings, and say what the sensors said."""
+        from edgekit_runtime.power.energy import Work
+
+        work = {key: Work(busy_s, requests) for key, busy_s, requests in self._count(served)}
+        is_new = readings.at_s != self._seen_s
+        self._seen_s = readings.at_s
+        for key, done in work.items():
+            self._since[key] = self._since.get(key, 0) + done.requests
+        of_request = meter.add(readings, work)
+        for one in served:
+            name, key = one.loaded.manifest.name, _key(one)
+            if key in of_request:
+                self._metrics.energy_j[(name,)].value += of_request[key] * self._since[key]
+            measured = meter.of_request(key).joules
+            if measured is not None:
+                self._metrics.request_energy_j[name, one.version].value = measured
+            trial = one.trial
+            if trial is not None and one is trial.candidate and key in of_request:
+                current = of_request.get(_key(trial.current))
+                if current is not None:
+                    trial.watch.add_energy(of_request[key], current)
+        if is_new:
+            self._since.clear()
+
+    def _count(self, served: list[Served]) -> Iterator[tuple[str, float, int]]:
+        """Yield what each version did since the last call: its key, seconds of the engine, requests."""
+        before, self._work = self._work, {}
+        for one in served:
+            busy_s = sum(run.infer_s for run in one.metrics.runs.values())
+            requests = one.metrics.succeeded + one.metrics.failed
+            self._work[_key(one)] = (busy_s, requests)
+            old_s, old = before.get(_key(one), (0.0, 0))
+            if requests < old:  # loaded anew
+                old_s, old = 0.0, 0
+            yield _key(one), max(0.0, busy_s - old_s), requests - old
+
+
+def _key(served: Served) -> str:
+    return f"{served.loaded.manifest.name}/{served.version}"

@@ -1,0 +1,283 @@
+"""One worker process as the service sees it: started, lent connections, watched, ended.
+
+What becomes of the connections of a worker that died is decided by what it last said of each, see `leases`.
+"""
+
+import contextlib
+import mmap
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.processes import child_environment, describe_end
+from edgekit_runtime.service.channel import CLOSED, Channel, ChannelError, Kind
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.http import HttpServer
+from edgekit_runtime.service.leases import ANSWERING, HANDED, IDLE
+from edgekit_runtime.service.orders import INDEX, LENT, REGION, Order
+from edgekit_runtime.service.sharedmem import Region
+
+_MODULE: Final = "edgekit_runtime.service.worker"
+_POLL_S: Final = 0.01  # where the kernel does not tell of an exit
+_MAX_REASON: Final = 2000
+_RETRY_AFTER_S: Final = 1.0
+
+
+class Owner(Protocol):
+    """Who started a worker, and hears of it; nothing after `end` was called."""
+
+    def on_ready(self, worker: "Worker") -> None:
+        """It has loaded its model."""
+
+    def on_snapshot(self, worker: "Worker", payload: bytes) -> None:
+        """It has said what it counted.
+
+        Raises:
+            ChannelError: it has not.
+        """
+
+    def on_end(self, worker: "Worker", reason: str) -> None:
+        """It has ended, by itself or since it misbehaved; `reason` is a sentence about it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lent:
+    connected: socket.socket
+    is_local: bool
+    on_close: Callable[[], None] | None
+
+
+class Worker:
+    """One process; all of it on the thread of the loop.
+
+    Attributes:
+        silent_s: for how long it has shown no life.
+        is_ready: whether it has loaded its model.
+        has_refused: whether it said that the model cannot be loaded, in the place of crashing.
+    """
+
+    def __init__(self, http: HttpServer, owner: Owner, order: Order, package: int) -> None:
+        """Start the process.
+
+        Args:
+            http: whose connections it is lent.
+            owner: hears of it.
+            order: what it is to do.
+            package: descriptor of the package; stays the caller's.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._http = http
+        self._owner: Owner | None = owner
+        self._loop = http.loop
+        self.silent_s = 0.0
+        self.is_ready = self.has_refused = False
+        self._is_condemned = self._is_over = False
+        self._reason: str | None = None
+        self._lent: dict[int, _Lent] = {}
+        self._free: list[int] = []
+        self._unused = order.connections
+        table = os.memfd_create("edgekit-leases", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(table, order.connections)
+            self._states = mmap.mmap(table, order.connections)
+            self._process, near = _start(order, package, table)
+        finally:
+            os.close(table)
+        self._channel = Channel(self._loop, near, self._take, self._on_channel_end)
+        self._pidfd = _open_pidfd(self._process.pid)
+        if self._pidfd is not None:
+            self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def lent(self) -> int:
+        """How many connections it has."""
+        return len(self._lent)
+
+    def lend(self, connection: Connection, *, is_default: bool) -> bool:
+        """Let the worker answer on `connection` from its present request on.
+
+        Args:
+            connection: as `screen` gets it.
+            is_default: whether the model was asked for without a version.
+
+        Returns:
+            False, with nothing done, where it can take no more.
+        """
+        if self._is_condemned or self._channel.is_full or not (self._free or self._unused):
+            return False
+        on_close, connection.on_close = connection.on_close, None
+        is_local = connection.is_local
+        connected, unread = connection.release()
+        if not self._free:
+            self._unused -= 1
+            self._free.append(self._unused)
+        index = self._free.pop()
+        self._states[index] = HANDED
+        self._lent[index] = _Lent(connected, is_local, on_close)
+        self._http.lend()
+        words = LENT.pack(index, is_local, is_default)
+        self._channel.send(Kind.MAIN_LEND, words + unread, (connected.fileno(),))
+        return True
+
+    def retire(self) -> None:
+        """Have all connections back, those that are in use after their answers."""
+        self._channel.send(Kind.MAIN_RETIRE)
+
+    def add_region(self, region: Region) -> None:
+        """Let requests name `region`."""
+        name = region.name.encode()
+        words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
+        self._channel.send(Kind.MAIN_REGION, words + name + region.key.encode(), (region.descriptor,))
+
+    def remove_region(self, name: str) -> None:
+        """Forget a region."""
+        self._channel.send(Kind.MAIN_FORGET_REGION, name.encode())
+
+    def kill(self, reason: str) -> None:
+        """End the process since it misbehaves; the owner hears `reason`, once it has ended."""
+        self._condemn(reason)
+
+    def end(self) -> None:
+        """End the process, and take back what it was lent; the owner hears nothing more."""
+        self._owner = None
+        self._condemn(None)
+
+    def _take(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
+        if descriptors:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ChannelError("it sent descriptors, which no message of a worker has")
+        if kind is Kind.WORKER_BEAT:
+            self.silent_s = 0.0
+            if payload and self._owner is not None:
+                self._owner.on_snapshot(self, payload)
+        elif kind is Kind.WORKER_RETURNS:
+            lent = self._take_lent(payload)
+            self._adopt(lent, payload[INDEX.size :])
+        elif kind is Kind.WORKER_CLOSED:
+            _close(self._take_lent(payload))
+            self._http.take_back()
+        elif kind is Kind.WORKER_READY and not self.is_ready:
+            self.is_ready = True
+            if self._owner is not None and not self._is_condemned:
+                self._owner.on_ready(self)
+        elif kind is Kind.WORKER_FAILED and not self.is_ready:
+            self.has_refused = True
+            self._condemn(payload.decode("utf-8", "replace")[:_MAX_REASON])
+        else:
+            raise ChannelError(f"it sent a message {kind.name} that has no place here")
+
+    def _take_lent(self, payload: bytes) -> _Lent:
+        if len(payload) < INDEX.size:
+            raise ChannelError(f"it sent {len(payload)} bytes about a connection")
+        (index,) = INDEX.unpack_from(payload)
+        lent = self._lent.pop(index, None)
+        if lent is None:
+            raise ChannelError(f"it spoke of connection {index}, which it does not have")
+        self._free.append(index)
+        return lent
+
+    def _adopt(self, lent: _Lent, unread: bytes = b"") -> Connection:
+        connection = self._http.adopt(
+            lent.connected, is_local=lent.is_local, unread=unread, on_close=lent.on_close
+        )
+        self._http.take_back()
+        if self._http.is_draining:
+            connection.close_if_idle()
+        return connection
+
+    def _condemn(self, reason: str | None) -> None:
+        """Kill the process; the rest follows when it has ended, and does nothing to its connections any more."""
+        if self._is_condemned:
+            return
+        self._is_condemned, self._reason = True, reason
+        self._process.kill()
+        if self._pidfd is None:
+            self._loop.call_later(_POLL_S, self._on_exit)
+
+    def _on_channel_end(self, reason: str) -> None:
+        # A process that ends closes its channel just before: how it ended says more than that.
+        self._condemn(None if reason == CLOSED else reason)
+
+    def _on_exit(self) -> None:
+        code = self._process.poll()
+        if code is None:
+            if self._pidfd is None and not self._is_over:
+                self._loop.call_later(_POLL_S, self._on_exit)
+            return
+        if self._is_over:
+            return
+        self._is_over = self._is_condemned = True
+        self._channel.receive_rest()
+        self._channel.close()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        lent, self._lent = self._lent, {}
+        for index, one in lent.items():
+            self._recover(one, self._states[index])
+        self._states.close()
+        if self._owner is not None:
+            self._owner.on_end(self, self._reason or f"it ended {describe_end(code)}")
+
+    def _recover(self, lent: _Lent, state: int) -> None:
+        if state == ANSWERING:
+            _close(lent)
+            self._http.take_back()
+            return
+        connection = self._adopt(lent)
+        if state != IDLE:
+            error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
+            connection.refuse(error)
+
+
+def _start(order: Order, package: int, table: int) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    order_file = os.memfd_create("edgekit-order", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(order_file), "wb") as file:
+            pickle.dump(order, file)
+        passed = array("i", (order_file, package, table))
+        near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(far.fileno())],
+            cwd="/",  # nobody but the system's owner can put modules there
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=(far.fileno(),),
+        )
+    except BaseException:
+        near.close()
+        raise
+    finally:
+        os.close(order_file)
+        far.close()
+    return process, near
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended, or None before Linux 5.3."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _close(lent: _Lent) -> None:
+    lent.connected.close()
+    if lent.on_close is not None:
+        lent.on_close()

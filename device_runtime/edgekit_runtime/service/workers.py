@@ -1,0 +1,184 @@
+"""All isolated models of a service: opened from packages, found by requests, ended."""
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from typing import Protocol
+
+from edgekit_runtime.archive import Limits, OpenedPackage
+from edgekit_runtime.errors import BackendError, PackageError
+from edgekit_runtime.service.config import Listen, ServiceConfig
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.heads import Head
+from edgekit_runtime.service.http import HttpServer
+from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolation import Isolation, find_infer
+from edgekit_runtime.service.loading import Loaded, ModelOptions
+from edgekit_runtime.service.orders import Order
+from edgekit_runtime.service.room import ModelMemory
+from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.signing import TrustStore
+
+
+class Reader(Protocol):
+    """How packages are read.
+
+    Attributes:
+        trust: whose are accepted.
+        limits: of reading.
+    """
+
+    trust: TrustStore
+    limits: Limits
+
+
+class Lanes(Protocol):
+    """Where the lane of a version is found, and what is to be done when one keeps crashing."""
+
+    def find_lane(self, name: str, version: str | None) -> object | None:
+        """Return the lane to the sessions of a version, or None where there is none."""
+
+    def put_off(self, name: str, version: str) -> None:
+        """A version has crashed: it does not serve well yet."""
+
+    def give_up(self, name: str, version: str, reason: str) -> Awaitable[None]:
+        """Serve another version in the place of one that keeps crashing, if there is one."""
+
+
+class Workers:
+    """The isolated models of one service; on the thread of its loop but for `open`."""
+
+    def __init__(
+        self, http: HttpServer, regions: Regions, config: ServiceConfig, reader: Reader, token: bytes | None
+    ) -> None:
+        """Make it without workers.
+
+        Args:
+            http: whose connections are lent.
+            regions: shared memory of clients.
+            config: of the service.
+            reader: of packages, asked only where a model is isolated.
+            token: that clients over TCP must send, or None.
+        """
+        self._http, self._regions, self._config = http, regions, config
+        self._reader, self._token = reader, token
+        self._names = frozenset(name for name, options in config.models.items() if options.isolation)
+        self._lanes: dict[IsolatedLane, Future[IsolatedLane]] = {}
+        self._is_over = False
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.served: Lanes | None = None
+        if self._names:
+            regions.on_add, regions.on_remove = self._add_region, self._remove_region
+
+    @property
+    def lanes(self) -> tuple[IsolatedLane, ...]:
+        """All that were opened and not ended."""
+        return tuple(self._lanes)
+
+    def open(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
+        """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
+
+        Raises:
+            BackendError: it cannot be loaded there.
+            PackageError: the package cannot be read again.
+        """
+        if options.isolation is None:
+            raise ValueError("a model that is not isolated")
+        opened: Future[IsolatedLane] = Future()
+        order = self._make_order(package, options, options.isolation)
+        try:
+            descriptor = os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as cause:
+            raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
+        self._http.loop.call_soon_threadsafe(self._begin, order, descriptor, opened)
+        lane = opened.result()
+        return Loaded((lane,), package.manifest, package.path, package.key_id, options.scheduling, ())
+
+    def pass_on(self, connection: Connection, head: Head) -> bool:
+        """Return whether the request was passed to a worker, together with its connection."""
+        target = find_infer(head.path)
+        if target is None or target[0] not in self._names or self.served is None:
+            return False
+        lane = self.served.find_lane(*target)
+        return isinstance(lane, IsolatedLane) and lane.lend(connection, is_default=target[1] is None)
+
+    def begin_stop(self) -> None:
+        """Have the connections back, and open nothing more."""
+        self._is_over = True
+        for lane, opened in list(self._lanes.items()):
+            if opened.done():
+                lane.drain(_nothing)
+            else:
+                lane.end()
+                opened.cancel()
+
+    def close(self) -> None:
+        """End all processes."""
+        for lane in self.lanes:
+            lane.end()
+
+    # What lanes tell
+
+    def on_started(self, lane: IsolatedLane, error: BackendError | None) -> None:
+        """Let `open` return."""
+        opened = self._lanes[lane]
+        if error is None:
+            opened.set_result(lane)
+        else:
+            opened.set_exception(error)
+
+    def on_crash(self, lane: IsolatedLane, reason: str, *, is_loop: bool) -> None:
+        """Doubt the version, and give it up where it keeps crashing."""
+        if self.served is None:
+            return
+        name, version = lane.manifest.name, lane.manifest.version
+        self.served.put_off(name, version)
+        if is_loop:
+            task = asyncio.ensure_future(self.served.give_up(name, version, reason))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def on_end(self, lane: IsolatedLane) -> None:
+        """Forget it."""
+        self._lanes.pop(lane, None)
+
+    def _begin(self, order: Order, package: int, opened: "Future[IsolatedLane]") -> None:
+        if self._is_over:
+            os.close(package)
+            opened.cancel()
+            return
+        lane = IsolatedLane(self._http, self._regions, order, package, self)
+        self._lanes[lane] = opened
+
+    def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
+        alone = dataclasses.replace(options, isolation=None, opener=None)
+        config = dataclasses.replace(
+            self._config,
+            listen=Listen(unix_socket="-", host=""),
+            memory=ModelMemory(),
+            models={package.manifest.name: alone},
+        )
+        return Order(
+            os.getpid(),
+            config,
+            isolation,
+            package.manifest,
+            self._reader.trust,
+            self._reader.limits,
+            self._token,
+            self._config.http.max_connections,
+        )
+
+    def _add_region(self, region: Region) -> None:
+        for lane in self._lanes:
+            lane.add_region(region)
+
+    def _remove_region(self, name: str) -> None:
+        for lane in self._lanes:
+            lane.remove_region(name)
+
+
+def _nothing() -> None:
+    pass

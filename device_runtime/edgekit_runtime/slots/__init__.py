@@ -1,0 +1,33 @@
+"""Installed models: two slots for each and a factory package, switched so that a valid version always starts.
+
+    slots = Slots(find_state_folder(), trust, find_device_target())
+    choice = slots.begin_start("kws")         # counted on the disk before anything is loaded
+    with choice.package as package:
+        session = open_session(package)       # self-test, serve
+    slots.confirm("kws", choice.version)      # or: choice = slots.reject("kws", choice.version, "why")
+
+Source: docs/slots.md.
+"""
+
+from edgekit_runtime.slots.choice import Choice
+from edgekit_runtime.slots.places import SOCKET_NAME, find_device_target, find_state_folder
+from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState, Rejection
+from edgekit_runtime.slots.store import MAX_BEGUN, Receipt, Slots
+from edgekit_runtime.slots.transitions import Permissions
+
+__all__ = [
+    "HEALTHY",
+    "MAX_BEGUN",
+    "REJECTED",
+    "SOCKET_NAME",
+    "UNPROVEN",
+    "Choice",
+    "Installed",
+    "ModelState",
+    "Permissions",
+    "Receipt",
+    "Rejection",
+    "Slots",
+    "find_device_target",
+    "find_state_folder",
+]

@@ -1,0 +1,129 @@
+"""Access to the state folder: who may use it, who uses it now, and how it is made.
+
+A package that was verified must stay as it was, so folders that other users can change are refused. For the
+same reason root does not use the folder of another user: that user could lead it elsewhere by a link.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.files import Disk
+
+_LOCK_TIMEOUT_S: Final = 30.0
+_LOCK_POLL_S: Final = 0.02
+
+
+class RecordError(SlotError):
+    """The state cannot be written, or not be held; what lies on the disk is what was there before."""
+
+
+class ForeignFileError(SlotError):
+    """A file is a link, no regular file, too large or of another user."""
+
+
+def make_folder(path: Path, mode: int, disk: Disk) -> None:
+    """Make a folder, and those above it, so that a power cut does not take it away again.
+
+    Raises:
+        SlotError: that is not possible.
+    """
+    missing = []
+    while not os.path.isdir(path):  # noqa: PTH112  # Path.is_dir() raises where a folder above is closed
+        missing.append(path)
+        path = path.parent
+    try:
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                disk.make_folder(folder, mode)
+            disk.sync_folder(folder.parent)
+    except OSError as cause:
+        raise SlotError(
+            f"cannot make the folder {folder}: {cause.strerror}; set EDGEKIT_STATE to one that can be written"
+        ) from cause
+
+
+def check_private(folder: Path, *, may_be_link: bool = False) -> None:
+    """Raise `SlotError` unless only this user, or root, can change what lies in `folder`."""
+    try:
+        status = folder.stat() if may_be_link else folder.lstat()
+    except OSError as cause:
+        raise SlotError(f"{folder}: cannot be read: {cause.strerror}") from cause
+    if not stat.S_ISDIR(status.st_mode):
+        raise SlotError(f"{folder}: is a link or no folder; remove it and install again")
+    if not belongs_to_us(status):
+        raise SlotError(
+            f"{folder}: belongs to user {status.st_uid}, this process is of user {os.geteuid()}; run this as"
+            " that user, or set EDGEKIT_STATE"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SlotError(f"{folder}: other users can write there; chmod go-w {folder}")
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder`, which the system releases when this process ends in whatever way.
+
+    The folder itself is locked, so that no file needs to be made on a disk that is full.
+
+    Raises:
+        RecordError: the folder is missing, or somebody else holds the lock for too long.
+    """
+    give_up_s = time.monotonic() + _LOCK_TIMEOUT_S
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as cause:
+        raise RecordError(f"{folder}: {cause.strerror}; is the model installed?") from cause
+    try:
+        while not _try_lock(descriptor, folder):
+            if time.monotonic() > give_up_s:
+                raise RecordError(f"{folder}: another process holds it for over {_LOCK_TIMEOUT_S:.0f} s")
+            time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as cause:
+        raise RecordError(f"{folder}: this file system has no locks: {cause.strerror}") from cause
+    return True
+
+
+def read_own_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a small regular file of this user or root.
+
+    Raises:
+        OSError: it is missing, or the disk does not give it out.
+        ForeignFileError: it is no such file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as cause:
+        if cause.errno == errno.ELOOP:
+            raise ForeignFileError(f"{path}: is a link") from cause
+        raise
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
+            raise ForeignFileError(f"{path}: is no file, or of another user")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ForeignFileError(f"{path}: is over {max_bytes} bytes")
+    return data
+
+
+def belongs_to_us(status: os.stat_result) -> bool:
+    """Return whether a file or folder is of this user or root."""
+    return status.st_uid in (os.geteuid(), 0)

@@ -1,0 +1,137 @@
+"""What to open now: the best candidate of a state whose package is whole."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.errors import EdgekitError, SlotError
+from edgekit_runtime.slots.access import RecordError
+from edgekit_runtime.slots.folder import ModelFolder
+from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState
+from edgekit_runtime.slots.transitions import count_start, list_candidates
+
+Decide: TypeAlias = Callable[[ModelState], tuple[ModelState, tuple[Installed, ...]]]
+"""Takes a state, returns the next one and what may be opened, best first."""
+
+_PROVEN_FIRST: Final = {HEALTHY: 0, UNPROVEN: 1, REJECTED: 2}
+
+_logger = logging.getLogger(__name__)
+
+
+class NothingToOpenError(SlotError):
+    """No candidate can be opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """What to open now. Close `package` when the session is open.
+
+    Attributes:
+        model, version: of the package.
+        path: where it lies; an installation may remove it later, so open the model from `package`.
+        package: verified.
+        health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open such a one
+            last, and in a process of its own if you can.
+        begun: starts without a confirmation, with this one after `begin_start`.
+        why: this one, for people.
+    """
+
+    model: str
+    version: str
+    path: Path
+    package: OpenedPackage
+    health: str
+    begun: int
+    why: str
+
+
+def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
+    """Return the candidates of `state`, best first; with a version, only that one.
+
+    Raises:
+        SlotError: that version is not installed, or was rejected.
+    """
+    candidates = list_candidates(state)
+    if version is None:
+        return candidates
+    chosen = tuple(item for item in candidates if item.version == version)
+    if any(item.health != REJECTED for item in chosen):
+        return chosen
+    for item in state.rejected:
+        if item.version == version:
+            raise SlotError(f"{state.model} {version}: was rejected here: {item.reason}")
+    there = ", ".join(sorted({item.version for item in candidates})) or "none"
+    raise SlotError(f"{state.model}: version {version} is not installed, there are: {there}")
+
+
+def open_first(
+    folder: ModelFolder, state: ModelState, candidates: Iterable[Installed], problem: str | None
+) -> Choice:
+    """Return the first candidate whose package is whole.
+
+    Args:
+        folder: of the model.
+        state: that the candidates are of.
+        candidates: best first.
+        problem: what is wrong with the state file, or None.
+
+    Raises:
+        NothingToOpenError: there is none; says why for each.
+    """
+    problems = [] if problem is None else [problem]
+    for item in candidates:
+        try:
+            package = folder.open(state, item)
+        except EdgekitError as cause:
+            problems.append(f"{item.version}: {cause}")
+            continue
+        return Choice(
+            model=state.model,
+            version=item.version,
+            path=package.path,
+            package=package,
+            health=item.health,
+            begun=item.begun,
+            why="; ".join([_describe(state, item), *problems]),
+        )
+    reasons = "; ".join(problems) or "nothing is installed"
+    raise NothingToOpenError(f"{state.model}: no version can be opened: {reasons}; install a package")
+
+
+def begin(folder: ModelFolder, decide: Decide) -> Choice:
+    """Open the first that is whole of what `decide` gives, and record its state and the start.
+
+    Where that cannot be recorded, it is the first of the versions that have proved themselves, if any.
+
+    Raises:
+        NothingToOpenError: none is whole; nothing is recorded.
+        SlotError: from `decide`.
+    """
+    try:
+        with folder.lock():
+            loaded = folder.load()
+            state, candidates = decide(loaded.state)
+            choice = open_first(folder, state, candidates, loaded.problem)
+            try:
+                folder.record(loaded, count_start(state, choice.version))
+            except RecordError:
+                choice.package.close()
+                raise
+            return replace(choice, begun=choice.begun + (choice.health == UNPROVEN))
+    except RecordError as cause:
+        _logger.warning("%s: the start is not counted, so proven versions come first: %s", folder.path, cause)
+        state, candidates = decide(folder.load().state)
+        proven_first = sorted(candidates, key=lambda item: _PROVEN_FIRST[item.health])
+        return open_first(folder, state, proven_first, str(cause))
+
+
+def _describe(state: ModelState, item: Installed) -> str:
+    place = "factory" if item is state.factory else "active" if item is state.active else "previous"
+    if state.pinned == item.version:
+        place += ", pinned"
+    if item.health == UNPROVEN:
+        place += ", on trial"
+    return f"{place}, rejected but there is nothing else" if item.health == REJECTED else place

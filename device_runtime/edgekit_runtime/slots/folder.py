@@ -1,0 +1,291 @@
+"""The files of one model on the disk: the packages in its slots, its factory package and its state.
+
+A package lies under a name made of version and digest, so writing one changes nothing until the state names
+it: replacing the state is the one step that commits. Nothing here decides what to install or to open.
+
+Source: docs/slots.md.
+"""
+
+import contextlib
+import hashlib
+import logging
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.archive import Limits, OpenedPackage, read_package
+from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError
+from edgekit_runtime.files import Disk, write_atomically
+from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
+from edgekit_runtime.slots.state import (
+    HEALTHY,
+    DamagedStateError,
+    Installed,
+    ModelState,
+    NewerStateError,
+    parse_state,
+)
+from edgekit_runtime.slots.versions import sort_key
+
+STATE_NAME: Final = "state.json"
+_SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
+_MAX_STATE_BYTES: Final = 64 << 10
+_MAX_FOUND: Final = (
+    16  # packages read to make a state anew; two slots and what an interruption left are fewer
+)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Which packages are accepted.
+
+    Attributes:
+        trust: whose signatures.
+        limits: bounds on sizes and counts.
+        target: of this device, or None where it is not known.
+    """
+
+    trust: TrustStore
+    limits: Limits
+    target: str | None
+
+    def open(self, path: Path) -> OpenedPackage:
+        """Return the package at `path` after all of it has been verified.
+
+        Raises:
+            PackageError: of a subclass that says what is wrong with it.
+            SlotError: it is for another target.
+        """
+        package = read_package(path, self.trust, self.limits)
+        if self.target is not None and package.manifest.target != self.target:
+            package.close()
+            raise SlotError(
+                f"{path}: is for target '{package.manifest.target}', this device is '{self.target}'"
+                " (EDGEKIT_TARGET)"
+            )
+        return package
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A state, and how it was come by.
+
+    Attributes:
+        state: read, or made anew from the packages that are there.
+        problem: why it was made anew, or None.
+        replaceable: whether it may be written; not where a newer edgekit's or an unreadable file lies there.
+    """
+
+    state: ModelState
+    problem: str | None = None
+    replaceable: bool = True
+
+    def check_replaceable(self) -> None:
+        """Raise `RecordError` unless it may be written."""
+        if not self.replaceable:
+            raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
+
+
+def identify(manifest: Manifest) -> Installed:
+    """Return the entry of a package that was not installed before."""
+    return Installed(version=manifest.version, sha256=hashlib.sha256(manifest.to_bytes()).hexdigest())
+
+
+class ModelFolder:
+    """The folder of one model.
+
+    Attributes:
+        path: of the folder; it need not exist.
+        model: its name.
+    """
+
+    __slots__ = ("_disk", "_reading", "model", "path")
+
+    def __init__(self, path: Path, reading: Reading, disk: Disk) -> None:
+        self.path = path
+        self.model = path.name
+        self._reading = reading
+        self._disk = disk
+
+    def has_content(self) -> bool:
+        """Return whether a state or a package lies here; a failed installation may leave an empty folder.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
+
+    def load(self) -> Loaded:
+        """Return the state, or a new one made from the packages where it is missing or damaged.
+
+        Nothing is written.
+        """
+        where = self.path / STATE_NAME
+        try:
+            state = parse_state(read_own_file(where, _MAX_STATE_BYTES), str(where))
+        except FileNotFoundError:
+            found = self._find_packages()
+            return Loaded(found, None if found.current is None else f"{where}: is missing")
+        except (DamagedStateError, ForeignFileError) as cause:
+            return Loaded(self._find_packages(), str(cause))
+        except NewerStateError as cause:
+            return Loaded(self._find_packages(), str(cause), replaceable=False)
+        except OSError as cause:  # the disk may give it out the next time
+            problem = f"{where}: cannot be read: {cause.strerror}"
+            return Loaded(self._find_packages(), problem, replaceable=False)
+        if state.model != self.model:
+            return Loaded(self._find_packages(), f"{where}: is of model '{state.model}'")
+        return Loaded(state)
+
+    def record(self, loaded: Loaded, state: ModelState) -> None:
+        """Replace the state that was loaded, in one step that a power cut does or undoes as a whole.
+
+        A state that has not changed and is whole is not written.
+
+        Raises:
+            RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
+        """
+        if state == loaded.state and loaded.problem is None:
+            return
+        loaded.check_replaceable()
+        with (
+            _as_record_error(),
+            write_atomically(self.path / STATE_NAME, mode=0o600, disk=self._disk) as file,
+        ):
+            file.write(state.to_bytes())
+
+    def open(self, state: ModelState, item: Installed) -> OpenedPackage:
+        """Return the package of an entry of `state`, verified, and the one that was installed.
+
+        Raises:
+            PackageError: it is missing, damaged, or by a key that is not trusted.
+            SlotError: another package lies in its place, or it is for another target.
+        """
+        return self._open(self.locate(state, item), item)
+
+    def locate(self, state: ModelState, item: Installed) -> Path:
+        """Return the path of the package of an entry of `state`."""
+        return self.path / _file_name(item, factory=item is state.factory)
+
+    def keep(self, package: OpenedPackage, item: Installed, *, factory: bool) -> bool:
+        """Write a verified package under its name, and verify what was written; False if it lay there whole.
+
+        Raises:
+            RecordError: the disk is full, or the folder cannot be written.
+            PackageError: what was read back is not what was written.
+        """
+        path = self.path / _file_name(item, factory=factory)
+        with contextlib.suppress(EdgekitError):
+            self._open(path, item).close()
+            return False
+        mode = 0o400 if factory else 0o600
+        with _as_record_error(), write_atomically(path, mode=mode, disk=self._disk) as file:
+            package.copy_to(file)
+        self._open(path, item).close()
+        return True
+
+    def may_name(self, item: Installed) -> bool:
+        """Return whether the state file names `item`, as it may where the last sync of a change failed."""
+        loaded = self.load()
+        is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
+        return is_named if loaded.problem is None else not loaded.replaceable
+
+    def drop(self, item: Installed, *, factory: bool) -> None:
+        """Remove the package of an entry that no state names, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._disk.remove(self.path / _file_name(item, factory=factory))
+
+    def sweep(self, state: ModelState) -> None:
+        """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
+
+        Nobody else may be writing here; `state` is what lies in the folder.
+        """
+        named = {self.locate(state, item).name for item in state.installed}
+        try:
+            left_over = [name for name in self._list_names() if name not in named and _is_ours(name)]
+            if left_over:
+                # Else a power cut could keep the removals and take the newest state back.
+                self._disk.sync_folder(self.path)
+            for name in left_over:
+                self._disk.remove(self.path / name)
+        except OSError as cause:
+            _logger.warning("%s: what is left over stays for now: %s", self.path, cause.strerror)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this model's state against other processes and threads.
+
+        Raises:
+            RecordError: the folder is missing, or somebody else holds it for too long.
+        """
+        with hold(self.path):
+            yield
+
+    def _open(self, path: Path, item: Installed) -> OpenedPackage:
+        try:
+            status = path.lstat()
+        except OSError as cause:
+            raise PackageError(f"{path}: {cause.strerror}; install the package again") from cause
+        if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
+            raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
+        package = self._reading.open(path)
+        found = package.manifest
+        if found.name != self.model or identify(found).sha256 != item.sha256:
+            package.close()
+            raise SlotError(
+                f"{path}: holds {found.name} {found.version}, not the {self.model} {item.version} that was"
+                " installed; install the package again"
+            )
+        return package
+
+    def _list_names(self) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir())
+
+    def _find_packages(self) -> ModelState:
+        """Return a state of the packages that are there whole: the newest two in the slots, both unproven."""
+        slots: list[Installed] = []
+        factories: list[Installed] = []
+        try:
+            names = self._list_names()
+        except OSError:
+            names = []
+        for prefix, found in ((_SLOT, slots), (_FACTORY, factories)):
+            packages = [name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)]
+            for name in packages[:_MAX_FOUND]:
+                with contextlib.suppress(EdgekitError):
+                    found.append(self._recognise(self.path / name, factory=prefix == _FACTORY))
+        slots.sort(key=lambda item: sort_key(item.version), reverse=True)
+        active, spare, *_ = (*slots, None, None)
+        factory = next(iter(factories), None)
+        return ModelState(model=self.model, active=active, spare=spare, factory=factory)
+
+    def _recognise(self, path: Path, *, factory: bool) -> Installed:
+        with self._reading.open(path) as package:
+            item = identify(package.manifest)
+        if path.name != _file_name(item, factory=factory):
+            raise SlotError(f"{path}: is not named after its content")
+        self._open(path, item).close()
+        return Installed(version=item.version, sha256=item.sha256, health=HEALTHY) if factory else item
+
+
+def _is_ours(name: str) -> bool:
+    is_package = name.startswith((_SLOT, _FACTORY)) and name.endswith(_SUFFIX)
+    return is_package or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def _file_name(item: Installed, *, factory: bool) -> str:
+    return f"{_FACTORY if factory else _SLOT}{item.version}-{item.sha256[:16]}{_SUFFIX}"
+
+
+@contextlib.contextmanager
+def _as_record_error() -> Iterator[None]:
+    try:
+        yield
+    except OutputError as cause:
+        raise RecordError(str(cause)) from cause

@@ -1,0 +1,209 @@
+"""What a device knows of one model's versions, and its form on the disk. Pure: nothing here touches a file.
+
+The state names packages by the digest of their manifest, which fixes every byte of their artifacts. Its own
+digest finds damage, not malice: whoever can write the state can write the digest too, and a package that the
+state names is verified by its signature all the same.
+
+Source: docs/slots.md, section "state.json".
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from edgekit_runtime.canonical import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.entries import require_token
+from edgekit_runtime.errors import ManifestError, SlotError
+
+FORMAT: Final = 1
+MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten
+MAX_REASON_LENGTH: Final = 500
+UNPROVEN, HEALTHY, REJECTED = "unproven", "healthy", "rejected"
+
+_HEALTHS: Final = (UNPROVEN, HEALTHY, REJECTED)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class DamagedStateError(SlotError):
+    """The state is not what was written; it can be made anew from the packages that are there."""
+
+
+class NewerStateError(SlotError):
+    """A newer edgekit wrote the state; it is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """One package in a slot.
+
+    Attributes:
+        version: of the manifest.
+        sha256: of the manifest, in 64 lower-case hexadecimal digits.
+        health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
+        begun: how often it was begun since it was installed, while unproven.
+
+    Raises:
+        DamagedStateError: a field has the wrong type or value.
+    """
+
+    version: str
+    sha256: str
+    health: str = UNPROVEN
+    begun: int = 0
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_identity(self.version, self.sha256)
+        _require(self.health in _HEALTHS, f"health is {self.health!r}, expected one of {', '.join(_HEALTHS)}")
+        valid = isinstance(self.begun, int) and not isinstance(self.begun, bool) and self.begun >= 0
+        _require(valid, f"begun is {self.begun!r}, expected a whole number from 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A version that failed here, so that it is not installed again by itself.
+
+    Attributes:
+        version, sha256: as in `Installed`.
+        reason: for people.
+
+    Raises:
+        DamagedStateError: a field has the wrong type or value.
+    """
+
+    version: str
+    sha256: str
+    reason: str
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_identity(self.version, self.sha256)
+        _require(isinstance(self.reason, str), f"reason is {self.reason!r}, expected a string")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """Which versions of one model are installed, which is opened, and what became of others.
+
+    Attributes:
+        model: its name.
+        active: the slot that is opened, unless it was rejected and there is a factory package; or None.
+        spare: the other slot.
+        factory: the package that always remains.
+        pinned: version at which the model stays, or None.
+        rejected: newest last, at most `MAX_REJECTIONS`.
+
+    Raises:
+        DamagedStateError: a field has the wrong type or value, or two contradict each other.
+    """
+
+    model: str
+    active: Installed | None = None
+    spare: Installed | None = None
+    factory: Installed | None = None
+    pinned: str | None = None
+    rejected: tuple[Rejection, ...] = ()
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_token(self.model, "model")
+        if self.pinned is not None:
+            _check_token(self.pinned, "pinned")
+        _require(
+            self.active is None or self.spare is None or self.active.sha256 != self.spare.sha256,
+            "both slots hold the same package",
+        )
+
+    @property
+    def current(self) -> Installed | None:
+        """What is opened first: the active slot, else the factory package."""
+        is_rejected = self.active is not None and self.active.health == REJECTED
+        return self.factory or self.active if is_rejected else self.active or self.factory
+
+    @property
+    def installed(self) -> Iterator[Installed]:
+        """All packages: active, spare, factory."""
+        return (item for item in (self.active, self.spare, self.factory) if item is not None)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the state file."""
+        body: dict[str, JsonValue] = {
+            **self.extra,
+            "format": FORMAT,
+            "model": self.model,
+            "active": _to_json(self.active),
+            "spare": _to_json(self.spare),
+            "factory": _to_json(self.factory),
+            "pinned": self.pinned,
+            "rejected": [_to_json(item) for item in self.rejected[-MAX_REJECTIONS:]],
+        }
+        return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+def parse_state(data: bytes, where: str) -> ModelState:
+    """Return the state in the content of a state file.
+
+    Args:
+        data: the content; the caller has bounded its size.
+        where: what error messages start with.
+
+    Raises:
+        DamagedStateError: truncated, changed, or of another writer.
+        NewerStateError: whole, but of a format that this reader does not know.
+    """
+    body = decode_json(data, where, DamagedStateError)
+    # The digest comes first: it covers the number of the format, in every format.
+    stated = body.pop("sha256", None)
+    if stated != hashlib.sha256(encode_json(body)).hexdigest():
+        raise DamagedStateError(f"{where}: does not have the digest that it states")
+    taken = Fields(body, where, DamagedStateError)
+    if (number := taken.take("format")) != FORMAT:
+        newer = isinstance(number, int) and number > FORMAT
+        error = NewerStateError if newer else DamagedStateError
+        raise error(f"{where}: is of format {number!r}, this reader knows {FORMAT}; update edgekit")
+    slots = {name: _parse_installed(taken.take(name), where) for name in ("active", "spare", "factory")}
+    rejected = tuple(_parse_rejection(item, where) for item in taken.take_list("rejected"))
+    model, pinned = taken.take("model"), taken.take("pinned")
+    return ModelState(model=model, **slots, pinned=pinned, rejected=rejected, extra=taken.rest())
+
+
+def _parse_installed(value: object, where: str) -> Installed | None:
+    if value is None:
+        return None
+    return Installed(**_parse_fields(value, where, ("version", "sha256", "health", "begun")))
+
+
+def _parse_rejection(value: object, where: str) -> Rejection:
+    return Rejection(**_parse_fields(value, where, ("version", "sha256", "reason")))
+
+
+def _parse_fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+    taken = Fields(value, where, DamagedStateError)
+    return {**{name: taken.take(name) for name in names}, "extra": taken.rest()}
+
+
+def _to_json(item: Installed | Rejection | None) -> dict[str, JsonValue] | None:
+    if item is None:
+        return None
+    known = {entry.name: getattr(item, entry.name) for entry in fields(item) if entry.name != "extra"}
+    return {**item.extra, **known}
+
+
+def _check_identity(version: object, sha256: object) -> None:
+    _check_token(version, "version")
+    valid = isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None
+    _require(valid, f"sha256 is {sha256!r}, expected 64 lower-case hex digits")
+
+
+def _check_token(value: object, what: str) -> None:
+    try:
+        require_token(value, what)
+    except ManifestError as cause:
+        raise DamagedStateError(f"slot state: {cause}") from cause
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise DamagedStateError(f"slot state: {message}")

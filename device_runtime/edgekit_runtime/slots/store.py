@@ -1,0 +1,251 @@
+"""The installed models of a device: what to open, and what is recorded of how that went.
+
+Every function here may wait for the disk and verify whole packages: call them from a thread where an event
+loop must not wait. Several processes and threads may use one folder at the same time.
+
+Source: docs/slots.md.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.files import DISK, Disk
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.slots import transitions
+from edgekit_runtime.slots.access import RecordError, hold
+from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
+from edgekit_runtime.slots.examine import Place, examine
+from edgekit_runtime.slots.folder import Loaded, Reading, identify
+from edgekit_runtime.slots.models import ModelFolders
+from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
+from edgekit_runtime.slots.transitions import Permissions
+
+MAX_BEGUN: Final = 3
+
+_READS: Final = 3  # of a state that changes meanwhile
+_AS_USUAL: Final = Permissions()
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What an installation did.
+
+    Attributes:
+        model, version: of the package.
+        active: whether this version is what is opened next.
+        state: after the installation.
+    """
+
+    model: str
+    version: str
+    active: bool
+    state: ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The installed models below one folder.
+
+    Attributes:
+        folder: that `find_state_folder` names; it need not exist.
+        trust: keys whose packages are accepted.
+        target: of this device; packages for another one are refused. None accepts all.
+        limits: of reading packages.
+        max_begun: starts without a confirmation after which a version is rejected.
+        disk: what carries changes out.
+    """
+
+    folder: Path
+    trust: TrustStore
+    target: str | None = None
+    limits: Limits = DEFAULT_LIMITS
+    max_begun: int = MAX_BEGUN
+    disk: Disk = field(default=DISK, repr=False)
+
+    def models(self) -> tuple[str, ...]:
+        """Return the names of the models of which something is installed, whole or damaged, sorted.
+
+        Raises:
+            SlotError: the folder cannot be read, or is open to other users.
+        """
+        return self._folders.names()
+
+    def load(self, model: str) -> Loaded:
+        """Return the state of `model` as it is recorded, or as its packages tell where that is damaged.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
+        return self._folders.find(model).load()
+
+    def examine(self, model: str) -> tuple[Loaded, tuple[Place, ...]]:
+        """Return the state of `model` and its packages, each verified, for people.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
+        folder = self._folders.find(model)
+        loaded = folder.load()
+        return loaded, examine(folder, loaded)
+
+    def choose(self, model: str, version: str | None = None) -> Choice:
+        """Return what to open, and record nothing.
+
+        Args:
+            model: its name.
+            version: this one and no other, where it is installed and not rejected; None takes the active one,
+                else the best that is whole.
+
+        Raises:
+            SlotError: no such model or version, or none of its packages can be opened; says why for each.
+        """
+        folder = self._folders.find(model)
+        for _ in range(_READS):
+            loaded = folder.load()
+            state = transitions.give_up(loaded.state, self.max_begun)
+            try:
+                return open_first(folder, state, select(state, version), loaded.problem)
+            except NothingToOpenError:
+                # An installation may have removed a package after its state was read.
+                if folder.load() == loaded:
+                    raise
+        raise SlotError(f"{folder.path}: changes all the time; try again")
+
+    def begin_start(self, model: str, version: str | None = None) -> Choice:
+        """Return what to open like `choose`, after its start has been counted on the disk if it is unproven.
+
+        A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
+        crashes ends at the version before. Where the count cannot be written, a version that has proved
+        itself comes first, since the other one could crash for ever.
+
+        Raises:
+            SlotError: as from `choose`.
+        """
+
+        def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
+            state = transitions.give_up(state, self.max_begun)
+            return state, select(state, version)
+
+        return begin(self._folders.find(model), decide)
+
+    def confirm(self, model: str, version: str) -> None:
+        """Record that `version` passed its self-test and served; nothing happens where it has left the slots.
+
+        Raises:
+            SlotError: no such model, or it cannot be recorded.
+        """
+        self._change(model, lambda state: transitions.confirm(state, version))
+
+    def reject(self, model: str, version: str, reason: str) -> Choice | None:
+        """Record that `version` failed, and return what to open in its place, begun, or None.
+
+        It is a version that was not rejected, also where the record cannot be written: that is logged.
+
+        Args:
+            model: its name.
+            version: that failed; the active one or another.
+            reason: for people, such as what the self-test found.
+
+        Raises:
+            SlotError: no such model.
+        """
+
+        def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
+            state = transitions.reject(state, version, reason)
+            good = (item for item in select(state, None) if item.health != REJECTED)
+            return state, tuple(item for item in good if item.version != version)
+
+        try:
+            return begin(self._folders.find(model), decide)
+        except NothingToOpenError as cause:
+            _logger.warning("%s", cause)
+        try:
+            self._change(model, lambda state: decide(state)[0])
+        except RecordError as cause:
+            _logger.warning("%s: the failure of %s is not recorded: %s", model, version, cause)
+        return None
+
+    def rollback(self, model: str) -> ModelState:
+        """Make the previous version the active one, record the active one as rejected, return the new state.
+
+        Raises:
+            SlotError: no such model, no previous version that is whole, or it cannot be recorded.
+        """
+
+        def change(state: ModelState) -> ModelState:
+            current, previous = state.current, transitions.find_previous(state)
+            if current is None or previous is None:
+                raise SlotError(f"{model}: there is no previous version to go back to; install one")
+            folder.open(state, previous).close()
+            return transitions.reject(state, current.version, "was rolled back by hand")
+
+        folder = self._folders.find(model)
+        return self._change(model, change)
+
+    def pin(self, model: str, pinned: bool) -> ModelState:
+        """Let the model stay at its current version whatever is installed, or not any more.
+
+        Raises:
+            SlotError: no such model, or it cannot be recorded.
+        """
+        return self._change(model, lambda state: transitions.pin(state, pinned))
+
+    def install(self, path: Path, allowed: Permissions = _AS_USUAL, *, factory: bool = False) -> Receipt:
+        """Install the package at `path`; what was active stays so until the last step, which is atomic.
+
+        Args:
+            path: of a package; it is verified before anything is written.
+            allowed: what is refused otherwise.
+            factory: as the package that always remains, beside the slots.
+
+        Raises:
+            PackageError: of a subclass that says what is wrong with the package.
+            SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
+        """
+        with self._folders.reading.open(path) as package:
+            new = identify(package.manifest)
+
+            def change(state: ModelState) -> ModelState:
+                if factory:
+                    return transitions.add_factory(state, new)
+                return transitions.add(state, new, allowed)
+
+            model = package.manifest.name
+            folder = self._folders.make(model)
+            with hold(self._folders.path):  # one installation at a time
+                with folder.lock():
+                    loaded = folder.load()
+                    change(loaded.state)  # refuses before anything is written
+                    loaded.check_replaceable()
+                    folder.sweep(loaded.state)
+                is_new = folder.keep(package, new, factory=factory)
+                try:
+                    state = self._change(model, change)
+                except SlotError:
+                    if is_new and not folder.may_name(new):
+                        folder.drop(new, factory=factory)
+                    raise
+                with folder.lock():
+                    folder.sweep(folder.load().state)
+        active = state.current is not None and state.current.sha256 == new.sha256
+        return Receipt(model=model, version=new.version, active=active, state=state)
+
+    def _change(self, model: str, change: Callable[[ModelState], ModelState]) -> ModelState:
+        folder = self._folders.find(model)
+        with folder.lock():
+            loaded = folder.load()
+            state = change(loaded.state)
+            folder.record(loaded, state)
+        return state
+
+    @property
+    def _folders(self) -> ModelFolders:
+        reading = Reading(trust=self.trust, limits=self.limits, target=self.target)
+        return ModelFolders(self.folder, reading, self.disk)

@@ -1,0 +1,212 @@
+"""What happens to a model's state: each function takes a state and returns the next one. Pure.
+
+What counts is how often a version was begun, never when: a device may start without knowing the time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.slots.state import (
+    HEALTHY,
+    MAX_REASON_LENGTH,
+    MAX_REJECTIONS,
+    REJECTED,
+    UNPROVEN,
+    Installed,
+    ModelState,
+    Rejection,
+)
+from edgekit_runtime.slots.versions import is_older
+
+_Change: TypeAlias = Callable[[Installed], Installed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """What an installation may do that is refused otherwise.
+
+    Attributes:
+        pin: stay at this version from now on, also where another is pinned.
+        downgrade: install a version older than the current one.
+        retry: install a version that was rejected here.
+    """
+
+    pin: bool = False
+    downgrade: bool = False
+    retry: bool = False
+
+
+def find_previous(state: ModelState) -> Installed | None:
+    """Return what comes back when the current version is rejected, or None."""
+    if state.current is state.factory:
+        return None  # there is nothing behind it
+    spare = state.spare
+    if spare is not None and spare.health == HEALTHY:
+        return spare
+    if state.factory is not None:
+        return state.factory
+    return spare if spare is not None and spare.health == UNPROVEN else None
+
+
+def list_candidates(state: ModelState) -> tuple[Installed, ...]:
+    """Return what may be opened, best first.
+
+    Rejected versions come last of all: a start with one of them is worth a try where nothing else is whole.
+    """
+    slots = [item for item in (state.active, state.spare) if item is not None]
+    good = [
+        *(item for item in slots if item is state.active and item.health != REJECTED),
+        *(item for item in slots if item is state.spare and item.health == HEALTHY),
+        *(() if state.factory is None else (state.factory,)),
+        *(item for item in slots if item is state.spare and item.health == UNPROVEN),
+    ]
+    return *good, *(item for item in slots if item.health == REJECTED)
+
+
+def give_up(state: ModelState, max_begun: int) -> ModelState:
+    """Return the state after every unproven version that was begun `max_begun` times has been rejected."""
+    for item in (state.active, state.spare):
+        if item is not None and item.health == UNPROVEN and item.begun >= max_begun:
+            reason = f"was begun {item.begun} times and never confirmed"
+            state = reject(state, item.version, reason)
+    return state
+
+
+def count_start(state: ModelState, version: str) -> ModelState:
+    """Return the state after another start of `version`; only unproven versions are counted."""
+    return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
+
+
+def confirm(state: ModelState, version: str) -> ModelState:
+    """Return the state after `version` has proved itself; unchanged where it is not installed any more.
+
+    A version that was rejected stays so unless there is nothing else: it was rolled back while it ran.
+    """
+    is_current = (
+        state.current is state.active and state.active is not None and state.active.version == version
+    )
+    changed = _change(
+        state,
+        version,
+        lambda item: replace(item, health=HEALTHY, begun=0),
+        only=(UNPROVEN, REJECTED) if is_current else (UNPROVEN,),
+    )
+    if changed == state:
+        return state
+    proven = {item.sha256 for item in (changed.active, changed.spare) if item and item.health == HEALTHY}
+    return replace(changed, rejected=tuple(item for item in state.rejected if item.sha256 not in proven))
+
+
+def reject(state: ModelState, version: str, reason: str) -> ModelState:
+    """Return the state after `version` has failed: the previous one is current, the failure is remembered.
+
+    A pin on the failed version is gone.
+    """
+    failed = next((item for item in state.installed if item.version == version), None)
+    if failed is None:
+        return state
+    others = tuple(item for item in state.rejected if item.sha256 != failed.sha256)
+    # A path in a reason may hold what is no text, and a long reason would not fit into the state file.
+    text = reason.encode(errors="replace").decode()[:MAX_REASON_LENGTH]
+    rejection = Rejection(version=version, sha256=failed.sha256, reason=text)
+    previous = find_previous(state)
+    state = replace(
+        _change(state, version, lambda item: replace(item, health=REJECTED, begun=0)),
+        rejected=(*others, rejection)[-MAX_REJECTIONS:],
+        pinned=None if state.pinned == version else state.pinned,
+    )
+    was_active = state.active is not None and state.active.version == version
+    if was_active and previous is not None and previous is state.spare:
+        return replace(state, active=state.spare, spare=state.active)
+    return state
+
+
+def pin(state: ModelState, pinned: bool) -> ModelState:
+    """Return the state with the model staying at its current version, or not.
+
+    Raises:
+        SlotError: nothing is installed.
+    """
+    if state.current is None:
+        raise SlotError(f"{state.model}: nothing is installed that could be pinned; install a package first")
+    return replace(state, pinned=state.current.version if pinned else None)
+
+
+def add_factory(state: ModelState, new: Installed) -> ModelState:
+    """Return the state with `new` as the factory package.
+
+    Raises:
+        SlotError: there is another factory package, or this version with other content, or it was rejected.
+    """
+    _check_content(state, new)
+    if any(item.sha256 == new.sha256 for item in state.rejected):
+        raise SlotError(
+            f"{state.model} {new.version}: was rejected here, so it cannot be what always remains"
+        )
+    if state.factory is not None and state.factory.sha256 != new.sha256:
+        raise SlotError(
+            f"{state.model}: the factory package is {state.factory.version} and remains; install"
+            f" {new.version} without --factory"
+        )
+    return replace(state, factory=state.factory or replace(new, health=HEALTHY))
+
+
+def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
+    """Return the state with `new` as the active version, unproven unless it was confirmed here before.
+
+    The other slot keeps the version that has proved itself best.
+
+    Raises:
+        SlotError: refused, since it has other content than a known version of that number, another version is
+            pinned, it was rejected here, or it is older than the current one.
+    """
+    _check_content(state, new)
+    _check_allowed(state, new, allowed)
+    pinned = new.version if allowed.pin else state.pinned
+    kept = tuple(item for item in state.rejected if item.sha256 != new.sha256)
+    if state.factory is not None and state.current is state.factory and state.factory.sha256 == new.sha256:
+        return replace(state, pinned=pinned, rejected=kept)  # it runs from there already
+    known = next((item for item in (state.active, state.spare) if item and item.sha256 == new.sha256), new)
+    if known.health == REJECTED:
+        known = replace(known, health=UNPROVEN, begun=0)
+    others = [item for item in (state.active, state.spare) if item and item.sha256 != new.sha256]
+    spare = next((item for item in others if item.health == HEALTHY), None)
+    if spare is None:
+        spare = next((item for item in others if item.health == UNPROVEN), None)
+    return replace(state, active=known, spare=spare, pinned=pinned, rejected=kept)
+
+
+def _check_content(state: ModelState, new: Installed) -> None:
+    known: list[Installed | Rejection] = [*state.installed, *state.rejected]
+    for item in known:
+        if item.version == new.version and item.sha256 != new.sha256:
+            raise SlotError(
+                f"{state.model}: version {new.version} is known here with manifest sha256 {item.sha256}, this"
+                f" one has {new.sha256}; give a changed package a version of its own"
+            )
+
+
+def _check_allowed(state: ModelState, new: Installed, allowed: Permissions) -> None:
+    where = f"{state.model} {new.version}"
+    if state.pinned not in (None, new.version) and not allowed.pin:
+        raise SlotError(f"{where}: the model is pinned to {state.pinned}; move the pin with --pin, or unpin")
+    for item in state.rejected:
+        if item.sha256 == new.sha256 and not allowed.retry:
+            raise SlotError(f"{where}: was rejected here: {item.reason}; --retry installs it again")
+    current = state.current
+    if current is not None and is_older(new.version, current.version) and not allowed.downgrade:
+        raise SlotError(f"{where}: is older than {current.version}, which is active; see --allow-downgrade")
+
+
+def _change(
+    state: ModelState, version: str, change: _Change, *, only: tuple[str, ...] = (UNPROVEN, HEALTHY, REJECTED)
+) -> ModelState:
+    """Return the state with `change` made to the slots that hold `version` in one of the healths `only`."""
+
+    def changed(item: Installed | None) -> Installed | None:
+        applies = item is not None and item.version == version and item.health in only
+        return change(item) if item is not None and applies else item
+
+    return replace(state, active=changed(state.active), spare=changed(state.spare))

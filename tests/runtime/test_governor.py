@@ -1,0 +1,259 @@
+import logging
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runtime.power_device import Device, Second, World, drive, make_profile
+
+from edgekit_runtime.power.governor import Governor
+from edgekit_runtime.power.readings import Battery, Readings
+from edgekit_runtime.power.settings import BatteryLimit, Cost, Decision, Limits, Load, Profile, Setting
+
+WINDOW_S = 30
+PAIR = Profile(
+    {Setting("good"): Cost(0.01, 0.10, 0.9), Setting("small"): Cost(0.005, 0.05, 0.8)}, idle_w=2.0
+)  # at 20 requests a second: 4.0 W and 3.0 W
+BUSY = Load(rate_hz=20.0, run_s=None, burstiness=0.0)
+
+
+def run(
+    folder: Path, world: World, limits: Limits, seconds: int
+) -> tuple[list[Second], list[Decision], Governor]:
+    profile = make_profile()
+    governor = Governor(profile, limits)
+    lived, decisions = drive(Device(folder, world, profile, seed=3), governor, seconds)
+    return lived, decisions, governor
+
+
+def windows(lived: list[Second], begin_s: int) -> list[float]:
+    power = [second.power_w for second in lived]
+    return [sum(power[end - WINDOW_S : end]) / WINDOW_S for end in range(begin_s + WINDOW_S, len(power) + 1)]
+
+
+def in_time(lived: list[Second]) -> float:
+    came = sum(second.answered + second.shed for second in lived)
+    return sum(second.answered - second.late for second in lived) / came
+
+
+def test_power_cap_is_held_within_five_percent_from_both_sides(tmp_path: Path) -> None:
+    lived, _, _ = run(tmp_path, World(), Limits(power_w=6.0, deadline_s=0.05), 240)
+    means = windows(lived, 60)
+    assert min(means) >= 0.95 * 6.0
+    assert max(means) <= 1.05 * 6.0
+    assert in_time(lived) >= 0.99
+
+
+def test_heat_wave_is_held_where_the_best_fixed_setting_throttles_and_is_late(tmp_path: Path) -> None:
+    world = World(ambient_c=lambda _now_s: 45.0)
+    best = Decision(Setting("large", 1, 4))
+    fixed = Device(tmp_path / "fixed", world, make_profile(), seed=3)
+    hot = [fixed.step(best) for _ in range(600)]
+    assert max(second.temperature_c for second in hot) > 80.0
+    assert in_time(hot) < 0.99
+    lived, _, _ = run(tmp_path / "governed", world, Limits(temperature_c=70.0, deadline_s=0.05), 300)
+    assert max(second.temperature_c for second in lived) <= 1.05 * 70.0
+    assert in_time(lived) >= 0.99
+
+
+def test_battery_lasts_until_the_time_and_is_used_up_to_the_floor(tmp_path: Path) -> None:
+    world = World(battery_j=6000.0, charge=0.5)
+    limits = Limits(battery=BatteryLimit(0.2, 300.0), deadline_s=0.05)  # 1800 J in 300 s: 6 W
+    lived, _, _ = run(tmp_path, world, limits, 300)
+    assert 0.3 * 6000 * 0.95 <= sum(second.power_w for second in lived) <= 0.3 * 6000 * 1.05
+
+
+def test_noise_and_spikes_do_not_break_the_cap(tmp_path: Path) -> None:
+    world = World(noise=0.05, spikes=0.02)
+    lived, _, _ = run(tmp_path, world, Limits(power_w=6.0, deadline_s=0.05), 240)
+    assert max(windows(lived, 60)) <= 1.05 * 6.0
+
+
+def test_cap_is_held_by_what_was_learned_while_the_sensor_is_gone(tmp_path: Path) -> None:
+    world = World(dropout=lambda now_s: now_s >= 120)
+    lived, _, governor = run(tmp_path, world, Limits(power_w=6.0, deadline_s=0.05), 240)
+    assert max(windows(lived, 150)) <= 1.05 * 6.0
+    assert governor.state.blind > 0
+
+
+def test_cap_that_nothing_holds_sheds_says_so_once_and_recovers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = make_profile()
+    device, governor = Device(tmp_path, World(), profile, seed=3), Governor(profile, Limits(power_w=3.15))
+    with caplog.at_level(logging.INFO):
+        tight, decisions = drive(device, governor, 120)
+        assert not decisions[-1].holds
+        assert 0 < decisions[-1].admit < 1
+        assert max(windows(tight, 60)) <= 1.05 * 3.15
+        governor.limits = Limits(power_w=12.0)
+        _, decisions = drive(device, governor, 30)
+    assert (decisions[-1].setting.variant, decisions[-1].admit) == ("large", 1.0)
+    assert sum("cannot be held" in record.message for record in caplog.records) == 1
+    assert caplog.records[-1].message == "limits hold: the best setting"
+
+
+def test_setting_is_kept_two_seconds_before_one_with_more_power(tmp_path: Path) -> None:
+    _, decisions, _ = run(tmp_path, World(), Limits(power_w=6.0, deadline_s=0.05), 200)
+    settings = [decision.setting for decision in decisions]
+    changes = [second for second in range(1, 200) if settings[second] != settings[second - 1]]
+    better = [second for second in changes if settings[second].variant == "large"]
+    assert len(better) > 3
+    assert all(after - before >= 2 for before, after in pairwise(changes) if after in better)
+
+
+def step(governor: Governor, second: int, readings: Readings | None = None, load: Load = BUSY) -> Decision:
+    now_s = float(second)
+    governor.tick(now_s, Readings(at_s=now_s) if readings is None else readings, load)
+    decision = governor.state.decision
+    assert decision is not None
+    return decision
+
+
+maybe = st.none() | st.floats(0.0, 200.0)
+batteries = st.none() | st.builds(
+    Battery, st.floats(0.0, 1.0), st.none() | st.floats(-20.0, 20.0), st.none() | st.floats(1.0, 1e6)
+)
+loads = st.builds(
+    Load, st.floats(0.0, 500.0), st.none() | st.floats(0.0, 10.0), st.floats(0.0, 4.0), st.floats(0.0, 1.0)
+)
+moments = st.tuples(
+    st.floats(0.0, 5000.0),  # seconds since the last tick: a device that slept, too
+    maybe,
+    maybe,
+    batteries,
+    st.builds(
+        Load, st.floats(0.0, 500.0), st.none() | st.floats(0.0, 10.0), st.floats(0.0, 4.0), st.floats(0, 1)
+    ),
+)
+
+
+@given(st.lists(moments, max_size=30), st.floats(0.1, 50.0), st.floats(0.0, 60.0))
+def test_whatever_is_read_a_decision_is_made(
+    lived: list[tuple[float, float | None, float | None, Battery | None, Load]],
+    power_w: float,
+    window_s: float,
+) -> None:
+    battery = BatteryLimit(0.2, 2000.0)
+    governor = Governor(PAIR, Limits(power_w, 60.0, battery, 0.02, window_s))
+    now_s = 0.0
+    for passed_s, watts, degrees, charge, load in lived:
+        now_s += passed_s
+        governor.tick(now_s, Readings(now_s, watts, temperature_c=degrees, battery=charge), load)
+        decision = governor.state.decision
+        assert decision is not None
+        assert decision.setting in PAIR.costs
+        assert 0.05 <= decision.admit <= 1.0
+        assert math.isfinite(governor.state.credit_j)
+
+
+def test_no_sensors_and_no_limits_is_the_most_accurate_setting() -> None:
+    governor = Governor(PAIR, Limits())
+    assert [step(governor, second).setting for second in range(5)] == [Setting("good")] * 5
+
+
+def test_tick_returns_only_what_changes() -> None:
+    governor = Governor(PAIR, Limits())
+    assert governor.tick(0.0, Readings(at_s=0.0), BUSY) == Decision(Setting("good"))
+    assert governor.tick(1.0, Readings(at_s=1.0), BUSY) is None
+    governor.limits = Limits(power_w=3.2, window_s=0.0)
+    changed = governor.tick(2.0, Readings(at_s=2.0), BUSY)
+    assert changed is not None
+    assert changed.setting == Setting("small")
+
+
+def test_old_readings_count_as_missing() -> None:
+    governor = Governor(PAIR, Limits(power_w=3.2, window_s=0.0))
+    hung = Readings(at_s=0.0, power_w=1.0)
+    for second in range(20):
+        step(governor, second, hung)
+    assert governor.power_w == pytest.approx(3.0, rel=0.05)  # what is forecast, not 1.0
+
+
+def test_power_of_a_setting_that_is_not_yet_running_teaches_nothing() -> None:
+    governor = Governor(PAIR, Limits())
+    for second in range(1, 20):
+        readings = Readings(at_s=float(second), power_w=9.0 + second / 100)
+        governor.tick(float(second), readings, BUSY, running=Setting("small"))
+    assert governor.state.learned.energy.each == {}
+
+
+def test_stuck_power_is_not_believed_once_the_setting_has_changed() -> None:
+    governor = Governor(PAIR, Limits())
+    for second in range(5):
+        step(governor, second, Readings(at_s=float(second), power_w=4.0))
+    governor.limits = Limits(power_w=2.5, window_s=0.0)  # sheds, so that power must fall
+    for second in range(5, 60):
+        step(governor, second, Readings(at_s=float(second), power_w=4.0))
+    assert governor.power_w != 4.0
+
+
+def test_steady_power_of_a_steady_load_is_believed() -> None:
+    governor = Governor(PAIR, Limits())
+    for second in range(100):
+        step(governor, second, Readings(at_s=float(second), power_w=5.0))
+    assert governor.power_w == 5.0
+
+
+def test_temperature_alone_holds_a_limit_without_any_power_sensor() -> None:
+    governor = Governor(PAIR, Limits(temperature_c=60.0))
+    cool = [step(governor, second, Readings(at_s=float(second), temperature_c=40.0)) for second in range(60)]
+    hot = [
+        step(governor, second, Readings(at_s=float(second), temperature_c=63.0)) for second in range(60, 180)
+    ]
+    assert cool[-1].setting == Setting("good")
+    assert hot[-1].setting == Setting("small")
+
+
+def test_lost_temperature_keeps_the_budget_and_then_grows_careful() -> None:
+    governor = Governor(PAIR, Limits(temperature_c=60.0))
+    for second in range(60):
+        step(governor, second, Readings(at_s=float(second), temperature_c=58.0 + second % 2))
+    before_w = governor.state.heat.budget_w
+    for second in range(60, 80):
+        step(governor, second)
+    assert governor.state.heat.budget_w == before_w
+    for second in range(80, 120):
+        step(governor, second)
+    after_w = governor.state.heat.budget_w
+    assert before_w is not None and after_w is not None
+    assert after_w < before_w
+
+
+def test_answers_that_come_late_make_room_in_the_deadline() -> None:
+    profile = Profile(
+        {Setting("good"): Cost(0.030, 0.1, 0.9), Setting("small"): Cost(0.010, 0.05, 0.8)}, idle_w=2.0
+    )
+    governor = Governor(profile, Limits(deadline_s=0.05))
+    late = Load(rate_hz=5.0, burstiness=0.0, missed=0.2)
+    decisions = [step(governor, second, load=late) for second in range(30)]
+    assert decisions[0].setting == Setting("good")
+    assert decisions[-1].setting == Setting("small")
+
+
+def test_slower_runs_are_learned_and_lead_to_a_setting_that_is_in_time() -> None:
+    governor = Governor(PAIR, Limits(deadline_s=0.02))
+    slow = {"good": 0.03, "small": 0.015}
+    setting = step(governor, 0).setting
+    for second in range(1, 40):
+        load = Load(rate_hz=20.0, run_s=slow[setting.variant], burstiness=0.0)
+        setting = step(governor, second, load=load).setting
+    assert setting == Setting("small")
+
+
+@pytest.mark.parametrize(
+    ("battery", "admit"),
+    [
+        (Battery(0.5, -5.0, 1000.0), 1.0),  # charging: nothing limits
+        (Battery(0.5), 1.0),  # capacity unknown, over the floor
+        (Battery(0.1), 0.05),  # under it
+        (Battery(0.1, 5.0, 1000.0), 0.05),
+    ],
+)
+def test_battery_at_its_edges(battery: Battery, admit: float) -> None:
+    governor = Governor(PAIR, Limits(battery=BatteryLimit(0.2, 1e5)))
+    for second in range(5):
+        decision = step(governor, second, Readings(at_s=float(second), battery=battery))
+    assert decision.admit == pytest.approx(admit)

@@ -1,0 +1,184 @@
+"""The client against the real service, and against services that misbehave."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Running, make_config, running, write_identity
+
+import edgekit_runtime
+from edgekit_runtime import Client
+from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.packages import PackageFiles
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def client(linear: Running, request: pytest.FixtureRequest) -> Iterator[Client]:
+    address = linear.socket_path if request.param == "unix" else f"http://127.0.0.1:{linear.port}"
+    with Client(address) as client:
+        yield client
+
+
+def test_outputs_come_as_arrays_of_their_own(client: Client) -> None:
+    first = client.infer("linear", {"x": X})["y"]
+    second = client.infer("linear", {"x": X * 2}, version="1.0.0", priority=1, timeout_s=5.0)["y"]
+    first[...] += 1
+    assert np.array_equal(first, X @ WEIGHT + 1)
+    assert np.array_equal(second, X * 2 @ WEIGHT)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 100_000])
+def test_large_tensors_arrive_whole(client: Client, rows: int) -> None:
+    x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+    assert np.allclose(client.infer("linear", {"x": x})["y"], x @ WEIGHT, rtol=1e-4, atol=1e-5)
+
+
+def test_array_with_gaps_is_sent_as_its_values(client: Client) -> None:
+    x = np.arange(40, dtype=np.float32).reshape(4, 10).T
+    assert np.array_equal(client.infer("linear", {"x": x})["y"], x @ WEIGHT)
+
+
+def test_all_datatypes_come_back_as_they_were_sent(maker: PackageMaker, tmp_path: Path) -> None:
+    write_identity(maker, tmp_path / "echo.edgepkg", list(DATATYPE_OF_DTYPE))
+    inputs = {f"in_{dtype}": np.array([[1, 0, 1], [0, 0, 1]], dtype) for dtype in DATATYPE_OF_DTYPE}
+    source = PackageFiles([tmp_path / "echo.edgepkg"], maker.trust)
+    with running(make_config(tmp_path), source) as service, Client(service.socket_path) as client:
+        outputs = client.infer("echo", inputs)
+        shared = {name: client.shared(array.shape, array.dtype) for name, array in inputs.items()}
+        for name, array in shared.items():
+            array[...] = inputs[name]
+        again = client.infer("echo", shared)
+    for name, array in inputs.items():
+        for found in (outputs, again):
+            out = found[name.replace("in_", "out_")]
+            assert (out.dtype, out.tolist()) == (array.dtype, array.tolist())
+
+
+def test_metadata_tell_what_is_there(client: Client) -> None:
+    assert client.metadata()["name"] == "edgekit"
+    assert client.metadata("linear")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert client.ready()
+    assert client.ready("linear", "1.0.0")
+    assert not client.ready("linear", "2")
+
+
+def test_refusal_keeps_the_connection(client: Client) -> None:
+    for _ in range(3):
+        with pytest.raises(RequestError, match="unknown") as caught:
+            client.infer("other", {"x": X})
+        assert caught.value.status == 404
+    assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "c8", "U3"])
+def test_array_that_cannot_be_sent_is_said(client: Client, dtype: str) -> None:
+    with pytest.raises(DataError, match="x"):
+        client.infer("linear", {"x": np.zeros((1, 4), dtype)})
+
+
+def test_body_beyond_the_limit_is_refused_with_the_services_words(linear: Running) -> None:
+    with Client(linear.socket_path) as client, pytest.raises(RequestError, match="limit") as caught:
+        client.infer("linear", {"x": np.zeros((5_000_000, 4), np.float32)})
+    assert caught.value.status == 413
+
+
+def test_connection_that_the_service_closed_is_made_anew(linear: Running) -> None:
+    with Client(linear.socket_path) as client:
+        for _ in range(3):
+            assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+            linear.call(lambda: [one.close() for one in list(linear.service.http._connections)])
+
+
+def test_service_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with Client(str(tmp_path / "nothing.sock")) as client, pytest.raises(TransportError, match="running"):
+        client.metadata()
+
+
+@pytest.mark.parametrize("address", ["", "ftp://a:1", "localhost:port", "https://host"])
+def test_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(TransportError), Client(address) as client:
+        client.metadata()
+
+
+@contextlib.contextmanager
+def fake_service(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Accept one connection, and let `behave` do with it what it does."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def run() -> None:
+            with contextlib.suppress(OSError), listener.accept()[0] as connected:
+                connected.recv(65536)
+                behave(connected)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield str(path)
+        finally:
+            thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs": 1}',
+    ],
+)
+def test_answer_that_is_none_becomes_an_error(tmp_path: Path, answer: bytes) -> None:
+    with (
+        fake_service(tmp_path / "f.sock", lambda connected: connected.sendall(answer)) as path,
+        Client(path) as client,
+        pytest.raises(TransportError),
+    ):
+        client.infer("linear", {"x": X})
+
+
+def test_service_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:
+    done = threading.Event()
+    with (
+        fake_service(tmp_path / "f.sock", lambda _: done.wait(10) and None) as path,
+        Client(path, timeout_s=0.2) as client,
+    ):
+        with pytest.raises(TransportError, match="within"):
+            client.metadata()
+        done.set()
+
+
+def test_package_imports_neither_half_before_it_is_used() -> None:
+    script = "import edgekit_runtime, sys; print('numpy' in sys.modules); from edgekit_runtime import Client"
+    script += "; print('onnxruntime' in sys.modules, 'asyncio' in sys.modules)"
+    folder = str(Path(edgekit_runtime.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, check=True
+    )
+    assert done.stdout.split() == ["False", "False", "False"]
+
+
+def test_package_top_has_the_session_too(maker: PackageMaker, tmp_path: Path) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    session = edgekit_runtime.open_session(tmp_path / "linear.edgepkg", trust=maker.trust)
+    assert np.array_equal(session.run({"x": X})["y"], X @ WEIGHT)
+    session.close()
+    with pytest.raises(AttributeError):
+        edgekit_runtime.nothing  # noqa: B018

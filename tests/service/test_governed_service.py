@@ -1,0 +1,215 @@
+"""Energy and limits in a running service: a fake tree of `/sys`, real variants, real requests."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.power_tree import Tree
+from tests.service.service_parts import Running, make_config, running
+from tests.service.wiring_parts import X, changed, metrics, statistics, wait_until, with_variant, write
+
+from edgekit_runtime import Client
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.watching import Power
+
+# Answers of the two variants to X.
+ACCURATE, FRUGAL = X @ WEIGHT, 2 * X @ WEIGHT
+_SCORES = {"score": {"metric": "top1", "value": 0.9}}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "sys")
+
+
+@contextmanager
+def serve(maker: PackageMaker, tree: Tree, options: ModelOptions) -> Iterator[Running]:
+    folder = tree.root.parent / "packages"
+    folder.mkdir()
+    # About a millisecond a run, against a few microseconds of the other variant.
+    frugal, variant = with_variant(changed(maker, repeats=200), "frugal", 2.0)
+    write(frugal, folder, "1.0.0", variants=(variant,), figures=_SCORES)
+    power = Power(sysfs=str(tree.root), period_s=0.05)
+    config = make_config(folder.parent, models={"linear": options}, power=power)
+    with running(config, PackageFiles([folder], maker.trust)) as service:
+        service.call(service.service.watch)
+        yield service
+
+
+class Traffic:
+    """Asks without end, and notes which variant answered."""
+
+    def __init__(self, service: Running) -> None:
+        self.failures: list[str] = []
+        self.counts = {"accurate": 0, "frugal": 0, "refused": 0}
+        self._service, self._over = service, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Traffic":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Client(self._service.socket_path) as client:
+            while not self._over.is_set():
+                try:
+                    y = client.infer("linear", {"x": X})["y"]
+                except EdgekitError as error:
+                    self.counts["refused"] += 1
+                    if "to hold a limit" not in str(error):
+                        self.failures.append(str(error))
+                    time.sleep(0.001)
+                    continue
+                self._count(y)
+
+    def _count(self, y: Any) -> None:
+        if np.array_equal(y, ACCURATE):
+            self.counts["accurate"] += 1
+        elif np.array_equal(y, FRUGAL):
+            self.counts["frugal"] += 1
+        else:
+            self.failures.append(str(y))
+
+
+def setting(service: Running) -> dict[str, Any]:
+    found: dict[str, Any] = statistics(service)["governor"]
+    return found
+
+
+def limited(**limits: Any) -> ModelOptions:
+    return ModelOptions(governor=GovernorOptions(window_s=0.0, **limits))
+
+
+def test_hot_device_is_served_in_another_way_and_no_request_fails(maker: PackageMaker, tree: Tree) -> None:
+    tree.zone(0, "cpu", 40_000)
+    with serve(maker, tree, limited(temperature_c=70.0)) as service, Traffic(service) as traffic:
+        wait_until(lambda: traffic.counts["accurate"] > 100)
+        assert setting(service)["variant"] == "default"
+        wait_until(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
+        tree.zone(0, "cpu", 95_000)
+        wait_until(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
+        wait_until(lambda: 'zone="thermal/cpu"} 95.0' in metrics(service))
+        assert traffic.failures == []
+
+
+class Device:
+    """Lets the board's rail follow what the engine does: 2 W, and 6 W more while it runs."""
+
+    def __init__(self, service: Running, tree: Tree) -> None:
+        self._service, self._tree, self._over = service, tree, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.power_w = 0.0
+
+    def __enter__(self) -> "Device":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        busy_s, at_s = self._busy_s(), time.monotonic()
+        while not self._over.wait(0.05):
+            before_s, began_s = busy_s, at_s
+            busy_s, at_s = self._busy_s(), time.monotonic()
+            self.power_w = 2.0 + 6.0 * min(1.0, (busy_s - before_s) / (at_s - began_s))
+            new = self._tree.write("new", round(self.power_w * 200))
+            new.replace(self._tree.root / "class/hwmon/hwmon3/curr1_input")
+
+    def _busy_s(self) -> float:
+        runs = self._service.service.registry.find("linear", None).metrics.runs
+        return sum(run.infer_s for run in list(runs.values()))
+
+
+def test_limit_of_power_is_held_by_another_variant_under_load(maker: PackageMaker, tree: Tree) -> None:
+    tree.rail(1, "VDD_IN", 5000, 400)
+    with serve(maker, tree, limited(power_w=4.0, idle_w=2.0)) as service, Device(service, tree) as device:
+        wait_until(lambda: 'edgekit_power_watts{sensor="device"} 2.0' in metrics(service))
+        with Traffic(service) as traffic:
+            wait_until(lambda: traffic.counts["accurate"] > 0)
+            wait_until(lambda: traffic.counts["frugal"] > 200 and device.power_w < 4.0)
+            assert "edgekit_governor_setting{" in metrics(service)
+            assert "edgekit_governor_admitted_ratio{" in metrics(service)
+            assert setting(service)["changes"] > 0
+        assert traffic.failures == []
+
+
+def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: PackageMaker, tree: Tree) -> None:
+    tree.zone(0, "cpu", 40_000)
+    options = ModelOptions(
+        scheduling=SchedulingLimits(max_batch=4),
+        governor=GovernorOptions(temperature_c=70.0, batches=(1, 4), threads=(1, 2)),
+    )
+    with serve(maker, tree, options) as service, Traffic(service) as traffic:
+        wait_until(lambda: sum(traffic.counts.values()) > 200)
+        found = setting(service)
+        assert (found["batch"] in (1, 4), found["threads"] in (1, 2)) == (True, True)
+        ways = service.call(lambda: service.service.registry.find("linear", None).loaded.ways)
+        assert {(way.variant, way.threads) for way in ways} == {
+            *(("default", 1), ("default", 2)),
+            *(("frugal", 1), ("frugal", 2)),
+        }
+        assert traffic.failures == []
+
+
+def test_energy_of_a_request_is_said_where_it_is_measured(maker: PackageMaker, tree: Tree) -> None:
+    tree.rail(1, "VDD_IN", 5000, 400)
+    with serve(maker, tree, ModelOptions()) as service:
+        time.sleep(0.6)  # idle, of which the meter wants to see some
+        assert "edgekit_request_energy_joules" not in metrics(service)
+        with Traffic(service) as traffic:
+            tree.rail(1, "VDD_IN", 5000, 1000)
+            wait_until(lambda: "edgekit_request_energy_joules{" in metrics(service))
+            wait_until(lambda: 'edgekit_energy_joules_total{model="linear"}' in metrics(service))
+        assert traffic.failures == []
+
+
+def test_device_without_sensors_serves_and_says_no_energy(maker: PackageMaker, tree: Tree) -> None:
+    tree.root.mkdir()
+    with serve(maker, tree, limited(power_w=4.0)) as service, Traffic(service) as traffic:
+        wait_until(lambda: traffic.counts["accurate"] + traffic.counts["frugal"] > 300)
+        text = metrics(service)
+        for family in ("edgekit_power", "edgekit_temperature", "edgekit_request_energy"):
+            assert family not in text
+        assert traffic.failures == []
+
+
+def test_battery_and_throttling_are_among_the_metrics(maker: PackageMaker, tree: Tree) -> None:
+    tree.battery(energy_now=600_000, energy_full=1_000_000, power_now=3_000_000)
+    tree.write("devices/platform/soc/soc:firmware/get_throttled", "0x4")
+    with serve(maker, tree, ModelOptions()) as service:
+        wait_until(lambda: "edgekit_battery_charge_ratio 0.6" in metrics(service))
+        assert "edgekit_throttled 1.0" in metrics(service)
+
+
+def test_sensor_that_vanishes_leaves_the_metrics(maker: PackageMaker, tree: Tree) -> None:
+    tree.zone(0, "cpu", 40_000)
+    with serve(maker, tree, ModelOptions()) as service:
+        wait_until(lambda: "edgekit_temperature_celsius" in metrics(service))
+        (tree.root / "class/thermal/thermal_zone0/temp").unlink()
+        wait_until(lambda: "edgekit_temperature_celsius" not in metrics(service))
+
+
+def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
+    maker: PackageMaker, tree: Tree
+) -> None:
+    tree.root.mkdir()
+    options = ModelOptions(governor=GovernorOptions(power_w=3.0, variants=("none",)))
+    with serve(maker, tree, options) as service:
+        (line,) = service.call(service.service.registry.index)
+        assert "has no variant 'none'" in line.reason

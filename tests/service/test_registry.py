@@ -1,0 +1,294 @@
+"""Loading, swapping and unloading models while clients use them."""
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import (
+    Running,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    post_bytes,
+    running,
+    write_identity,
+)
+
+from edgekit_runtime import Client
+from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.memory import available_bytes
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    return folder
+
+
+def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = True) -> Path:
+    """Write version `version` of `linear`; one that is not right fails its self-test."""
+    if not is_right:
+        maker = dataclasses.replace(maker, artifacts={**maker.artifacts, "golden/y.bin": bytes(8)})
+    path = folder / f"linear-{version}.edgepkg"
+    maker.write(path, version=version)
+    return path
+
+
+def serve(maker: PackageMaker, folder: Path, **options: Any) -> Any:
+    config = make_config(folder.parent, models={"linear": ModelOptions(**options)})
+    return running(config, PackageFiles([folder], maker.trust))
+
+
+def served_version(service: Running) -> str:
+    version: str = ask(service, infer_bytes(X)).json["model_version"]
+    return version
+
+
+def load(service: Running) -> Any:
+    return ask(service, post_bytes("/v2/repository/models/linear/load", b""))
+
+
+def test_newest_version_is_served(maker: PackageMaker, packages: Path) -> None:
+    for version in ("1.9.0", "1.10.0", "1.10.0-rc1"):
+        write(maker, packages, version)
+    with serve(maker, packages) as service:
+        assert served_version(service) == "1.10.0"
+        assert ask(service, infer_bytes(X, path="/v2/models/linear/versions/1.9.0/infer")).status == 404
+
+
+def test_several_versions_are_served_side_by_side(maker: PackageMaker, packages: Path) -> None:
+    for version in ("1.0.0", "2.0.0", "3.0.0"):
+        write(maker, packages, version)
+    with serve(maker, packages, policy=VersionPolicy(specific=("1.0.0", "2.0.0"))) as service:
+        assert served_version(service) == "2.0.0"
+        reply = ask(service, infer_bytes(X, path="/v2/models/linear/versions/1.0.0/infer"))
+        assert reply.json["model_version"] == "1.0.0"
+        assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0", "1.0.0"]
+        assert ask(service, get_bytes("/v2/models/linear/versions/3.0.0/ready")).status == 404
+
+
+def test_version_that_is_asked_for_and_not_installed_is_said(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages, policy=VersionPolicy(specific=("1.0.0", "2.0.0"))) as service:
+        reply = ask(service, infer_bytes(X))
+        assert (reply.status, "2.0.0" in reply.json["error"]) == (503, True)
+        assert ask(service, get_bytes("/v2/health/ready")).status == 503
+        assert ask(service, get_bytes("/v2/health/live")).status == 200
+
+
+@pytest.mark.parametrize("order", ["availability", "resource"])
+def test_new_version_takes_over_and_the_old_one_goes(
+    maker: PackageMaker, packages: Path, order: SwapOrder
+) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages, swap=order) as service:
+        write(maker, packages, "2.0.0")
+        assert served_version(service) == "1.0.0"
+        assert load(service).status == 200
+        assert served_version(service) == "2.0.0"
+        assert ask(service, infer_bytes(X, path="/v2/models/linear/versions/1.0.0/infer")).status == 404
+
+
+@pytest.mark.parametrize("order", ["availability", "resource"])
+def test_version_that_fails_its_self_test_leaves_the_old_one_serving(
+    maker: PackageMaker, packages: Path, order: SwapOrder
+) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages, swap=order) as service:
+        path = write(maker, packages, "2.0.0", is_right=False)
+        reply = load(service)
+        assert (reply.status, "self-test" in reply.json["error"]) == (500, True)
+        assert served_version(service) == "1.0.0"
+        lines = ask(service, post_bytes("/v2/repository/index", b"")).json
+        assert [(line["version"], line["state"]) for line in lines] == [("1.0.0", "READY"), ("", "READY")]
+        assert "self-test" in lines[1]["reason"]
+        path.unlink()
+        assert load(service).status == 200
+
+
+def test_package_of_a_stranger_is_refused_and_the_old_one_serves(
+    maker: PackageMaker, other_signer: Any, packages: Path
+) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        write(dataclasses.replace(maker, signer=other_signer), packages, "2.0.0")
+        reply = load(service)
+        assert (reply.status, "trusted" in reply.json["error"]) == (400, True)
+        assert served_version(service) == "1.0.0"
+
+
+def test_damaged_package_stops_neither_the_service_nor_other_models(
+    maker: PackageMaker, packages: Path
+) -> None:
+    path = write(maker, packages, "1.0.0")
+    write_identity(maker, packages / "echo.edgepkg", ["float32"])
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    with serve(maker, packages) as service:
+        path.write_bytes(data)
+        assert load(service).status == 400
+        assert served_version(service) == "1.0.0"
+        assert ask(service, get_bytes("/v2/models/echo/ready")).status == 200
+
+
+def test_swaps_under_load_fail_no_request(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        stop, failures, counts = threading.Event(), [], []
+
+        def use() -> None:
+            count = 0
+            with Client(service.socket_path) as client:
+                while not stop.is_set():
+                    try:
+                        found = client.infer("linear", {"x": X})["y"]
+                    except EdgekitError as error:
+                        failures.append(str(error))
+                        return
+                    if not np.array_equal(found, X @ WEIGHT):
+                        failures.append(str(found))
+                    count += 1
+            counts.append(count)
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(2, 22):
+            write(maker, packages, f"{number}.0.0")
+            assert load(service).status == 200
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert min(counts) > 0
+        assert served_version(service) == "21.0.0"
+
+
+def test_unloaded_model_is_not_ready_until_it_is_loaded_again(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service, Client(service.socket_path) as client:
+        assert client.ready("linear")
+        client.unload("linear")
+        assert not client.ready("linear")
+        with pytest.raises(RequestError) as caught:
+            client.infer("linear", {"x": X})
+        assert caught.value.status == 503
+        assert client.index() == [
+            {"name": "linear", "version": "", "state": "UNLOADED", "reason": "unloaded"}
+        ]
+        with pytest.raises(RequestError):
+            client.unload("linear")
+        client.load("linear")
+        assert client.ready("linear")
+
+
+@pytest.mark.parametrize("what", ["load", "unload"])
+def test_unknown_model_is_said_and_not_remembered(maker: PackageMaker, packages: Path, what: str) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        assert ask(service, post_bytes(f"/v2/repository/models/other/{what}", b"")).status == 404
+        lines = ask(service, post_bytes("/v2/repository/index", b"")).json
+        assert [line["name"] for line in lines] == ["linear"]
+
+
+def test_load_with_a_config_or_files_is_refused(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        for parameters in (b'{"config": "{}"}', b'{"file:1/model.onnx": "AAAA"}', b"[]"):
+            body = b'{"parameters": %s}' % parameters
+            assert ask(service, post_bytes("/v2/repository/models/linear/load", body)).status == 400
+
+
+def test_statistics_count_what_was_done(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        for _ in range(3):
+            ask(service, infer_bytes(X))
+        (line,) = ask(service, get_bytes("/v2/models/linear/stats")).json["model_stats"]
+        assert (line["inference_count"], line["execution_count"]) == (3, 3)
+        assert line["inference_stats"]["success"]["count"] == 3
+        assert line["last_inference"] > 1.6e12
+        assert ask(service, get_bytes("/v2/models/stats")).json["model_stats"][0]["name"] == "linear"
+
+
+def slots_of(maker: PackageMaker, folder: Path) -> Slots:
+    return Slots(folder / "state", maker.trust)
+
+
+def test_installed_version_is_served_and_confirmed_when_the_service_stops(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        assert served_version(service) == "1.0.0"
+        current = slots.load("linear").state.current
+        assert current is not None
+        assert (current.health, current.begun) == (UNPROVEN, 1)
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert current.health == HEALTHY
+
+
+def test_installed_version_that_fails_gives_way_to_the_one_before(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        slots.install(write(maker, packages, "2.0.0", is_right=False))
+        assert load(service).status == 200
+        assert served_version(service) == "1.0.0"
+    assert [rejection.version for rejection in slots.load("linear").state.rejected] == ["2.0.0"]
+
+
+def test_installed_update_is_served_after_a_load(maker: PackageMaker, packages: Path) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    options = ModelOptions(swap="resource")
+    with running(make_config(packages.parent, models={"linear": options}), InstalledModels(slots)) as service:
+        slots.install(write(maker, packages, "2.0.0"))
+        assert load(service).status == 200
+        assert served_version(service) == "2.0.0"
+
+
+def test_service_without_models_is_live_and_ready(maker: PackageMaker, tmp_path: Path) -> None:
+    with running(make_config(tmp_path), InstalledModels(slots_of(maker, tmp_path))) as service:
+        assert ask(service, get_bytes("/v2/health/ready")).status == 200
+        assert ask(service, post_bytes("/v2/repository/index", b"")).json == []
+
+
+def test_policy_chooses_the_newest_or_the_named() -> None:
+    installed = [Installed("m", version, Path(version)) for version in ("1.0", "1.2", "1.10", "2.0-rc1")]
+    chosen = VersionPolicy(latest=2).choose("m", installed)
+    assert [package.version for package in chosen] == ["2.0-rc1", "1.10"]
+    chosen = VersionPolicy(specific=("1.0", "1.10")).choose("m", installed)
+    assert [package.version for package in chosen] == ["1.10", "1.0"]
+
+
+def test_swap_order_follows_the_free_memory_unless_it_is_set() -> None:
+    assert choose_order(10, 10, None) == "availability"
+    assert choose_order(11, 10, None) == "resource"
+    assert choose_order(11, 10, "availability") == "availability"
+
+
+def test_available_memory_is_that_of_the_tighter_limit(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    100 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 102_400
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert available_bytes(meminfo, tmp_path) == 3000

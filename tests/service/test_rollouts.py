@@ -1,0 +1,280 @@
+"""New versions on trial in a running service, with slots on the disk and real sessions."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Running, ask, get_bytes, make_config, post_bytes, running
+from tests.service.wiring_parts import (
+    LARGE,
+    X,
+    ask_many,
+    changed,
+    index,
+    infer,
+    load,
+    metrics,
+    statistics,
+    wait_until,
+    write,
+)
+
+from edgekit_runtime.cli import main
+from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.shadow_lane import ShadowOptions
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+from edgekit_runtime.tensors import TensorSpec
+
+# Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
+GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=50)
+CANARY = ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=GATES))
+SHADOW = ModelOptions(
+    rollout=Rollout(
+        kind="shadow", gates=GATES, shadow=ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
+    )
+)
+
+
+@pytest.fixture
+def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
+    """Slots with version 1.0.0, which has proved itself."""
+    found = Slots(tmp_path / "state", maker.trust)
+    found.install(write(maker, tmp_path, "1.0.0"))
+    found.begin_start("linear").package.close()
+    found.confirm("linear", "1.0.0")
+    return found
+
+
+def serve(folder: Path, slots: Slots, options: ModelOptions) -> Any:
+    return running(make_config(folder, models={"linear": options}), InstalledModels(slots))
+
+
+def install(maker: PackageMaker, folder: Path, slots: Slots, version: str = "2.0.0") -> None:
+    slots.install(write(maker, folder, version))
+
+
+def served_version(service: Running) -> str:
+    version: str = infer(service).json["model_version"]
+    return version
+
+
+@pytest.mark.parametrize(("options", "pause_s"), [(CANARY, 0.0), (SHADOW, 0.002)])
+def test_good_version_is_tried_and_takes_over(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions, pause_s: float
+) -> None:
+    kind = options.rollout.kind
+    with serve(tmp_path, slots, options) as service:
+        install(maker, tmp_path, slots)
+        assert load(service).status == 200
+        assert served_version(service) == "1.0.0"
+        assert [line[:3] for line in index(service)] == [
+            ("linear", "1.0.0", "READY"),
+            ("linear", "2.0.0", "READY"),
+        ]
+        assert kind in index(service)[1][3]
+        assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
+        assert statistics(service)["rollout"]["verdict"] == "continue"
+        assert 'edgekit_rollout_answers{model="linear",version="2.0.0"}' in metrics(service)
+        for y in ask_many(service, 1500, pause_s=pause_s):
+            np.testing.assert_array_equal(y, X @ WEIGHT)
+            if service.call(lambda: service.service.registry.find("linear", None).version) == "2.0.0":
+                break
+        wait_until(lambda: served_version(service) == "2.0.0")
+        assert [line[:3] for line in index(service)] == [("linear", "2.0.0", "READY")]
+        assert 'edgekit_swaps_total{model="linear",outcome="promoted"} 1' in metrics(service)
+        assert "rollout" not in statistics(service)
+        assert ask(service, get_bytes("/v2/models/linear/versions/1.0.0/ready")).status == 404
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert (current.version, current.health) == ("2.0.0", HEALTHY)
+
+
+def assert_rolled_back(service: Running, slots: Slots, gate: str) -> None:
+    wait_until(lambda: slots.load("linear").state.rejected != ())
+    (rejection,) = slots.load("linear").state.rejected
+    assert (rejection.version, gate in rejection.reason) == ("2.0.0", True)
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert current.version == "1.0.0"
+    lines = index(service)
+    assert [line[:3] for line in lines] == [
+        ("linear", "1.0.0", "READY"),
+        ("linear", "2.0.0", "UNAVAILABLE"),
+    ]
+    assert gate in lines[1][3]
+    assert 'edgekit_swaps_total{model="linear",outcome="rolled_back"} 1' in metrics(service)
+    assert served_version(service) == "1.0.0"
+
+
+def test_canary_that_answers_nan_is_rolled_back_and_no_client_sees_it(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(changed(maker, limit=100.0), tmp_path, slots)
+        assert load(service).status == 200
+        for y in ask_many(service, 100, LARGE):
+            np.testing.assert_array_equal(y, LARGE @ WEIGHT)
+        assert_rolled_back(service, slots, "not_finite")
+        install(changed(maker, limit=None), tmp_path, slots, "3.0.0")
+        assert load(service).status == 200
+        assert statistics(service)["rollout"]["candidate_version"] == "3.0.0"
+    code = main(
+        ["status", "--state", str(slots.folder), "--keys", str(write_keys(maker, tmp_path)), "--json"]
+    )
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert code == 0
+    assert "not_finite" in model["rejected"][0]["reason"]
+
+
+def write_keys(maker: PackageMaker, folder: Path) -> Path:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from tests.runtime.conftest import make_signer
+
+    keys = folder / "keys"
+    keys.mkdir()
+    (key_id,) = maker.trust.key_ids
+    public = make_signer(1)._private_key.public_key()
+    (keys / f"{key_id}.pub.pem").write_bytes(
+        public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    return keys
+
+
+def test_shadow_with_other_weights_is_rolled_back_by_disagreement(
+    maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    with serve(tmp_path, slots, SHADOW) as service:
+        install(changed(maker, -1.0), tmp_path, slots)
+        assert load(service).status == 200
+        for y in ask_many(service, 1500, pause_s=0.002):
+            np.testing.assert_array_equal(y, X @ WEIGHT)
+            if slots.load("linear").state.rejected:
+                break
+        assert_rolled_back(service, slots, "agreement")
+
+
+def test_version_on_trial_can_be_asked_by_name(maker: PackageMaker, tmp_path: Path, slots: Slots) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(changed(maker, -1.0), tmp_path, slots)
+        load(service)
+        reply = ask(service, get_bytes("/v2/models/linear/versions/2.0.0/ready"))
+        assert reply.status == 200
+        assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["1.0.0", "2.0.0"]
+
+
+def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
+    maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    install(maker, tmp_path, slots)
+    for _ in range(2):
+        with serve(tmp_path, slots, CANARY) as service:
+            assert served_version(service) == "1.0.0"
+            assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 2)
+
+
+def test_load_while_a_trial_runs_changes_nothing(maker: PackageMaker, tmp_path: Path, slots: Slots) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(maker, tmp_path, slots)
+        load(service)
+        list(ask_many(service, 20))
+        before = statistics(service)["rollout"]["candidate"]["answers"]
+        assert load(service).status == 200
+        assert statistics(service)["rollout"]["candidate"]["answers"] >= before > 0
+
+
+def test_newer_version_replaces_the_one_on_trial(maker: PackageMaker, tmp_path: Path, slots: Slots) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(changed(maker, -1.0), tmp_path, slots)
+        load(service)
+        install(maker, tmp_path, slots, "3.0.0")
+        assert load(service).status == 200
+        assert statistics(service)["rollout"]["candidate_version"] == "3.0.0"
+        assert [line[1] for line in index(service)] == ["1.0.0", "3.0.0"]
+
+
+def test_rollback_by_hand_during_a_trial_ends_it(maker: PackageMaker, tmp_path: Path, slots: Slots) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(maker, tmp_path, slots)
+        load(service)
+        slots.rollback("linear")
+        assert load(service).status == 200
+        assert served_version(service) == "1.0.0"
+        assert "rollout" not in statistics(service)
+
+
+def test_unloading_during_a_trial_frees_both(maker: PackageMaker, tmp_path: Path, slots: Slots) -> None:
+    with serve(tmp_path, slots, CANARY) as service:
+        install(maker, tmp_path, slots)
+        load(service)
+        assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+        assert infer(service).status == 503
+        assert load(service).status == 200
+        assert served_version(service) == "1.0.0"
+
+
+def test_version_with_other_inputs_is_refused_and_the_old_one_serves(
+    maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    fixed = changed(maker, batch=1)
+    with serve(tmp_path, slots, CANARY) as service:
+        path = tmp_path / "linear-2.0.0.edgepkg"
+        specs = {
+            "inputs": (TensorSpec("x", "float32", (1, 4)),),
+            "outputs": (TensorSpec("y", "float32", (1, 2)),),
+        }
+        fixed.write(path, version="2.0.0", **specs)
+        slots.install(path)
+        reply = load(service)
+        assert (reply.status, "rollout = 'swap'" in reply.json["error"]) == (400, True)
+        assert served_version(service) == "1.0.0"
+
+
+def test_candidate_that_fails_its_self_test_is_said_and_nothing_is_tried(
+    maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    wrong = dataclasses.replace(maker, artifacts={**maker.artifacts, "golden/y.bin": bytes(8)})
+    with serve(tmp_path, slots, CANARY) as service:
+        install(wrong, tmp_path, slots)
+        assert load(service).status == 200
+        assert [line[1:3] for line in index(service)] == [("1.0.0", "READY"), ("2.0.0", "UNAVAILABLE")]
+        assert "rollout" not in statistics(service)
+
+
+def test_time_that_is_over_settles_a_trial_without_traffic(
+    maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    gates = Gates(max_duration_s=0.3)
+    options = ModelOptions(rollout=Rollout(kind="canary", gates=gates))
+    with serve(tmp_path, slots, options) as service:
+        install(maker, tmp_path, slots)
+        load(service)
+        service.call(service.service.watch)
+        assert_rolled_back(service, slots, "samples")
+
+
+def test_packages_in_a_folder_are_tried_and_a_rejected_file_is_passed_by(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    write(maker, folder, "1.0.0")
+    config = make_config(tmp_path, models={"linear": CANARY})
+    with running(config, PackageFiles([folder], maker.trust)) as service:
+        write(changed(maker, limit=100.0), folder, "2.0.0")
+        load(service)
+        list(ask_many(service, 100, LARGE))
+        wait_until(lambda: "rollout" not in statistics(service))
+        assert load(service).status == 200
+        assert "rollout" not in statistics(service)
+        assert served_version(service) == "1.0.0"

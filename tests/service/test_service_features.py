@@ -1,0 +1,348 @@
+"""Cache, drift, memory cap and metrics in a running service."""
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import ask, get_bytes, make_config, post_bytes, running
+from tests.service.wiring_parts import (
+    X,
+    ask_many,
+    changed,
+    index,
+    infer,
+    load,
+    metrics,
+    statistics,
+    with_variant,
+    write,
+)
+
+from edgekit_runtime import Client
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.service.config import isolate, read_config
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.room import ModelMemory, estimate_bytes
+from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.sessions.preference import keep_winner
+from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "packages"
+    found.mkdir()
+    return found
+
+
+def serve(maker: PackageMaker, folder: Path, **sections: Any) -> Any:
+    return running(make_config(folder.parent, **sections), PackageFiles([folder], maker.trust))
+
+
+def test_equal_inputs_are_answered_from_the_cache_until_the_version_changes(
+    maker: PackageMaker, folder: Path
+) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(maker, folder, models={"linear": ModelOptions(cache=True)}) as service:
+        for y in ask_many(service, 5):
+            np.testing.assert_array_equal(y, X @ WEIGHT)
+        found = statistics(service)
+        assert (found["cache"]["hits"], found["cache"]["misses"]) == (4, 1)
+        assert found["inference_stats"]["cache_hit"]["count"] == 4
+        assert 'edgekit_cache_hits_total{model="linear",version="1.0.0"} 4' in metrics(service)
+        write(changed(maker, 2.0), folder, "2.0.0")
+        assert load(service).status == 200
+        (y,) = ask_many(service, 1)
+        np.testing.assert_array_equal(y, 2 * X @ WEIGHT)
+
+
+def test_cache_is_off_by_default(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(maker, folder) as service:
+        list(ask_many(service, 3))
+        assert "cache" not in statistics(service)
+        assert statistics(service)["inference_stats"]["cache_hit"]["count"] == 0
+
+
+def test_statistics_say_how_far_inputs_drift_from_the_reference(maker: PackageMaker, folder: Path) -> None:
+    reference = {
+        "samples": 8,
+        "inputs": {
+            "x": {
+                "low": -1.0,
+                "high": 1.0,
+                "mean": 0.0,
+                "std": 0.5,
+                "edges": [-0.5, 0.0, 0.5],
+                "shares": [0.25, 0.25, 0.25, 0.25],
+            }
+        },
+        "outputs": {},
+    }
+    write(maker, folder, "1.0.0", figures={"size_bytes": 100, "reference": reference})
+    with serve(maker, folder) as service:
+        list(ask_many(service, 50))
+        drift = statistics(service)["drift"]
+        assert drift["looked_at"] >= 1
+        assert drift["inputs"]["x"]["outside"] > 0.5
+
+
+def test_malformed_reference_costs_the_drift_statistics_only(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0", figures={"reference": {"inputs": 3}})
+    with serve(maker, folder) as service:
+        assert infer(service).status == 200
+        assert "drift" not in statistics(service)
+
+
+def cap_for(folder: Path, models: int) -> ModelMemory:
+    """Return a cap that holds so many of the models in `folder`."""
+    path = next(folder.glob("*.edgepkg"))
+    return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Installed("m", "1", path)])))
+
+
+def write_models(maker: PackageMaker, folder: Path, count: int) -> list[str]:
+    names = [f"m{number}" for number in range(count)]
+    for name in names:
+        write(maker, folder, "1.0.0", name=name)
+    return names
+
+
+def ready(service: Any) -> list[str]:
+    return [name for name, _, state, _ in index(service) if state == "READY"]
+
+
+def test_least_recently_used_model_goes_and_comes_back_with_its_next_request(
+    maker: PackageMaker, folder: Path
+) -> None:
+    write_models(maker, folder, 3)
+    with serve(maker, folder, memory=cap_for(folder, 2)) as service:
+        assert ready(service) == ["m0", "m1"]
+        assert ask(service, get_bytes("/v2/health/ready")).status == 200
+        assert ask(service, get_bytes("/v2/models/m2/ready")).status == 200
+        assert infer(service, name="m1").status == 200
+        assert infer(service, name="m0").status == 200
+        assert infer(service, name="m2").status == 200
+        assert ready(service) == ["m0", "m2"]
+        assert "next request" in {line[0]: line[3] for line in index(service)}["m1"]
+        assert infer(service, name="m1").status == 200
+        assert ready(service) == ["m1", "m2"]
+        assert ask(service, get_bytes("/v2/models/m0")).json["name"] == "m0"
+        assert 'edgekit_swaps_total{model="m1",outcome="evicted"} 1' in metrics(service)
+
+
+def test_model_that_is_to_stay_is_not_unloaded_for_others(maker: PackageMaker, folder: Path) -> None:
+    write_models(maker, folder, 3)
+    kept = {"m0": ModelOptions(keep_loaded=True)}
+    with serve(maker, folder, memory=cap_for(folder, 2), models=kept) as service:
+        for name in ("m1", "m2", "m1", "m2"):
+            assert infer(service, name=name).status == 200
+            assert "m0" in ready(service)
+
+
+def test_model_that_can_never_fit_is_said(maker: PackageMaker, folder: Path) -> None:
+    write_models(maker, folder, 1)
+    with serve(maker, folder, memory=ModelMemory(max_bytes=10)) as service:
+        reply = infer(service, name="m0")
+        assert (reply.status, "cap" in reply.json["error"]) == (503, True)
+        assert ask(service, get_bytes("/v2/health/ready")).status == 503
+
+
+def test_swap_under_a_cap_that_holds_one_model_unloads_first(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(maker, folder, memory=cap_for(folder, 1)) as service:
+        write(changed(maker, 2.0), folder, "2.0.0")
+        assert load(service).status == 200
+        assert infer(service).json["model_version"] == "2.0.0"
+
+
+def test_many_clients_over_more_models_than_fit_get_right_answers(maker: PackageMaker, folder: Path) -> None:
+    names = write_models(maker, folder, 5)
+    failures: list[str] = []
+    with serve(maker, folder, memory=cap_for(folder, 2)) as service:
+
+        def use(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            with Client(service.socket_path) as client:
+                for _ in range(30):
+                    try:
+                        y = client.infer(names[rng.integers(len(names))], {"x": X})["y"]
+                    except EdgekitError as error:  # noqa: PERF203  # each request is a try of its own
+                        failures.append(str(error))
+                    else:
+                        if not np.array_equal(y, X @ WEIGHT):
+                            failures.append(str(y))
+
+        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(ready(service)) == 2
+
+
+def test_unloading_a_model_that_waits_for_its_next_request_keeps_it_away(
+    maker: PackageMaker, folder: Path
+) -> None:
+    write_models(maker, folder, 2)
+    with serve(maker, folder, memory=cap_for(folder, 1)) as service:
+        assert ask(service, post_bytes("/v2/repository/models/m1/unload", b"")).status == 200
+        assert infer(service, name="m1").status == 503
+
+
+def test_metrics_name_everything_that_runs_here(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(maker, folder) as service:
+        list(ask_many(service, 3))
+        write(maker, folder, "2.0.0")
+        load(service)
+        list(ask_many(service, 2))
+        text = metrics(service)
+        labels = 'model="linear",version="2.0.0"'
+        assert f'edgekit_requests_total{{{labels},outcome="succeeded"}} 2' in text
+        for line in (
+            f"edgekit_request_seconds_count{{{labels}}} 2",
+            f"edgekit_queue_seconds_count{{{labels}}} 2",
+            f"edgekit_queue_length{{{labels}}} 0",
+            f"edgekit_batch_calls_count{{{labels}}} 2",
+            'edgekit_swaps_total{model="linear",outcome="swapped"} 1',
+            'edgekit_memory_bytes{kind="pss"}',
+            "edgekit_connections ",
+        ):
+            assert line in text
+        assert "edgekit_request_energy" not in text
+        assert "edgekit_rollout" not in text
+
+
+def test_winner_of_the_tournament_is_the_variant_that_is_served(maker: PackageMaker, folder: Path) -> None:
+    double, variant = with_variant(maker, "double", 2.0)
+    path = write(double, folder, "1.0.0", variants=(variant,))
+    with serve(maker, folder) as service:
+        np.testing.assert_array_equal(next(ask_many(service, 1)), X @ WEIGHT)
+        with read_package(path, maker.trust) as package:
+            keep_winner(package.manifest, "double", 0)
+        assert load(service).status == 200
+        np.testing.assert_array_equal(next(ask_many(service, 1)), 2 * X @ WEIGHT)
+        assert statistics(service)["variant"] == "double"
+
+
+def test_variant_that_fails_its_own_self_test_is_not_served(maker: PackageMaker, folder: Path) -> None:
+    wrong, variant = with_variant(maker, "double", 2.0)
+    wrong.artifacts["variants/double/output0.bin"] = bytes(8)
+    path = write(wrong, folder, "1.0.0", variants=(variant,))
+    with read_package(path, maker.trust) as package:
+        keep_winner(package.manifest, "double", 0)
+    with serve(maker, folder) as service:
+        reply = infer(service)
+        assert (reply.status, "variant 'double': failed its self-test" in reply.json["error"]) == (503, True)
+
+
+def test_what_tuning_found_is_what_the_service_runs_with(maker: PackageMaker, folder: Path) -> None:
+    path = write(maker, folder, "1.0.0")
+    with read_package(path, maker.trust) as package:
+        manifest = package.manifest
+        keep_tuned(manifest, manifest.backend, Tuned("throughput", {"arena": False}, instances=3, batch=4))
+    with serve(maker, folder) as service:
+        loaded = service.call(lambda: service.service.registry.find("linear", None).loaded)
+        assert (len(loaded.instances), loaded.scheduling.max_batch) == (3, 4)
+        np.testing.assert_array_equal(next(ask_many(service, 1)), X @ WEIGHT)
+    stated = ModelOptions(instances=2, scheduling=SchedulingLimits(max_batch=2))
+    with serve(maker, folder, models={"linear": stated}) as service:
+        loaded = service.call(lambda: service.service.registry.find("linear", None).loaded)
+        assert (len(loaded.instances), loaded.scheduling.max_batch) == (2, 2)
+
+
+CONFIG = """
+[listen]
+port = 0
+[cache]
+max_bytes = 1000000
+[drift]
+budget_s = 1e-6
+[memory]
+max_bytes = 500_000_000
+load_wait_s = 2
+[power]
+sysfs = "/host/sys"
+period_s = 0.5
+[log]
+json = true
+[models.kws]
+rollout = "canary"
+cache = true
+keep_loaded = true
+canary = {share = 0.05, retry = false}
+gates = {min_agreement = 0.95, max_p99_ratio = 0, max_duration_s = 600}
+scheduling = {max_batch = 8, max_delay_s = 0.002, max_waiting = 16, levels = 4, default_level = 3}
+governor = {power_w = 5, deadline_ms = 50, variants = ["default", "int8"], threads = [1, 2], batches = [1, 4]}
+[models.vww]
+rollout = "shadow"
+shadow = {share = 0.2, comparison = "similarity"}
+drift = false
+"""
+
+
+def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "service.toml"
+    path.write_text(CONFIG)
+    config = read_config(path)
+    kws, vww = config.models["kws"], config.models["vww"]
+    assert (config.cache.max_bytes, config.memory.load_wait_s, config.power.sysfs) == (
+        1000000,
+        2,
+        "/host/sys",
+    )
+    assert config.log.json
+    assert (kws.rollout.kind, kws.rollout.share, kws.rollout.retry) == ("canary", 0.05, False)
+    assert (kws.rollout.gates.min_agreement, kws.rollout.gates.max_p99_ratio) == (0.95, None)
+    assert (kws.scheduling.max_batch, kws.scheduling.levels) == (8, 4)
+    assert kws.governor is not None
+    assert (kws.governor.power_w, kws.governor.variants, kws.governor.threads) == (
+        5,
+        ("default", "int8"),
+        (1, 2),
+    )
+    assert (vww.rollout.shadow.share, vww.rollout.comparison, vww.drift) == (0.2, "similarity", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[models.m]\nrollout = 'blue'", "expected one of swap, canary, shadow"),
+        ("[models.m]\nrollout = 'canary'\nlatest = 2", "no room for latest"),
+        ("[models.m]\nrollout = 'canary'\nisolated = true", "process of its own"),
+        ("[models.m.canary]\nshare = 2.0", "expected more than 0 and at most 1"),
+        ("[models.m.gates]\nalpha = 0.9", "alpha"),
+        ("[models.m.gates]\nalpha = 0", "alpha"),
+        ("[models.m.governor]\nbatches = [1]", "at least one of power_w"),
+        ("[models.m.governor]\npower_w = 3\nbatches = ['a']", "a list of whole numbers"),
+        ("[memory]\nmax_bytes = 0", "max_bytes over 0"),
+        ("[power]\nperiod_s = 0.001", "period_s"),
+        ("[drift]\nwindow = 0", "window"),
+        ("[surprise]\n", "unknown tables ['surprise']"),
+    ],
+)
+def test_configuration_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "service.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_isolating_a_model_with_a_canary_is_refused() -> None:
+    with pytest.raises(ConfigError, match="process of its own"):
+        isolate({"m": ModelOptions(rollout=Rollout(kind="canary"))}, ["m"])

@@ -1,0 +1,281 @@
+"""Shared memory: in place by memfd, by key where that is allowed, and memory that is not what it seems."""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Replies, Reply, Running, ask, get_bytes, post_bytes, running_linear
+
+from edgekit_runtime import Client
+from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.service.sharedmem import RegionLimits
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+REGION = "/v2/systemsharedmemory/region"
+
+
+@contextlib.contextmanager
+def memfd(size: int, seals: int = SEALS) -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        if seals:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def register(client: socket.socket, name: str, descriptors: list[int], **stated: Any) -> Reply:
+    body = json.dumps({"key": "k", "offset": 0, **stated}).encode()
+    fields = f"Expect: 100-continue\r\nEdgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n"
+    client.sendall(f"POST {REGION}/{name}/register HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode())
+    begun = client.recv(1000)
+    assert begun == b"HTTP/1.1 100 Continue\r\n\r\n"
+    socket.send_fds(client, [body], descriptors)
+    return Replies(client).next()
+
+
+def infer_in(region: str, *, offset: int = 0, size: int = 16, out: int | None = None) -> bytes:
+    place = {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": size}
+    request: dict[str, Any] = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": place}]
+    }
+    if out is not None:
+        place = {**place, "shared_memory_offset": out, "shared_memory_byte_size": 8}
+        request["outputs"] = [{"name": "y", "parameters": place}]
+    return post_bytes("/v2/models/linear/infer", json.dumps(request).encode())
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_arrays_of_the_client_are_read_and_written_in_place(linear: Running) -> None:
+    with Client(linear.socket_path) as client:
+        x, y = client.shared((1, 4)), client.shared((1, 2))
+        for factor in (1, 2):
+            x[...] = X * factor
+            found = client.infer("linear", {"x": x}, outputs={"y": y})
+            assert np.array_equal(y, X * factor @ WEIGHT)
+            assert np.shares_memory(found["y"], y)
+
+
+def test_part_of_a_shared_array_is_found_at_its_offset(linear: Running) -> None:
+    with Client(linear.socket_path) as client:
+        x = client.shared((5, 4))
+        x[...] = np.arange(20).reshape(5, 4)
+        assert np.array_equal(client.infer("linear", {"x": x[2:4]})["y"], x[2:4] @ WEIGHT)
+        assert np.array_equal(
+            client.infer("linear", {"x": x[::2]})["y"], x[::2] @ WEIGHT
+        )  # has gaps: is sent
+
+
+def test_output_that_is_not_shared_is_refused_by_the_client(linear: Running) -> None:
+    with Client(linear.socket_path) as client, pytest.raises(DataError, match="shared"):
+        client.infer("linear", {"x": X}, outputs={"y": np.zeros((1, 2), np.float32)})
+
+
+def test_shared_memory_over_tcp_is_refused_by_the_client(linear: Running) -> None:
+    with Client(f"127.0.0.1:{linear.port}") as client, pytest.raises(TransportError, match="Unix"):
+        client.shared((1, 4))
+
+
+def test_region_is_listed_unregistered_and_gone(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        assert register(client, "mine", [descriptor], byte_size=32, offset=16).status == 200
+        (line,) = ask(linear, get_bytes(f"{REGION}/mine/status")).json
+        assert line == {"name": "mine", "key": "k", "offset": 16, "byte_size": 32}
+        assert line in ask(linear, get_bytes("/v2/systemsharedmemory/status")).json
+        os.pwrite(descriptor, X.tobytes(), 16)
+        client.sendall(infer_in("mine", out=16))
+        assert Replies(client).next().status == 200
+        assert os.pread(descriptor, 8, 32) == (X @ WEIGHT).tobytes()
+        assert ask(linear, post_bytes(f"{REGION}/mine/unregister", b"")).status == 200
+        client.sendall(infer_in("mine"))
+        assert Replies(client).next().status == 400
+        assert ask(linear, get_bytes(f"{REGION}/mine/status")).status == 400
+
+
+def test_memory_of_a_client_that_ends_is_forgotten(linear: Running) -> None:
+    before = open_descriptors()
+    for _ in range(100):
+        with linear.connect() as client, memfd(64) as descriptor:
+            assert register(client, "short", [descriptor], byte_size=64).status == 200
+        deadline_s = time.monotonic() + 10
+        while ask(linear, get_bytes("/v2/systemsharedmemory/status")).json:
+            assert time.monotonic() < deadline_s
+    time.sleep(0.1)
+    assert open_descriptors() <= before + 5
+
+
+@pytest.mark.parametrize(
+    ("size", "seals", "stated", "message"),
+    [
+        (64, 0, {"byte_size": 64}, "shrunk"),
+        (64, fcntl.F_SEAL_GROW, {"byte_size": 64}, "shrunk"),
+        (64, SEALS, {"byte_size": 65}, "64 bytes"),
+        (64, SEALS, {"byte_size": 64, "offset": 1}, "64 bytes"),
+        (64, SEALS, {"byte_size": 0}, "at least"),
+        (64, SEALS, {"byte_size": -1}, "whole number"),
+        (64, SEALS, {"byte_size": 2**62, "offset": 2**62}, "limit"),
+        (64, SEALS, {"byte_size": "64"}, "whole number"),
+        (64, SEALS, {"byte_size": 64, "key": 3}, "key"),
+        (64, SEALS | fcntl.F_SEAL_WRITE, {"byte_size": 64}, "write"),
+    ],
+)
+def test_memory_that_is_not_what_is_stated_is_refused(
+    linear: Running, size: int, seals: int, stated: dict[str, Any], message: str
+) -> None:
+    before = open_descriptors()
+    with linear.connect() as client, memfd(size, seals) as descriptor:
+        reply = register(client, "bad", [descriptor], **stated)
+        assert (reply.status, message in reply.json["error"]) == (400, True), reply.body
+    assert ask(linear, get_bytes("/v2/systemsharedmemory/status")).json == []
+    time.sleep(0.05)
+    assert open_descriptors() <= before + 3
+
+
+def test_descriptor_of_something_else_is_refused(linear: Running, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(64))
+    with linear.connect() as client, path.open("r+b") as file, open("/dev/null", "rb") as null:  # noqa: PTH123
+        for descriptor in (file.fileno(), null.fileno(), client.fileno()):
+            assert register(client, "bad", [descriptor], byte_size=64).status == 400
+
+
+def test_several_or_no_descriptors_leak_nothing(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        before = open_descriptors()
+        assert register(client, "many", [descriptor] * 4, byte_size=64).status == 200
+        assert ask(linear, post_bytes(f"{REGION}/many/unregister", b"")).status == 200
+        assert register(client, "none", [], byte_size=64).status == 400
+        time.sleep(0.05)
+        assert open_descriptors() <= before + 2
+
+
+def test_descriptors_on_other_requests_are_dropped(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        before = open_descriptors()
+        for _ in range(50):
+            socket.send_fds(client, [get_bytes("/v2/health/live")], [descriptor])
+            assert Replies(client).next().status == 200
+        assert open_descriptors() <= before + 2
+
+
+def test_name_that_is_taken_is_refused(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        assert register(client, "taken", [descriptor], byte_size=64).status == 200
+        assert register(client, "taken", [descriptor], byte_size=64).status == 400
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(49, 16), (64, 16), (2**62, 16), (0, 15), (0, 17), (-1, 16), (1, 16)]
+)
+def test_place_that_is_not_in_the_region_is_refused(linear: Running, offset: int, size: int) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        assert register(client, "small", [descriptor], byte_size=64).status == 200
+        client.sendall(infer_in("small", offset=offset, size=size))
+        status = Replies(client).next().status
+        assert status == (200 if (offset, size) == (1, 16) else 400)  # what is not aligned is copied
+
+
+def test_output_that_does_not_fit_is_refused(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        assert register(client, "tight", [descriptor], byte_size=64).status == 200
+        client.sendall(infer_in("tight", out=60))
+        assert Replies(client).next().status == 400
+
+
+def test_segments_by_key_are_off_unless_allowed(linear: Running) -> None:
+    body = json.dumps({"key": "/some", "byte_size": 16}).encode()
+    reply = ask(linear, post_bytes(f"{REGION}/r/register", body))
+    assert (reply.status, "allows_posix" in reply.json["error"]) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def open_to_posix(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    limits = RegionLimits(max_regions=3, max_region_bytes=1000, allows_posix=True)
+    with running_linear(maker, tmp_path_factory.mktemp("posix"), shared_memory=limits) as service:
+        yield service
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    path = Path("/dev/shm") / f"edgekit-test-{secrets.token_hex(6)}"  # noqa: S108
+    path.write_bytes(X.tobytes() + bytes(48))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def register_key(service: Running, name: str, **stated: Any) -> Reply:
+    return ask(service, post_bytes(f"{REGION}/{name}/register", json.dumps(stated).encode()))
+
+
+def test_segment_by_key_is_read_and_written(open_to_posix: Running, segment: Path) -> None:
+    assert register_key(open_to_posix, "p", key=f"/{segment.name}", byte_size=64).status == 200
+    assert ask(open_to_posix, infer_in("p", out=16)).status == 200
+    assert segment.read_bytes()[16:24] == (X @ WEIGHT).tobytes()
+    assert ask(open_to_posix, post_bytes("/v2/systemsharedmemory/unregister", b"")).status == 200
+
+
+def test_segment_that_shrinks_after_registering_is_refused_and_kills_nobody(
+    open_to_posix: Running, segment: Path
+) -> None:
+    assert register_key(open_to_posix, "s", key=segment.name, byte_size=64).status == 200
+    os.truncate(segment, 8)
+    reply = ask(open_to_posix, infer_in("s"))
+    assert (reply.status, "smaller" in reply.json["error"]) == (400, True)
+    os.truncate(segment, 20)
+    assert ask(open_to_posix, infer_in("s", out=16)).status == 400
+    assert segment.stat().st_size == 20
+    assert ask(open_to_posix, post_bytes(f"{REGION}/s/unregister", b"")).status == 200
+
+
+@pytest.mark.parametrize("key", ["/../etc/passwd", "..", "a/b", "", "/nothing-here", "x" * 300, "\x00"])
+def test_key_that_is_none_is_refused(open_to_posix: Running, key: str) -> None:
+    assert register_key(open_to_posix, "k", key=key, byte_size=1).status == 400
+
+
+def test_link_in_the_place_of_a_segment_is_refused(open_to_posix: Running, segment: Path) -> None:
+    link = segment.with_name(f"{segment.name}-link")
+    link.symlink_to("/etc/passwd")
+    try:
+        assert register_key(open_to_posix, "l", key=link.name, byte_size=1).status == 400
+    finally:
+        link.unlink()
+
+
+def test_regions_beyond_the_limits_are_refused(open_to_posix: Running, segment: Path) -> None:
+    assert [register_key(open_to_posix, f"n{i}", key=segment.name, byte_size=8).status for i in range(4)] == [
+        *(200, 200, 200),
+        400,
+    ]
+    assert ask(open_to_posix, post_bytes("/v2/systemsharedmemory/unregister", b"")).status == 200
+    assert register_key(open_to_posix, "large", key=segment.name, byte_size=1001).status == 400
+
+
+def test_client_registers_again_on_a_new_connection(linear: Running) -> None:
+    with Client(linear.socket_path) as client:
+        x = client.shared((1, 4))
+        x[...] = X
+        assert np.array_equal(client.infer("linear", {"x": x})["y"], X @ WEIGHT)
+        linear.call(lambda: [one.close() for one in list(linear.service.http._connections)])
+        assert np.array_equal(client.infer("linear", {"x": x})["y"], X @ WEIGHT)
+
+
+def test_error_of_the_service_reaches_the_caller(linear: Running) -> None:
+    with Client(linear.socket_path) as client, pytest.raises(RequestError, match="FP32") as caught:
+        client.infer("linear", {"x": X.astype(np.float64)})
+    assert caught.value.status == 400

@@ -1,0 +1,153 @@
+"""Workers that keep failing or misbehave, and services that die: who notices, and what is served instead."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.runtime.conftest import PackageMaker
+from tests.service.rogue_worker import ROGUES
+from tests.service.service_parts import (
+    Replies,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    running,
+)
+from tests.service.worker_parts import (
+    OTHER,
+    X,
+    Y,
+    ask_again,
+    find_lane,
+    find_pids,
+    is_running,
+    kill,
+    running_isolated,
+    wait_for,
+)
+
+from edgekit_runtime.processes import child_environment
+from edgekit_runtime.service import worker_process
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolation import Crashes, Isolation, find_infer
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.slots import REJECTED, Slots
+
+
+def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
+    isolation, crashes, delays = Isolation(max_delay_s=2.0, max_crashes=6), Crashes(), []
+    for _ in range(7):
+        crashes = crashes.after(1.0, isolation)
+        delays.append((crashes.delay_s(isolation), crashes.is_loop(isolation)))
+    assert delays == [
+        *((0.0, False), (0.25, False), (0.5, False), (1.0, False), (2.0, False), (2.0, True), (2.0, True))
+    ]
+    assert crashes.after(60.0, isolation) == Crashes(1)
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("/v2/models/a/infer", ("a", None)),
+        ("/v2/models/a%62/versions/1.0/infer", ("ab", "1.0")),
+        ("/v2/models/a", None),
+        ("/v2/models/a/ready", None),
+        ("//v2/models/a/infer/", ("a", None)),
+        ("/" * 2000 + "v2/models/a/infer", ("a", None)),
+    ],
+)
+def test_path_of_an_inference_names_its_model(path: str, target: object) -> None:
+    assert find_infer(path) == target
+
+
+@pytest.mark.parametrize("wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_cpus": -1.0}])
+def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Isolation(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(len(ROGUES) + 6))
+def test_worker_that_sends_garbage_is_ended_and_nothing_else(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(worker_process, "_MODULE", "tests.service.rogue_worker")
+    monkeypatch.setenv("ROGUE", str(seed))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    with running_isolated(maker, tmp_path) as service, service.connect() as client:
+        lane, pid = find_lane(service), find_pids(service)[0]
+        client.sendall(infer_bytes(X))
+        with service.connect() as other:
+            replies = Replies(other)
+            for _ in range(3):
+                other.sendall(infer_bytes(X, path=OTHER))
+                assert replies.next().binary == Y
+                time.sleep(0.02)
+        assert Replies(client).next().status == 503
+        wait_for(lambda: service.call(lambda: lane.restarts), "the next worker")
+        assert not is_running(pid)
+        assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
+
+
+def test_version_that_keeps_crashing_is_rejected_and_the_previous_one_serves(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    slots = Slots(tmp_path / "state", maker.trust, "x86-64")
+    for version in ("1.0.0", "2.0.0"):
+        path = tmp_path / f"{version}.edgepkg"
+        maker.write(path, version=version)
+        slots.install(path)
+        if version == "1.0.0":
+            slots.begin_start("linear").package.close()
+            slots.confirm("linear", version)
+    options = ModelOptions(isolation=Isolation(max_crashes=2))
+    config = make_config(tmp_path, models={"linear": options})
+    with running(config, InstalledModels(slots)) as service:
+        assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0"]
+        for _ in range(2):
+            pid = kill(service, signal.SIGSEGV)
+            wait_for(lambda pid=pid: pid not in find_pids(service), "the end of the worker")
+            ask_again(service, infer_bytes(X))
+        served = get_bytes("/v2/models/linear")
+        wait_for(lambda: ask(service, served).json["versions"] == ["1.0.0"], "the previous version")
+        assert ask_again(service, infer_bytes(X)).binary == Y
+    state = slots.load("linear").state
+    assert [item.version for item in state.installed if item.health == REJECTED] == ["2.0.0"]
+
+
+def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_path: Path) -> None:
+    package, keys = tmp_path / "linear.edgepkg", tmp_path / "keys"
+    maker.write(package)
+    keys.mkdir()
+    write_key(maker, keys)
+    socket_path = tmp_path / "s.sock"
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(package)]
+    command += ["--keys", str(keys), "--unix-socket", str(socket_path), "--port", "0", "--isolate", "linear"]
+    service = subprocess.Popen(
+        command, env=child_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    with service:
+        assert service.stderr is not None
+        for line in service.stderr:
+            if "ready at" in line:
+                break
+        children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+        (pid,) = map(int, children)
+        os.kill(pid, signal.SIGSTOP)  # one that could not even notice
+        service.kill()
+        service.stderr.close()
+    wait_for(lambda: not is_running(pid), "the end of the worker")
+
+
+def write_key(maker: PackageMaker, folder: Path) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from tests.runtime.conftest import make_signer
+
+    (key_id,) = maker.trust.key_ids
+    public = make_signer(1)._private_key.public_key()  # noqa: SLF001
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{key_id}.pub.pem").write_bytes(pem)

@@ -1,0 +1,131 @@
+"""Versions of `linear` that are right, wrong or slow, and what tests of a whole service do with them."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from tests.runtime.conftest import CODES, OFFSET, SCALE, WEIGHT, PackageMaker
+from tests.service.service_parts import Running, ask, get_bytes, infer_bytes, post_bytes
+
+from edgekit_runtime.golden import Golden, GoldenOutput
+from edgekit_runtime.manifest import BackendChoice, Variant
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+LARGE = np.array([[1, 2, 3, 400]], np.float32)
+_GOLDEN = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
+
+
+def make_model(
+    factor: float = 1.0, *, limit: float | None = None, repeats: int = 0, batch: object = "N"
+) -> bytes:
+    """Y = X @ WEIGHT * factor; NaN where a value is above `limit`; slower by `repeats` products of [4, 4]."""
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    nodes, stored, last = [], [onnx.numpy_helper.from_array(WEIGHT * np.float32(factor), "w")], "x"
+    if limit is not None:
+        stored += [
+            onnx.numpy_helper.from_array(np.array(value, np.float32), name)
+            for name, value in (("limit", limit), ("zero", 0.0))
+        ]
+        nodes += [
+            helper.make_node("Sub", ["limit", "x"], ["left"]),
+            helper.make_node("Sqrt", ["left"], ["root"]),
+            helper.make_node("Mul", ["root", "zero"], ["nothing"]),
+            helper.make_node("Add", ["x", "nothing"], ["checked"]),
+        ]
+        last = "checked"
+    if repeats:
+        # Two of these are no change: each turns the row round.
+        stored.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32)[::-1].copy(), "turn"))
+        for number in range(2 * repeats):
+            nodes.append(helper.make_node("MatMul", [last, "turn"], [f"t{number}"]))
+            last = f"t{number}"
+    nodes.append(helper.make_node("MatMul", [last, "w"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", float32, [batch, 4])],
+        [helper.make_tensor_value_info("y", float32, [batch, 2])],
+        stored,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def changed(maker: PackageMaker, factor: float = 1.0, **model: Any) -> PackageMaker:
+    """Return a maker of packages whose model is `make_model(factor, ...)` and passes its own self-test."""
+    golden = (_GOLDEN @ (WEIGHT * np.float32(factor))).astype(np.float32)
+    artifacts = {"model.onnx": make_model(factor, **model), "golden/y.bin": golden.tobytes()}
+    return dataclasses.replace(maker, artifacts={**maker.artifacts, **artifacts})
+
+
+def with_variant(maker: PackageMaker, name: str, factor: float) -> tuple[PackageMaker, Variant]:
+    """Return a maker whose packages hold a second variant, and that variant."""
+    paths = {"model": f"variants/{name}/model.onnx", "golden": f"variants/{name}/output0.bin"}
+    golden = (_GOLDEN @ (WEIGHT * np.float32(factor))).astype(np.float32)
+    output = GoldenOutput("y", "float32", (1, 2), paths["golden"], 1e-5, 1e-5)
+    variant = Variant(
+        name,
+        BackendChoice("ort", paths["model"], {"threads": 1}),
+        Golden(maker.manifest().golden.inputs, (output,)),
+        {"score": {"metric": "top1", "value": 0.6}},
+    )
+    artifacts = {**maker.artifacts, paths["model"]: make_model(factor), paths["golden"]: golden.tobytes()}
+    roles = {**maker.roles, paths["model"]: "model", paths["golden"]: "golden"}
+    return dataclasses.replace(maker, artifacts=artifacts, roles=roles), variant
+
+
+def write(maker: PackageMaker, folder: Path, version: str, *, name: str = "linear", **changes: Any) -> Path:
+    path = folder / f"{name}-{version}.edgepkg"
+    maker.write(path, version=version, name=name, **changes)
+    return path
+
+
+def load(service: Running, name: str = "linear") -> Any:
+    return ask(service, post_bytes(f"/v2/repository/models/{name}/load", b""))
+
+
+def infer(service: Running, x: Any = X, name: str = "linear") -> Any:
+    return ask(service, infer_bytes(x, path=f"/v2/models/{name}/infer"))
+
+
+def index(service: Running) -> list[tuple[str, str, str, str]]:
+    lines = ask(service, post_bytes("/v2/repository/index", b"")).json
+    return [(line["name"], line["version"], line["state"], line["reason"]) for line in lines]
+
+
+def statistics(service: Running, name: str = "linear", version: str | None = None) -> dict[str, Any]:
+    path = f"/v2/models/{name}/stats" if version is None else f"/v2/models/{name}/versions/{version}/stats"
+    (found,) = ask(service, get_bytes(path)).json["model_stats"]
+    return dict(found)
+
+
+def metrics(service: Running) -> str:
+    return ask(service, get_bytes("/metrics")).body.decode()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end_s = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end_s:
+            raise TimeoutError("it did not come to hold")
+        time.sleep(0.005)
+
+
+def ask_many(service: Running, count: int, x: Any = X, pause_s: float = 0.0) -> Iterator[Any]:
+    """Yield the outputs of `count` requests over one connection."""
+    from edgekit_runtime import Client
+
+    with Client(service.socket_path) as client:
+        for _ in range(count):
+            yield client.infer("linear", {"x": x})["y"]
+            time.sleep(pause_s)
+
+
+def read_json(text: str) -> Any:
+    return json.loads(text)

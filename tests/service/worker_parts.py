@@ -1,0 +1,201 @@
+"""Services with isolated models, a model that takes long and answers much, and clients that keep asking."""
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import (
+    Array,
+    Replies,
+    Reply,
+    Running,
+    infer_bytes,
+    make_config,
+    running,
+)
+
+from edgekit_runtime.archive import write_package
+from edgekit_runtime.entries import Artifact, BackendChoice
+from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.tensors import TensorSpec
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+Y = (X @ WEIGHT).tobytes()
+OTHER = "/v2/models/other/infer"
+SLOW = "/v2/models/slow/infer"
+_WIDTH = 256
+_TIMES = 64
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 60.0) -> Any:
+    end_s = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"waited {limit_s} s for: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def write_slow(maker: PackageMaker, path: Path) -> None:
+    """Write `slow`: y[N, 256] = x[N, 256] times the identity, 64 times; 4096 rows take about a second."""
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    names = ["x", *(f"t{number}" for number in range(_TIMES - 1)), "y"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", [a, "w"], [b]) for a, b in zip(names, names[1:], strict=False)],
+        "slow",
+        [helper.make_tensor_value_info("x", float32, ["N", _WIDTH])],
+        [helper.make_tensor_value_info("y", float32, ["N", _WIDTH])],
+        [onnx.numpy_helper.from_array(np.eye(_WIDTH, dtype=np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    golden = np.ones((1, _WIDTH), np.float32).tobytes()
+    contents = {"golden/x.bin": golden, "golden/y.bin": golden, "model.onnx": model.SerializeToString()}
+    artifacts = tuple(
+        Artifact(name, len(data), hashlib.sha256(data).hexdigest(), "golden" if "golden" in name else "model")
+        for name, data in sorted(contents.items())
+    )
+    manifest = Manifest(
+        name="slow",
+        version="1.0.0",
+        target="x86-64",
+        inputs=(TensorSpec("x", "float32", ("N", _WIDTH)),),
+        outputs=(TensorSpec("y", "float32", ("N", _WIDTH)),),
+        artifacts=artifacts,
+        backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
+        golden=Golden(
+            (GoldenInput("x", "float32", (1, _WIDTH), "golden/x.bin"),),
+            (GoldenOutput("y", "float32", (1, _WIDTH), "golden/y.bin", 0.0, 0.0),),
+        ),
+    )
+    write_package(path, manifest, contents, maker.signer)
+
+
+def slow_input(rows: int) -> Array:
+    return np.ones((rows, _WIDTH), np.float32)
+
+
+@contextlib.contextmanager
+def running_isolated(
+    maker: PackageMaker, folder: Path, *, slow: bool = False, config: Any = None, **isolation: Any
+) -> Iterator[Running]:
+    """Serve `linear`, isolated, and `other`, the same model in the process of the service; maybe `slow` too."""
+    packages = folder / "packages"
+    packages.mkdir()
+    maker.write(packages / "linear.edgepkg")
+    maker.write(packages / "other.edgepkg", name="other")
+    options = ModelOptions(isolation=Isolation(**isolation))
+    models = {"linear": options}
+    if slow:
+        write_slow(maker, packages / "slow.edgepkg")
+        models["slow"] = options
+    made = make_config(folder, models=models, **(config or {}))
+    with running(made, PackageFiles([packages], maker.trust)) as service:
+        yield service
+
+
+def find_lane(service: Running, name: str = "linear") -> IsolatedLane:
+    def find() -> IsolatedLane:
+        (lane,) = (lane for lane in service.service.workers.lanes if lane.manifest.name == name)
+        return lane
+
+    lane: IsolatedLane = service.call(find)
+    return lane
+
+
+def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
+    lane = find_lane(service, name)
+    pids: tuple[int, ...] = service.call(lambda: lane.pids)
+    return pids
+
+
+def kill(service: Running, number: int, name: str = "linear") -> int:
+    """Send a signal to the active worker of a model; returns its process id."""
+    pid = find_pids(service, name)[0]
+    os.kill(pid, number)
+    return pid
+
+
+def ask_again(service: Running, request: bytes) -> Reply:
+    """Ask until the answer is 200, as a client does that heeds 503."""
+
+    def ask() -> Reply | None:
+        with contextlib.suppress(ConnectionError), service.connect() as client:
+            client.sendall(request)
+            reply = Replies(client).next()
+            assert reply.status in (200, 503), reply
+            return reply if reply.status == 200 else None
+        return None
+
+    reply: Reply = wait_for(ask, "an answer of the model")
+    return reply
+
+
+class Asker:
+    """A client on a thread that asks on one connection, again and again, and makes a new one where it ends.
+
+    Attributes:
+        statuses: of all answers.
+        ends: how often its connection ended before an answer.
+        wrong: answers of status 200 that were not right.
+    """
+
+    def __init__(self, connect: Callable[[], socket.socket], request: bytes, binary: bytes) -> None:
+        self._connect, self._request, self._binary = connect, request, binary
+        self.statuses: dict[int, int] = {}
+        self.ends = self.wrong = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Asker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._connect() as client:
+                    self._ask(client)
+            except ConnectionError:
+                self.ends += 1
+
+    def _ask(self, client: socket.socket) -> None:
+        replies = Replies(client)
+        while not self._stop.is_set():
+            client.sendall(self._request)
+            reply = replies.next()
+            self.statuses[reply.status] = self.statuses.get(reply.status, 0) + 1
+            if reply.status == 200:
+                self.wrong += reply.binary != self._binary
+            else:
+                time.sleep(0.01)
+            if reply.fields.get("connection") == "close":
+                return
+
+
+def asking(service: Running, path: str, *, tcp: bool = False) -> Asker:
+    return Asker(service.connect_tcp if tcp else service.connect, infer_bytes(X, path=path), Y)
