@@ -6,6 +6,8 @@ Needs `wrk` (apt-get install wrk) and two cores; makes the environments of the o
 
 - Added latency: the server and this client share one core; requests take turns with bare
   `InferenceSession.run` in this process. "added" is the difference of the medians (of the 99th percentiles).
+  edgekit is asked over its Unix socket with binary tensors, the others over TCP in the form that each reads
+  fastest; all by the same client, which sends prepared bytes.
 - Requests/s: wrk with 16 connections on one core, the server on the other.
 - Return: SIGSEGV to the process that runs the model, where that is not the listening one; seconds until the
   next right answer, at most 30.
@@ -29,6 +31,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from service_latency import make_packages
 from service_servers import (
     INPUT,
     JSON_HEAD,
@@ -39,6 +42,7 @@ from service_servers import (
     Running,
     Server,
     ask,
+    oip_binary,
     oip_json,
 )
 
@@ -64,6 +68,27 @@ def peers(values: NDArray[np.float32]) -> list[Server]:
     ]
 
 
+def ours(values: NDArray[np.float32], folder: Path) -> list[Server]:
+    """The service with and without a worker for the model."""
+    make_packages(folder)
+    unix_socket = f"{folder}/edgekit-{{port}}.sock"
+    command = (
+        "-m",
+        "edgekit_runtime.cli",
+        "serve",
+        "--package",
+        str(folder / "small.edgepkg"),
+        "--port",
+        "{port}",
+    )
+    command += ("--keys", str(folder / "keys"), "--unix-socket", unix_socket)
+    question = oip_binary(values.tobytes())
+    return [
+        Server("edgekit", command, question, unix_socket=unix_socket),
+        Server("edgekit, isolated", (*command, "--isolate", "small"), question, None, True, unix_socket),
+    ]
+
+
 def measure_added(running: Running, values: NDArray[np.float32], seconds: float) -> tuple[float, ...]:
     """Microseconds: median and 99th percentile of bare runs, and what the server adds to each."""
     options = onnxruntime.SessionOptions()
@@ -72,7 +97,7 @@ def measure_added(running: Running, values: NDArray[np.float32], seconds: float)
     feed, clock = {INPUT: values}, time.perf_counter
     bare: list[float] = []
     served: list[float] = []
-    with running.connect(30) as connection:
+    with running.connect_near(30) as connection:
         wire = running.server.question.wire
         end = clock() + seconds
         while clock() < end:
@@ -147,7 +172,12 @@ def measure(server: Server, values: NDArray[np.float32], seconds: float) -> str:
 def main() -> int:
     """Print the table."""
     values = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
-    servers = peers(values)
+    with tempfile.TemporaryDirectory() as folder:
+        return compare([*ours(values, Path(folder)), *peers(values)], values)
+
+
+def compare(servers: list[Server], values: NDArray[np.float32]) -> int:
+    """Print the table of the servers that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[server.name for server in servers])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")

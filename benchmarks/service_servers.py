@@ -83,6 +83,7 @@ class Server:
         question: what it is asked.
         environment: requirements of its environment, or None for that of this project.
         isolated: whether another process than the listening one runs the model.
+        unix_socket: path of its Unix socket, `{port}` replaced, which latency is measured over; None for TCP.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Server:
     question: Question
     environment: tuple[str, ...] | None = None
     isolated: bool = False
+    unix_socket: str | None = None
 
     def python(self) -> str:
         """The interpreter that runs it.
@@ -146,6 +148,15 @@ class Running:
         """A connection; an OSError where there is none."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def connect_near(self, timeout_s: float) -> socket.socket:
+        """A connection over its Unix socket where it has one, else over TCP; an OSError where there is none."""
+        if self.server.unix_socket is None:
+            return self.connect(timeout_s)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        connection.connect(self.server.unix_socket.format(port=self.port))
         return connection
 
     def answers(self, timeout_s: float) -> bool:
