@@ -83,7 +83,7 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 holds a weight: whether its error is no larger than rounding to 11 bits makes it.
+    """Return whether float16 holds a weight: its error is no larger than rounding to 11 bits makes it.
 
     Beyond 65504 it has infinities, and below 6e-5 fewer and fewer digits.
     """
