@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -126,6 +127,12 @@ def test_every_variant_has_figures_of_its_own_in_manifest_report_and_evidence(bo
         assert one["name"] in page
         assert f"Variant {one['name']}" in shown.stdout
         assert evidence["variants"][one["name"]]["latency_here"]["median_ms"] > 0
+
+
+def test_inspect_names_the_drift_reference_without_its_tables(both: Made) -> None:
+    shown = edgekit("inspect", both.package).stdout
+    assert len(re.findall(r"reference +of 128 calibration samples", shown)) == 2
+    assert "edges" not in shown
 
 
 def test_size_in_the_budget_is_that_of_the_whole_package(both: Made) -> None:
