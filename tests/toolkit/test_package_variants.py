@@ -20,6 +20,7 @@ from edgekit_runtime.manifest import BackendChoice, Manifest
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.budget import Budget, parse_budget
 from edgekit_toolkit.pack import package_bytes
 from edgekit_toolkit.packaging import search
@@ -144,6 +145,11 @@ def test_recipe_with_variants_gives_the_same_bytes(both: Made, tmp_path: Path) -
     assert edgekit("package", MODEL, "--recipe", both.recipe, "-o", tmp_path).code == 0
     assert next(tmp_path.glob("*.edgepkg")).read_bytes() == both.package.read_bytes()
     assert next(tmp_path.glob("*.recipe.json")).read_bytes() == both.recipe.read_bytes()
+
+
+def test_as_many_variants_may_be_asked_for_as_a_package_holds() -> None:
+    refused = edgekit("package", MODEL, "--target", "rpi5", "--variants", MAX_VARIANTS + 2)
+    assert (refused.code, f"1<=x<={MAX_VARIANTS + 1}" in refused.stderr) == (2, True)
 
 
 def test_package_without_variants_says_nothing_of_them(tmp_path: Path) -> None:
