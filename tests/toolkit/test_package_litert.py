@@ -1,5 +1,6 @@
 """`edgekit package` for LiteRT, and the tournament of engines."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.toolkit.package_run import (
     Outcome,
+    check_refused,
     edgekit,
     mlp,
     model_of,
@@ -27,6 +29,7 @@ from tests.toolkit.package_run import (
 )
 from tests.toolkit.small_tflite import small_cnn
 
+from edgekit_runtime.canonical import encode_json
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
@@ -103,6 +106,22 @@ def test_recipe_for_litert_gives_the_same_bytes(tmp_path: Path) -> None:
     assert edgekit("package", source, "--recipe", recipe, "-o", tmp_path / "second").code == 0
     first, second = (next((tmp_path / name).glob("*.edgepkg")).read_bytes() for name in ("first", "second"))
     assert first == second
+
+
+def test_recipe_that_gives_a_tflite_model_to_another_engine_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "net.tflite"
+    source.write_bytes(small_cnn().content())
+    assert for_litert(source, tmp_path / "first").code == 0
+    recipe = json.loads(next((tmp_path / "first").glob("*.recipe.json")).read_text())
+    recipe = {**recipe, "backend": "ort"}
+    del recipe["sha256"]
+    forged = tmp_path / "forged.recipe.json"
+    forged.write_text(json.dumps({**recipe, "sha256": hashlib.sha256(encode_json(recipe)).hexdigest()}))
+    check_refused(
+        lambda *more: edgekit("package", source, "--recipe", forged, "-o", tmp_path / "out", *more),
+        11,
+        "for ort, which does not run .tflite models",
+    )
 
 
 def test_layers_of_the_report_are_those_of_the_file(tmp_path: Path) -> None:

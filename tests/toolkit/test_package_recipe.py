@@ -248,6 +248,7 @@ def forged(recipe: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
         ("name", "../x", "name is '../x'"),
         ("name", 5, "field 'name' is malformed"),
         ("target", "a/b", "target is 'a/b'"),
+        ("backend", "nope", "field 'backend' is malformed: is 'nope', expected one of litert, ort, tensorrt"),
         ("batch", 0, "field 'batch' is malformed"),
         ("batch", True, "field 'batch' is malformed"),
         ("batch", 3, "makes a model with sha256"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from edgekit_runtime.manifest import BackendChoice, Manifest
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.budget import Budget, parse_budget
 from edgekit_toolkit.pack import package_bytes
 from edgekit_toolkit.packaging import search
@@ -128,6 +130,12 @@ def test_every_variant_has_figures_of_its_own_in_manifest_report_and_evidence(bo
         assert evidence["variants"][one["name"]]["latency_here"]["median_ms"] > 0
 
 
+def test_inspect_names_the_drift_reference_without_its_tables(both: Made) -> None:
+    shown = edgekit("inspect", both.package).stdout
+    assert len(re.findall(r"reference +of 128 calibration samples", shown)) == 2
+    assert "edges" not in shown
+
+
 def test_size_in_the_budget_is_that_of_the_whole_package(both: Made) -> None:
     (line,) = (line for line in both.report["budget"] if line["limit"] == "size")
     assert line["value"] == both.package.stat().st_size == both.report["package"]["bytes"]
@@ -137,6 +145,11 @@ def test_recipe_with_variants_gives_the_same_bytes(both: Made, tmp_path: Path) -
     assert edgekit("package", MODEL, "--recipe", both.recipe, "-o", tmp_path).code == 0
     assert next(tmp_path.glob("*.edgepkg")).read_bytes() == both.package.read_bytes()
     assert next(tmp_path.glob("*.recipe.json")).read_bytes() == both.recipe.read_bytes()
+
+
+def test_as_many_variants_may_be_asked_for_as_a_package_holds() -> None:
+    refused = edgekit("package", MODEL, "--target", "rpi5", "--variants", MAX_VARIANTS + 2)
+    assert (refused.code, f"1<=x<={MAX_VARIANTS + 1}" in refused.stderr) == (2, True)
 
 
 def test_package_without_variants_says_nothing_of_them(tmp_path: Path) -> None:
@@ -320,6 +333,7 @@ def rewritten(recipe: Path, out: Path, change: Callable[[list[dict[str, Any]]], 
         (lambda all_: all_.extend(all_ * 8), "'variants' is malformed: expected a list of 1 to 8"),
         (lambda all_: all_.append(all_[0]), "'variants' is malformed: a name stands twice"),
         (lambda all_: all_[0].pop("form"), r"field 'variants\[0\].form' is missing"),
+        (lambda all_: all_[0].update(backend="nope"), r"field 'variants\[0\].backend' is malformed"),
         (lambda all_: all_[0].update(figures=[]), r"field 'variants\[0\].figures' is malformed"),
         (lambda all_: all_[0].update(later=1), r"field 'variants\[0\].later' is not known here"),
         (lambda all_: all_[0].update(name="default"), "makes no package: .* stands twice"),

@@ -134,7 +134,8 @@ def test_weight_of_two_layers_is_halved_once(rng: np.random.Generator) -> None:
     ("value", "fits"),
     [
         (6e4, True),
-        (65504.0, False),
+        (65504.0, True),
+        (65520.0, False),  # rounds to infinity
         (1e5, False),
         (-1e5, False),
         (np.inf, False),
@@ -149,6 +150,13 @@ def test_weights_outside_the_range_of_half_precision_are_left(value: float, fits
     weight[3, 4] = value
     model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": weight}, {"x": (2, 16)})
     assert halved(model) == ({"w"} if fits else set())
+
+
+def test_weight_whose_small_values_half_precision_loses_is_left(rng: np.random.Generator) -> None:
+    weight = (random_weight(rng, 64, 64) * 1e-7).astype(np.float32)
+    weight[3, 4] = 1e-4  # in range, but the others are not
+    model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": weight}, {"x": (2, 64)})
+    assert halved(model) == set()
 
 
 @pytest.mark.parametrize(("ir", "opset"), [(3, 8), (8, 17)])

@@ -121,6 +121,21 @@ def test_depthwise_convolution_of_few_channels_is_made_dense_with_the_same_codes
         np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
 
 
+def test_any_shape_gives_the_same_codes_folded_or_not() -> None:
+    rng = np.random.default_rng(11)  # three channels at least: XNNPACK refuses a tensor that is all 0
+    folded_count = 0
+    for _ in range(40):
+        stride, channels = (int(rng.choice(values)) for values in ((1, 2, 4), (3, 4, 5, 8)))
+        depthwise = bool(rng.random() < 0.5)
+        row, width, out = (int(rng.integers(least, most)) for least, most in ((1, 17), (1, 8), (3, 17)))
+        content = stem(row, channels, channels if depthwise else out, width, stride, depthwise=depthwise)
+        plain, folded = static(content, LITERT), static(content, LITERT_AVX512)
+        folded_count += plain != folded
+        for feeds in samples(content):
+            np.testing.assert_array_equal(run(folded, feeds), run(plain, feeds))
+    assert folded_count >= 10
+
+
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_work_of_a_folded_convolution_is_counted_as_before(depthwise: bool) -> None:
     content = stem(8, 8 if depthwise else 3, 8, 3, 1 if depthwise else 2, depthwise=depthwise)

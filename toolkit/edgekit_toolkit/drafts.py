@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 from edgekit_toolkit.artifacts import content_of, engine_of
@@ -11,9 +10,8 @@ from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
 from edgekit_toolkit.recipe import Recipe, tool_versions
-from edgekit_toolkit.reference import REFERENCE_SAMPLES, drift_reference
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
-from edgekit_toolkit.samples import feeds_only, value_ranges
+from edgekit_toolkit.samples import value_ranges
 from edgekit_toolkit.search import Measured
 from edgekit_toolkit.sign import StatementSigner
 
@@ -37,9 +35,8 @@ def draft_packages(
     """
     ranges = value_ranges(prepared.source.inputs, prepared.samples.calibration)
     reference = golden_reference(prepared.floats, prepared.dims, ranges, _GOLDEN_SEED)
-    looks = _reference(prepared)
     recipes = [
-        _recipe(request, prepared, ranges, candidate, _figures(candidate, prepared, judged, place) | looks)
+        _recipe(request, prepared, ranges, candidate, _figures(candidate, prepared, judged, place))
         for place, candidate in enumerate(found.candidates)
     ]
     drafts = []
@@ -98,18 +95,8 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
         "memory_estimate": None
         if not isinstance(memory, MemoryEstimate)
         else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
+        **({} if prepared.reference is None else {"reference": prepared.reference}),
     }
-
-
-def _reference(prepared: Prepared) -> dict[str, Any]:
-    """What a device holds its inputs and outputs against; nothing where no real sample was given."""
-    calibration = prepared.samples.calibration
-    if calibration.sha256 is None:
-        return {}
-    # Spread over all of them: samples often come sorted by class.
-    step = max(1, calibration.count // REFERENCE_SAMPLES)
-    reference = drift_reference(prepared.floats, islice(feeds_only(calibration), 0, None, step))
-    return {} if reference is None else {"reference": reference}
 
 
 def _costs(request: Request, judged: Judged, place: int, size_bytes: int) -> dict[str, float]:

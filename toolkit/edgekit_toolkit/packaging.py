@@ -36,6 +36,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
+from edgekit_toolkit.reference import drift_reference
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
 from edgekit_toolkit.search import pareto_front
@@ -137,7 +138,17 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         with phases.phase("optimise"):
             optimised = optimise(floats, batch=request.batch, feeds=feeds)
             floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
-    return Prepared(source=source, dims=dims, samples=samples, feeds=feeds, steps=steps, floats=floats)
+    with phases.phase("look at the samples"):
+        reference = drift_reference(floats, samples.calibration)
+    return Prepared(
+        source=source,
+        dims=dims,
+        samples=samples,
+        feeds=feeds,
+        steps=steps,
+        floats=floats,
+        reference=reference,
+    )
 
 
 def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:

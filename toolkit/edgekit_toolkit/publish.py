@@ -199,7 +199,16 @@ def _rebuild(floats: Model, recipe: Recipe) -> Model:
 
 
 def _build(floats: Model, recipe: Recipe) -> Model | None:
-    """The model of the recipe's form; a conversion is as it was checked when the recipe was made."""
+    """The model of the recipe's form; a conversion is as it was checked when the recipe was made.
+
+    Raises:
+        RecipeError: the recipe is for an engine that does not run the model.
+    """
+    if isinstance(floats, bytes) and recipe.backend != "litert":
+        raise RecipeError(
+            f"the recipe is for {recipe.backend}, which does not run .tflite models; make another one by its"
+            " options"
+        )
     if isinstance(floats, onnx.ModelProto) and recipe.backend != "litert":
         return build(floats, recipe.form)
     from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer

@@ -26,6 +26,7 @@ MAX_RECIPE_BYTES: Final = 64 << 20
 _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
+_BACKENDS: Final = ("litert", "ort", "tensorrt")  # what packages are made for here
 _T = TypeVar("_T")
 
 
@@ -232,7 +233,7 @@ def _parse(value: Mapping[str, Any]) -> Recipe:
         name=take("name", _text),
         version=take("version", _text),
         target=take("target", _text),
-        backend=take("backend", _text),
+        backend=take("backend", _backend),
         source_sha256=take("source_sha256", _text),
         batch=take("batch", lambda batch: None if batch is None else _integer(batch, 1)),
         dims=take("dims", lambda dims: {name: _integer(size, 1) for name, size in dims.items()}),
@@ -264,7 +265,7 @@ def _variants(value: Any) -> tuple[RecipeVariant, ...]:
         found.append(
             RecipeVariant(
                 name=members.take("name", _text),
-                backend=members.take("backend", _text),
+                backend=members.take("backend", _backend),
                 form=members.take("form", Form.from_json),
                 model_sha256=members.take("model_sha256", _text),
                 figures=members.take("figures", _object),
@@ -281,6 +282,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"is {value!r}, expected text")
     return value
+
+
+def _backend(value: Any) -> str:
+    if value not in _BACKENDS:
+        raise ValueError(f"is {value!r}, expected one of {', '.join(_BACKENDS)}")
+    return str(value)
 
 
 def _integer(value: Any, least: int) -> int:

@@ -4,7 +4,6 @@ The outputs are those of the float model: quantized forms differ by less than wh
 docs/canary.md, section "Drift".
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -17,9 +16,11 @@ from edgekit_runtime.service.reference import ValueReference
 from edgekit_runtime.service.sketches import ClassSketch, ValueSketch
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.artifacts import Model, open_model, specs_of
-from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.samples import Part, feeds_only
 
-REFERENCE_SAMPLES: Final = 128  # each is one run of the float model on one thread
+_SAMPLES: Final = 128  # each is one run of the float model on one thread
+# Beyond, float32 sums of squares overflow; such values are marks (the lowest float of a mask), not data.
+_LARGEST: Final = 1e18
 _STEP: Final = 0.618  # fills 0..1 evenly: which values of a large array are looked at
 _DECILES: Final = np.arange(1, 10) / 10
 _FIFTHS: Final = np.arange(1, 5) / 5
@@ -34,7 +35,7 @@ class _Seen:
     values: list[NDArray[Any]] = field(default_factory=list)
 
     def add(self, array: NDArray[Any]) -> None:
-        if not array.size or not np.isfinite(array).all():
+        if not array.size or not (np.abs(array) <= _LARGEST).all():  # NaN is not, either
             return
         self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
         self.values.append(pick(array, _STEP * len(self.values) % 1.0))
@@ -62,16 +63,18 @@ class _Seen:
         }
 
 
-def drift_reference(model: Model, samples: Iterable[Feeds]) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest; None where no sample shows anything.
+def drift_reference(model: Model, calibration: Part) -> dict[str, Any] | None:
+    """Return `figures.reference` of a manifest; None where no sample was given, or none shows anything.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
-        samples: that calibrate, the first `REFERENCE_SAMPLES` of which are used.
+        calibration: samples, `_SAMPLES` of which are used, spread over all: they often come sorted by class.
 
     Raises:
         BackendError: the model does not run on a sample.
     """
+    if calibration.sha256 is None:
+        return None
     inputs, outputs = specs_of(model)
     names = [spec.name for spec in outputs]
     run = open_model(model, names, threads=1)
@@ -80,7 +83,8 @@ def drift_reference(model: Model, samples: Iterable[Feeds]) -> dict[str, Any] | 
     given = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
     made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f" and spec is not classes}
     count = 0
-    for feeds in islice(samples, REFERENCE_SAMPLES):
+    step = max(1, calibration.count // _SAMPLES)
+    for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
         found = dict(zip(names, run(feeds), strict=True))
         for name, seen in given.items():
             seen.add(feeds[name])

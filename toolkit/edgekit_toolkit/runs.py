@@ -74,6 +74,7 @@ class Prepared:
         feeds: the first calibration samples, at least one.
         steps: what each pass did; none for a `.tflite`.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
+        reference: how inputs and outputs look on the calibration samples; None without real ones.
     """
 
     source: SourceModel
@@ -82,6 +83,7 @@ class Prepared:
     feeds: Sequence[Feeds]
     steps: Sequence[Step]
     floats: Model
+    reference: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

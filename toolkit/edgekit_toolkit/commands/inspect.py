@@ -145,7 +145,7 @@ def _show(found: Inspection) -> None:
     print_section(console, "Artifacts", _artifact_rows(manifest))
     print_section(console, "Backend", _backend_rows(manifest.backend))
     print_section(console, "Budget", _free_rows(manifest.budget))
-    print_section(console, "Figures", _free_rows(manifest.figures))
+    print_section(console, "Figures", _figure_rows(manifest.figures))
     print_section(console, "Golden self-test", _golden_rows(manifest.golden))
     for variant in manifest.variants:
         print_section(console, f"Variant {variant.name}", _variant_rows(variant))
@@ -191,7 +191,7 @@ def _variant_rows(variant: Variant) -> Iterator[tuple[str, str]]:
     for kind, name, text in _golden_rows(variant.golden):
         if kind == "output":  # its inputs are in all likelihood those of the default
             yield f"{kind} {name}", text
-    yield from _free_rows(variant.figures)
+    yield from _figure_rows(variant.figures)
 
 
 def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
@@ -204,6 +204,15 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
     for output in golden.outputs:
         text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
         yield "output", output.name, text + ("" if output.every == 1 else f", every {output.every}. value")
+
+
+def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """Figures for people; of `reference`, which holds tables for a device, only that it is there."""
+    yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
+    if "reference" in figures:
+        reference = figures["reference"]
+        samples = reference.get("samples") if isinstance(reference, dict) else None
+        yield "reference", f"of {_value(samples)} calibration samples, for drift (--json shows it)"
 
 
 def _free_rows(

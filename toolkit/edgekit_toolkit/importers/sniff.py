@@ -44,7 +44,7 @@ def describe_folder(path: Path) -> str:
     """Return what a folder in the place of a model is."""
     if (path / "saved_model.pb").exists():
         return "a TensorFlow SavedModel; export it first: python -m tf2onnx.convert --saved-model"
-    return "a folder; give the .onnx file in it"
+    return "a folder; give the model file in it"
 
 
 def describe(path: Path, content: bytes) -> str:

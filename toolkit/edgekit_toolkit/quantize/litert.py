@@ -8,7 +8,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,7 +24,18 @@ from edgekit_toolkit.quantize.litert_kernels import scope
 from edgekit_toolkit.quantize.litert_prepare import finish
 from edgekit_toolkit.quantize.litert_weights import weight_bounds
 from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.tflite_file import operator_name, operators, parsed, shape_of, stored_bytes, tensor_name
+from edgekit_toolkit.quantize.storage import fits_half
+from edgekit_toolkit.tflite_file import (
+    Operator,
+    SubGraph,
+    constant,
+    operator_name,
+    operators,
+    parsed,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
 
 _ALL: Final = ".*"
 # Settings with one expression are ranked where the first of them was made.
@@ -124,8 +135,7 @@ class _Order:
         ):
             return False
         if form.kind == forms.FLOAT16_WEIGHTS:
-            self._ask_half()
-            return True
+            return self._ask_half()
         self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 8)
         if form.kind == forms.DYNAMIC_INT8:
             self._ask_dynamic()
@@ -143,9 +153,29 @@ class _Order:
             if scopes:
                 self._quantizer.add_dynamic_config(_exactly(scopes), self._kinds[name], 8)
 
-    def _ask_half(self) -> None:
+    def _ask_half(self) -> bool:
+        """Ask for float16 weights in the layers that allow it; returns whether there are any."""
         casting = self._library.AlgorithmName.FLOAT_CASTING
         self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 16, algorithm_key=casting)
+        fitting = {
+            scope(graph, operator): all(map(fits_half, self._weights(graph, operator)))
+            for graph, _, operator in operators(self._model)
+            if operator_name(self._model, operator) in _LAYERS
+        }
+        left = [name for name, fits in fitting.items() if not fits]
+        if left:
+            none = self._library.AlgorithmName.NO_QUANTIZE
+            self._quantizer.update_quantization_recipe(
+                _exactly(left), self._kinds.ALL_SUPPORTED, algorithm_key=none
+            )
+        return len(left) < len(fitting)
+
+    def _weights(self, graph: SubGraph, operator: Operator) -> Iterator[NDArray[Any]]:
+        """Yield the constants of a layer that the library would cast: not its bias, which stays float32."""
+        for index in operator.inputs:
+            value = constant(self._model, graph.tensors[index]) if index >= 0 else None
+            if value is not None and value.ndim > 1 and value.dtype == np.float32:
+                yield value
 
     def _ask_int4(self) -> bool:
         """Blocks of 32 inputs; the kernel that exists for them quantizes its input at run time."""

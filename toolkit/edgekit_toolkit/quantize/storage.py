@@ -27,6 +27,7 @@ from edgekit_toolkit.quantize.scheme import quantize_weight
 # Smaller constants cost more in a Cast node than they save.
 _MIN_ELEMENTS: Final = 128
 _MIN_INT4_ELEMENTS: Final = 4096
+_HALF_ROUNDING: Final = 2.0**-11
 _BLOCK: Final = 32
 _OPSET_INT8: Final = 13
 _OPSET_INT4: Final = 21
@@ -39,7 +40,7 @@ _WEIGHTS_FROM: Final = {
 
 
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with its float32 weights stored as float16, where they are in its range.
+    """Return `model` with its float32 weights stored as float16, where it holds them.
 
     Returns:
         None where the model has no weight that this fits.
@@ -78,11 +79,18 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
         if first is None or tensor.name not in list(node.input)[first:]:
             return False
     value = index.constant(tensor.name)
-    if value is None or value.size < _MIN_ELEMENTS:
-        return False
-    # Below the smallest normal number float16 has fewer and fewer digits.
-    peak = float(np.abs(value).max())
-    return peak == 0 or float(np.finfo(np.float16).tiny) <= peak < float(np.finfo(np.float16).max)
+    return value is not None and value.size >= _MIN_ELEMENTS and fits_half(value)
+
+
+def fits_half(weight: NDArray[Any]) -> bool:
+    """Return whether float16 holds a weight: its error is no larger than rounding to 11 bits makes it.
+
+    Beyond 65504 it has infinities, and below 6e-5 fewer and fewer digits.
+    """
+    wide = weight.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = wide.astype(np.float16).astype(np.float64) - wide
+    return bool(np.linalg.norm(error) <= _HALF_ROUNDING * np.linalg.norm(wide))
 
 
 def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:

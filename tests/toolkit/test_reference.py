@@ -1,0 +1,82 @@
+"""What a manifest says of how inputs and outputs looked on the calibration samples."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+from tests.toolkit.package_run import mlp, model_of, tensor
+
+from edgekit_runtime.service.reference import ClassReference, ValueReference, parse_references
+from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.reference import drift_reference
+from edgekit_toolkit.samples import Part
+
+
+def part(samples: NDArray[np.float32], *, given: bool = True) -> Part:
+    """Calibration samples x [samples, 1, values]."""
+
+    def stream(_: int) -> Iterator[tuple[Feeds, None]]:
+        return (({"x": sample}, None) for sample in samples)
+
+    return Part("user" if given else "generated", len(samples), "0" * 64 if given else None, False, stream)
+
+
+def copy_of(width: int) -> onnx.ModelProto:
+    """y [1, width, 1, 1] = x [1, width, 1, 1]."""
+    shape = [1, width, 1, 1]
+    return model_of([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", shape)], [tensor("y", shape)])
+
+
+def draw(count: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(5).standard_normal((count, 1, *shape)).astype(np.float32)
+
+
+def test_reference_is_what_a_device_reads() -> None:
+    samples = draw(40, 8)
+    found = drift_reference(mlp(), part(samples))
+    assert found is not None
+    inputs, outputs = parse_references({"reference": found})
+    assert (found["samples"], inputs.keys(), outputs.keys()) == (40, {"x"}, {"y"})
+    assert inputs["x"].low == pytest.approx(samples.min(), rel=1e-5)
+    assert inputs["x"].high == pytest.approx(samples.max(), rel=1e-5)
+    assert sum(inputs["x"].shares) == pytest.approx(1, abs=1e-3)  # rounded to four digits
+    assert isinstance(outputs["y"], ClassReference)
+
+
+def test_same_samples_give_the_same_reference() -> None:
+    samples = part(draw(20, 8))
+    assert drift_reference(mlp(), samples) == drift_reference(mlp(), samples)
+
+
+def test_many_samples_are_looked_at_from_the_first_to_the_last() -> None:
+    samples = np.arange(1000, dtype=np.float32).reshape(-1, 1, 1, 1, 1)  # as if sorted by class
+    found = drift_reference(copy_of(1), part(samples))
+    assert found is not None
+    assert (found["samples"], found["inputs"]["x"]["low"]) == (128, 0)
+    assert found["inputs"]["x"]["high"] >= 880
+
+
+def test_generated_samples_are_no_reference() -> None:
+    assert drift_reference(mlp(), part(draw(4, 8), given=False)) is None
+
+
+@pytest.mark.parametrize("mark", [np.nan, np.inf, np.finfo(np.float32).min, 1e30])
+def test_sample_with_values_that_are_no_data_is_passed_over(mark: float) -> None:
+    samples = draw(6, 4, 1, 1)
+    clean = drift_reference(copy_of(4), part(samples[:-1]))
+    samples[-1, 0, 0] = mark
+    samples[-1, 0, 1] = np.finfo(np.float32).max
+    found = drift_reference(copy_of(4), part(samples))
+    assert found is not None
+    assert clean is not None
+    assert (found["inputs"], found["outputs"]) == (clean["inputs"], clean["outputs"])
+
+
+def test_input_that_never_changes_has_one_edge() -> None:
+    found = drift_reference(copy_of(4), part(np.full((3, 1, 4, 1, 1), 7, np.float32)))
+    inputs, _ = parse_references({"reference": found})
+    assert isinstance(inputs["x"], ValueReference)
+    assert (inputs["x"].low, inputs["x"].edges) == (7, (7,))
