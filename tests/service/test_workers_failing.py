@@ -131,15 +131,14 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
         command, env=child_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     with service:
-        assert service.stderr is not None
-        for line in service.stderr:
-            if "ready at" in line:
-                break
-        children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
-        (pid,) = map(int, children)
-        os.kill(pid, signal.SIGSTOP)  # one that could not even notice
-        service.kill()
-        service.stderr.close()
+        try:
+            assert service.stderr is not None
+            assert any("ready at" in line for line in service.stderr)
+            children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+            (pid,) = map(int, children)
+            os.kill(pid, signal.SIGSTOP)  # one that could not even notice
+        finally:
+            service.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
 
 
@@ -148,6 +147,6 @@ def write_key(maker: PackageMaker, folder: Path) -> None:
     from tests.runtime.conftest import make_signer
 
     (key_id,) = maker.trust.key_ids
-    public = make_signer(1)._private_key.public_key()  # noqa: SLF001
+    public = make_signer(1)._private_key.public_key()
     pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (folder / f"{key_id}.pub.pem").write_bytes(pem)

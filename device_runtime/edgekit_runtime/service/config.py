@@ -135,7 +135,7 @@ def read_config(path: Path) -> ServiceConfig:
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
-    """Return the options of all models with those in `names` isolated, as they state it or else by default."""
+    """Return the options of all models, with those in `names` isolated."""
     changed = dict(models)
     for name in names:
         options = models.get(name, ModelOptions())
@@ -200,6 +200,7 @@ def _read_model(name: str, table: object) -> ModelOptions:
     specific = settings.pop("specific", [])
     if not isinstance(specific, list) or not all(isinstance(version, str) for version in specific):
         raise ConfigError(f"{where}: specific is {specific!r}, expected a list of versions")
+    isolation = read_section(Isolation, isolation_table, f"{where}.isolation")
     kept = read_section(_Model, settings, where)
     return ModelOptions(
         VersionPolicy(kept.latest, tuple(specific)),
@@ -207,6 +208,7 @@ def _read_model(name: str, table: object) -> ModelOptions:
         kept.threads,
         kept.instances,
         scheduling,
+        isolation if kept.isolated else None,
     )
 
 

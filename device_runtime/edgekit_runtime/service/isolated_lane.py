@@ -63,20 +63,28 @@ class IsolatedLane:
     """
 
     def __init__(
-        self, http: HttpServer, regions: Regions, order: Order, package: int, events: Events
+        self,
+        http: HttpServer,
+        regions: Regions,
+        manifest: Manifest,
+        order: Order,
+        *,
+        package: int,
+        events: Events,
     ) -> None:
         """Start the first worker.
 
         Args:
             http: whose connections it is lent.
             regions: shared memory of clients.
+            manifest: of the version.
             order: for each worker.
             package: descriptor of the package; owned by this.
             events: hears of it.
         """
         self._http, self._regions, self._order, self._package = http, regions, order, package
         self._loop = http.loop
-        self.manifest: Manifest = order.manifest
+        self.manifest = manifest
         self.restarts = 0
         self._isolation: Isolation = order.isolation
         self._events = events
@@ -103,7 +111,7 @@ class IsolatedLane:
         """As the package states them."""
         return self.manifest.outputs
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:  # noqa: ARG002  # of the protocol
         """Not possible here: the model is loaded in another process.
 
         Raises:
@@ -221,7 +229,9 @@ class IsolatedLane:
         self._crashes = self._crashes.after(lived_s, self._isolation)
         manifest = self.manifest
         if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
-            self._events.on_started(self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}"))
+            self._events.on_started(
+                self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}")
+            )
             self.end()
             return
         _logger.error("%s %s: its worker is lost: %s", manifest.name, manifest.version, reason)
@@ -245,7 +255,8 @@ class IsolatedLane:
         try:
             worker = Worker(self._http, self, self._order, self._package)
         except OSError as cause:
-            self._loop.call_soon(lambda: self._take_crash(f"it cannot be started: {cause}", 0.0, is_final=False))
+            reason = f"it cannot be started: {cause}"
+            self._loop.call_soon(lambda: self._take_crash(reason, 0.0, is_final=False))
             return
         self._lives[worker] = _Life(self._loop.time())
         for region in self._regions:

@@ -16,8 +16,8 @@ class Isolation:
 
     Attributes:
         standby: whether a second process with the model loaded waits to take over at once.
-        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn in
-            that time, which it does not while an engine keeps Python's lock.
+        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn
+            in that time, which it does not while an engine keeps Python's lock.
         start_timeout_s: for a worker to load its model.
         max_crashes: so many crashes with less than `healthy_s` between them, and the version is rejected.
         healthy_s: after so long without a crash, earlier ones are forgotten.
@@ -71,7 +71,7 @@ class Crashes:
         return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
 
     def delay_s(self, isolation: Isolation) -> float:
-        """Return how long to wait before the next start: not at all at first, then twice as long each time."""
+        """Return how long to wait before the next start: first not at all, then ever longer."""
         if self.count <= 1:
             return 0.0
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)

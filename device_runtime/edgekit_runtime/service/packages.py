@@ -53,7 +53,7 @@ class PackageFiles:
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
 
-    def reject(self, name: str, version: str, reason: str) -> bool:
+    def reject(self, _name: str, _version: str, _reason: str) -> bool:
         """Nothing, and nothing else to open: files have no state."""
         return False
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import os
 from collections.abc import Awaitable
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from typing import Protocol
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import BackendError, PackageError
+from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
@@ -91,7 +93,7 @@ class Workers:
             descriptor = os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as cause:
             raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
-        self._http.loop.call_soon_threadsafe(self._begin, order, descriptor, opened)
+        self._http.loop.call_soon_threadsafe(self._begin, package.manifest, order, descriptor, opened)
         lane = opened.result()
         return Loaded((lane,), package.manifest, package.path, package.key_id, options.scheduling, ())
 
@@ -143,12 +145,14 @@ class Workers:
         """Forget it."""
         self._lanes.pop(lane, None)
 
-    def _begin(self, order: Order, package: int, opened: "Future[IsolatedLane]") -> None:
+    def _begin(
+        self, manifest: Manifest, order: Order, descriptor: int, opened: "Future[IsolatedLane]"
+    ) -> None:
         if self._is_over:
-            os.close(package)
+            os.close(descriptor)
             opened.cancel()
             return
-        lane = IsolatedLane(self._http, self._regions, order, package, self)
+        lane = IsolatedLane(self._http, self._regions, manifest, order, package=descriptor, events=self)
         self._lanes[lane] = opened
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
@@ -156,15 +160,21 @@ class Workers:
         config = dataclasses.replace(
             self._config, listen=Listen(unix_socket="-", host=""), models={package.manifest.name: alone}
         )
+        manifest, key = package.manifest, self._reader.trust.find(package.key_id)
+        if key is None:
+            raise PackageError(f"{package.path}: signed by {package.key_id}, which is not trusted any more")
         return Order(
-            os.getpid(),
-            config,
-            isolation,
-            package.manifest,
-            self._reader.trust,
-            self._reader.limits,
-            self._token,
-            self._config.http.max_connections,
+            parent=os.getpid(),
+            config=config,
+            isolation=isolation,
+            name=manifest.name,
+            version=manifest.version,
+            manifest_sha256=hashlib.sha256(manifest.to_bytes()).hexdigest(),
+            key_id=package.key_id,
+            key=key.to_dict(),
+            limits=self._reader.limits,
+            token=None if self._token is None else self._token.decode("ascii"),
+            connections=self._config.http.max_connections,
         )
 
     def _add_region(self, region: Region) -> None:
