@@ -5,6 +5,7 @@ docs/exit-codes.md.
 """
 
 import argparse
+import importlib
 import json
 import logging
 import sys
@@ -12,11 +13,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgekit_runtime import __version__
-from edgekit_runtime.commands import serve, tournament
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
 
-_COMMANDS: Final[tuple[Command, ...]] = (serve, tournament)
+_COMMANDS: Final = (
+    "install",
+    "serve",
+    "status",
+    "rollback",
+    "pin",
+    "tournament",
+    "tune",
+)  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
@@ -26,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments after the program's name; None takes those of the process.
     """
-    arguments = _make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _make_parser(words).parse_args(words)
     logging.basicConfig(format="edgekit-device: %(message)s", level=logging.WARNING)
     try:
         outcome: Outcome = arguments.run(arguments)
@@ -44,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.exit_code
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command that `words` begin with, or of all where that is none.
+
+    Each command imports what it needs, and the service shall not start later for the sake of the others.
+    """
     parser = argparse.ArgumentParser("edgekit-device", description="What a device does with packages.")
     parser.add_argument("--version", action="version", version=f"edgekit-device {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in _COMMANDS:
+    for name in [words[0]] if words and words[0] in _COMMANDS else _COMMANDS:
+        command: Command = importlib.import_module(f"edgekit_runtime.commands.{name}")
         command.add_parser(commands)
     return parser
 

@@ -122,9 +122,6 @@ class UnavailableError(EdgekitError):
 class OverloadedError(UnavailableError):
     """More calls wait for a model than its queue holds."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message, retry_after_s)
-
 
 class DeadlineError(EdgekitError):
     """A call had not begun by its deadline, and was not run; 504 over HTTP."""

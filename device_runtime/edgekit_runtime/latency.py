@@ -64,8 +64,20 @@ class Latency:
         Both must come from one call of `measure_latency`: then a load on the machine that lasts longer than
         a round strikes both alike.
         """
-        pairs = zip(self.seconds, reference.seconds, strict=True)
-        return statistics.median(own / other for own, other in pairs)
+        return statistics.median(self._ratios(reference))
+
+    def ratio_interval_to(self, reference: "Latency") -> tuple[float, float]:
+        """Lower and upper end of the 95 % interval of `ratio_to`; of few rounds the least and the greatest.
+
+        Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
+        """
+        ratios = sorted(self._ratios(reference))
+        reach = 1.96 * math.sqrt(len(ratios)) / 2
+        low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
+        return ratios[max(low, 0)], ratios[min(high, len(ratios) - 1)]
+
+    def _ratios(self, reference: "Latency") -> list[float]:
+        return [own / other for own, other in zip(self.seconds, reference.seconds, strict=True)]
 
 
 def measure_latency(

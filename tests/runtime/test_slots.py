@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.slot_cases import rewrite_state
 
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError, SlotError
 from edgekit_runtime.slots import MAX_BEGUN, Choice, Permissions, Slots
+from edgekit_runtime.slots.versions import is_older
 
 MakePackage = Callable[..., Path]
 
@@ -345,17 +347,46 @@ def test_fields_of_a_later_edgekit_survive_a_change(slots: Slots, package: MakeP
     body = json.loads(path.read_bytes())
     body["shadow"] = {"share": 0.1}
     body["active"]["note"] = "kept"
-    rewrite(path, body)
+    rewrite_state(path, body)
     slots.install(package("2.0.0"))
     after = json.loads(path.read_bytes())
     assert (after["shadow"], after["spare"]["note"]) == ({"share": 0.1}, "kept")
 
 
-def rewrite(path: Path, body: dict[str, Any]) -> None:
-    """Write a state with the digest that it must have."""
-    import hashlib
+def test_a_reason_that_is_long_and_no_text_is_kept_all_the_same(slots: Slots, package: MakePackage) -> None:
+    for number in range(20):
+        slots.install(package(f"{number}.0.0"))
+        slots.reject("linear", f"{number}.0.0", "\udcff" + "\U0001f600" * 10_000)
+    loaded = slots.load("linear")
+    assert (loaded.problem, len(loaded.state.rejected)) == (None, 16)
+    assert loaded.state.rejected[-1].reason.startswith("?\U0001f600")
 
-    from edgekit_runtime.canonical import encode_json
 
-    body.pop("sha256", None)
-    path.write_bytes(encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()}))
+def test_a_rejected_version_cannot_be_the_factory_package(slots: Slots, package: MakePackage) -> None:
+    slots.install(package("1.0.0"))
+    slots.reject("linear", "1.0.0", "wrong")
+    with pytest.raises(SlotError, match="so it cannot be what always remains"):
+        slots.install(package("1.0.0"), factory=True)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("1.9.0", "1.10.0"),
+        ("1", "1.0.1"),
+        ("2.0-rc1", "2.0"),
+        ("2.0-rc9", "2.0-rc10"),
+        ("2.0-1", "2.0-alpha"),
+        ("v1.2", "1.3"),
+        ("2026-11-21", "2026-11-22"),
+        ("1.0", "1.0b"),
+        ("9" * 60, "1" + "0" * 60),
+    ],
+)
+def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
+    assert (is_older(older, newer), is_older(newer, older)) == (True, False)
+
+
+@pytest.mark.parametrize(("one", "other"), [("1.0", "1"), ("1.0+a", "1.0+b"), ("v2", "2.0.0"), ("a", "a")])
+def test_versions_of_one_order_are_not_older(one: str, other: str) -> None:
+    assert (is_older(one, other), is_older(other, one)) == (False, False)

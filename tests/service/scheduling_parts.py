@@ -29,15 +29,16 @@ class Handle:
 
 
 class FakeLoop:
-    """An event loop whose time passes when it is told to."""
+    """An event loop whose time passes when it is told to, and by `tick_s` whenever it is read."""
 
-    def __init__(self) -> None:
-        self.now_s = 100.0
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self.tick_s = 100.0, tick_s
         self._soon: list[Handle] = []
         self._timers: list[tuple[float, int, Handle]] = []
         self._count = itertools.count()
 
     def clock(self) -> float:
+        self.now_s += self.tick_s
         return self.now_s
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
@@ -152,9 +153,10 @@ class Bench:
         instances: int = 1,
         seconds: float = 0.0,
         is_eager: bool = False,
+        tick_s: float = 0.0,
         **limits: Any,
     ) -> None:
-        self.loop, self.threads, self.client = FakeLoop(), FakeThreads(threads, is_eager), Client()
+        self.loop, self.threads, self.client = FakeLoop(tick_s), FakeThreads(threads, is_eager), Client()
         self.session = FakeSession(self.loop, seconds)
         self.pool = Pool(self.threads)
         self.metrics = LaneMetrics("model", "1")

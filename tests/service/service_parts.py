@@ -39,9 +39,13 @@ class Running:
 
     def __init__(self, config: ServiceConfig, source: Source) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.service = self.do(self._start(config, source))
+        try:
+            self.service = self.do(self._start(config, source))
+        except BaseException:
+            self.halt()
+            raise
         self.socket_path = config.listen.unix_socket
         self.port = int(self._addresses[-1].rsplit(":", 1)[1]) if config.listen.host else 0
 
@@ -51,7 +55,11 @@ class Running:
 
     async def _start(self, config: ServiceConfig, source: Source) -> Service:
         service = Service(config, source)
-        self._addresses = await service.listen()
+        try:
+            self._addresses = await service.listen()
+        except BaseException:
+            await service.stop()
+            raise
         await service.registry.load_all()
         return service
 

@@ -131,7 +131,7 @@ def test_candidates_that_keep_all_limits_are_seldom_rolled_back() -> None:
         )
         # The end of time rolls back what was not shown, by design: only what was shown to be bad counts.
         wrong += isinstance(observed, Rollback) and not observed.reason.startswith("not shown")
-    assert wrong <= 0.1 * 60  # the bound holds for the chance; measured: 0 of 60
+    assert wrong <= 0.1 * 60  # the bound holds for the chance; measured with these seeds: 0
 
 
 def test_candidates_that_miss_a_limit_are_seldom_promoted() -> None:

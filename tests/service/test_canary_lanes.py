@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, Clock, FakeLane, double, fail, inputs, nan
 
-from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import choose_comparison, same_class, similarity
+from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.canary import Gates, Promote, Rollback
 from edgekit_runtime.service.canary_lane import CanaryLane
 from edgekit_runtime.service.canary_watch import Watch
+from edgekit_runtime.service.drift import Drift, DriftLane
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
 from edgekit_runtime.tensors import TensorSpec
 
@@ -115,6 +117,17 @@ def test_without_retry_the_failed_answer_is_the_clients() -> None:
     bench.send(bench.canary(1.0, retry=False), 3)
     assert bench.client.failures == 3
     assert bench.verdicts
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_faults_of_queues_and_clients_are_no_burst(retry: bool) -> None:
+    bench = Bench(Gates(error_burst=3))
+    lane = bench.canary(1.0, retry=retry)
+    refusal = EdgekitError("the queue is full") if retry else DataError("wrong shape")
+    bench.candidate.compute = lambda _given: refusal
+    bench.send(lane, 20)
+    assert not bench.verdicts
+    assert bench.watch.observed.candidate.failed == 20
 
 
 def test_after_the_deadline_there_is_no_retry() -> None:
@@ -315,6 +328,25 @@ def test_every_call_is_answered_exactly_once(
         assert bench.client.failures == 0
 
 
+def test_lanes_stand_in_front_of_each_other() -> None:
+    """A canary in front of two versions, each with drift statistics in front of a cache."""
+    bench, cache = Bench(Gates()), ResponseCache()
+    spec = TensorSpec("x", "float32", ("N", 2))
+    stacks, drifts = [], []
+    for behind in (bench.current, bench.candidate):
+        drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
+        stacks.append(DriftLane(drifts[-1], cache.in_front_of(behind)))
+    lane = CanaryLane(stacks[0], stacks[1], bench.watch, share=0.5, clock=bench.clock)
+    for number in range(400):
+        lane.submit(bench.client.call(inputs(1.0, float(number % 10))))
+    for number, mine in enumerate(bench.client.answers):
+        (answer,) = mine
+        assert not isinstance(answer, EdgekitError)
+        assert answer["y"].tolist() == [[2.0, 2.0 * (number % 10)]]
+    assert cache.misses == len(bench.current.calls) + len(bench.candidate.calls) == 20
+    assert all(drift.looked_at >= 1 for drift in drifts)
+
+
 CLASSES = TensorSpec("y", "float32", ("N", 10))
 BOXES = TensorSpec("boxes", "float32", (1, 100, 4))
 
@@ -336,6 +368,11 @@ def test_agreement_is_the_share_of_equal_best_classes() -> None:
     current = np.float32([[0, 1], [1, 0], [0, 1], [1, 0]])
     assert same_class(current, np.float32([[0, 2], [2, 0], [2, 0], [2, 0]])) == 0.75
     assert same_class(current, current[:2]) == 0.0
+
+
+def test_a_version_with_other_outputs_agrees_on_nothing() -> None:
+    for compare in (choose_comparison([CLASSES], {}), similarity):
+        assert compare({"y": np.float32([[0, 1]])}, {"z": np.float32([[0, 1]])}) == 0.0
 
 
 def test_similarity_is_one_for_equal_outputs_and_falls_with_the_difference() -> None:

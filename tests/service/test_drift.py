@@ -103,6 +103,25 @@ def test_masked_classes_have_no_weight() -> None:
     assert sketch.entropy.mean == pytest.approx(np.log(2) / np.log(3))
 
 
+def test_answers_that_are_not_finite_are_left_out() -> None:
+    sketch = ClassSketch(3)
+    for scores in ([0, np.nan, 0], [np.inf, 0, np.inf], [-np.inf] * 3):
+        sketch.add(np.float32(scores))
+    assert sum(sketch.classes) == 0
+
+
+def test_huge_values_do_not_overflow() -> None:
+    sketch = ValueSketch()
+    sketch.add(np.float32([-3e38, 3e38]))
+    assert sketch.moments.std == pytest.approx(3e38)
+
+
+def test_an_output_that_was_not_asked_for_is_left_out() -> None:
+    drift = new_drift()
+    drift.add(drift.take({"image": np.zeros((1, 3, 32, 32), np.float32)}), {})
+    assert drift.looked_at == 1
+
+
 def test_nan_is_counted_apart() -> None:
     sketch = ValueSketch()
     sketch.add(np.float32([1, np.nan, 3]))

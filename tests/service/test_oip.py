@@ -143,7 +143,7 @@ def request(**changes: Any) -> dict[str, Any]:
     return {"inputs": [{key: value for key, value in entry.items() if value is not ...}]}
 
 
-HUGE = "1" * 5000
+HUGE = b"1" * 5000
 BAD = {
     "not JSON": b"{",
     "not UTF-8": b'{"id": "\xff"}',
@@ -154,7 +154,7 @@ BAD = {
     "infinity": b'{"inputs": [{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,-Infinity]}]}',
     "a bomb of lists": b"[" * 100_000,
     "a bomb of objects": b'{"a":' * 100_000,
-    "a number of 5000 digits": f'{{"inputs": [{{"name":"x","datatype":"FP32","shape":[{HUGE},4]}}]}}'.encode(),
+    "a number of 5000 digits": b'{"inputs": [{"name":"x","datatype":"FP32","shape":[%s,4]}]}' % HUGE,
     "data of 4000 digits": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,%s]}]}'
     % (b"9" * 4000),
     **{

@@ -235,6 +235,16 @@ def test_a_short_model_with_a_delay_runs_its_batch_on_the_loop() -> None:
     assert not bench.threads.jobs
 
 
+def test_a_delay_that_ends_between_two_looks_at_the_clock_is_not_forgotten() -> None:
+    for tick_s in np.linspace(1e-6, 1e-4, 200):
+        bench = Bench(max_batch=3, max_delay_s=2e-4, tick_s=float(tick_s))
+        bench.submit(1)
+        bench.submit(2)
+        bench.loop.pass_s(1e-3)
+        bench.finish()
+        assert [value for run in bench.session.runs for value in run] == [1, 2]
+
+
 def test_a_deadline_cuts_the_delay_so_that_the_call_begins_in_time() -> None:
     bench = Bench(max_batch=8, max_delay_s=1.0)
     bench.submit(1, deadline_s=bench.loop.now_s + 0.02)
@@ -464,6 +474,37 @@ def test_a_reply_may_submit_again() -> None:
     bench.lane.submit(again)
     bench.finish()
     assert bench.client.value(7)[0, 0] == 14
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1e-3])
+def test_answers_that_each_submit_another_call_do_not_nest(delay_s: float) -> None:
+    bench = Bench(seconds=1e-6, max_batch=2, max_delay_s=delay_s, max_waiting=10_000, **SHORT)
+    for size_bytes in (8, 16):
+        for _ in range(3):
+            bench.lane.learn(size_bytes, 1e-6)
+    left = [5000]
+
+    def again(_: object) -> None:
+        if left[0]:
+            left[0] -= 1
+            bench.lane.submit(Call({"x": np.ones((1, 2), np.float32)}, again))
+
+    again(None)
+    for _ in range(20_000):
+        bench.loop.now_s += 1e-3
+        bench.loop.turn()
+    assert left == [0]
+    assert bench.metrics.succeeded == 5000
+
+
+def test_a_long_queue_of_a_model_that_became_short_does_not_nest() -> None:
+    bench = Bench(seconds=1e-6, max_waiting=10_000, **SHORT)
+    for value in range(5000):
+        bench.submit(value)
+    bench.finish()
+    for _ in range(10_000):
+        bench.loop.turn()
+    assert bench.metrics.succeeded == 5000
 
 
 def test_times_and_counts_are_those_of_the_clock() -> None:

@@ -65,7 +65,9 @@ def test_path_of_an_inference_names_its_model(path: str, target: object) -> None
     assert find_infer(path) == target
 
 
-@pytest.mark.parametrize("wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_cpus": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_data_bytes": -1}]
+)
 def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Isolation(**wrong)  # type: ignore[arg-type]

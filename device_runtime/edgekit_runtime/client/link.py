@@ -206,10 +206,7 @@ class Link:
         if self._address.is_tls:
             connected.settimeout(timeout_s)
             return
-        # The kernel keeps the time: Python's own time-outs ask poll() before each call.
-        value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        _limit_time(connected, timeout_s)
 
     def _parse(self, data: bytes) -> ReplyHead:
         head = self._heads.get(data)
@@ -234,9 +231,9 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         if address.path is not None:
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                connected.settimeout(timeout_s)
+                # A socket that does not block cannot stand in the queue of one that is busy.
+                _limit_time(connected, timeout_s)
                 connected.connect(address.path)
-                connected.settimeout(None)
             except BaseException:
                 connected.close()
                 raise
@@ -252,6 +249,13 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
     except OSError as cause:
         raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
     return connected
+
+
+def _limit_time(connected: socket.socket, timeout_s: float) -> None:
+    """Let the kernel keep the time: Python's own time-outs ask poll() before each call."""
+    value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def _send(connected: Any, parts: Sequence[Any], until_s: float) -> None:

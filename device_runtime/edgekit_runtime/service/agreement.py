@@ -65,7 +65,7 @@ def choose_comparison(
     output = first.name
 
     def compare(current: Outputs, candidate: Outputs) -> float:
-        return same_class(current[output], candidate[output])
+        return same_class(current[output], candidate[output]) if output in candidate else 0.0
 
     return compare
 

@@ -7,7 +7,7 @@ candidate which keeps all limits is ever rolled back for missing one is at most 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
@@ -93,7 +93,8 @@ class Observed:
         compared: pairs of answers to the same inputs.
         not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
             the inputs had none.
-        failed_in_a_row: answers of the candidate, where the current version did not fail on the same inputs.
+        failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
+            on the same inputs, and neither a queue nor a deadline was the reason.
         crash: why the candidate's process ended, or None.
     """
 
@@ -151,7 +152,7 @@ class _Finding:
 
     gate: str
     state: _State
-    text: str
+    text: Callable[[], str]  # only a verdict needs it, and quantiles take time
     is_proof_needed: bool
 
 
@@ -172,7 +173,7 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
     findings = list(_find(observed, gates))
     for finding in findings:
         if finding.state is _State.MISSED:
-            return Rollback(finding.gate, finding.text)
+            return Rollback(finding.gate, finding.text())
     undecided = tuple(finding.gate for finding in findings if finding.state is _State.OPEN)
     samples = observed.candidate.answers
     if samples >= gates.min_samples and not undecided:
@@ -186,7 +187,7 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
         )
     for finding in findings:
         if finding.state is _State.OPEN and finding.is_proof_needed:
-            return Rollback(finding.gate, f"not shown in {observed.elapsed_s:.0f} s: {finding.text}")
+            return Rollback(finding.gate, f"not shown in {observed.elapsed_s:.0f} s: {finding.text()}")
     return Promote()
 
 
@@ -219,7 +220,10 @@ def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
     state = _State.OPEN
     if log_evidence(observed.agreement, observed.compared, least) >= math.log(_TESTS / alpha):
         state = _State.KEPT if mean > least else _State.MISSED
-    text = f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
+
+    def text() -> str:
+        return f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
+
     return _Finding("agreement", state, text, is_proof_needed=True)
 
 
@@ -233,10 +237,13 @@ def _find_errors(observed: Observed, gates: Gates) -> _Finding:
         state = _State.MISSED
     elif high <= current_low + gates.max_extra_errors:
         state = _State.KEPT
-    text = (
-        f"{candidate.failed} of {candidate.answers} answers failed, {current.failed} of {current.answers} of"
-        f" the current version, expected at most {gates.max_extra_errors:.1%} more"
-    )
+
+    def text() -> str:
+        return (
+            f"{candidate.failed} of {candidate.answers} answers failed, {current.failed} of"
+            f" {current.answers} of the current version, expected at most {gates.max_extra_errors:.1%} more"
+        )
+
     return _Finding("errors", state, text, is_proof_needed=True)
 
 
@@ -251,6 +258,9 @@ def _find_ratio(
         state = _State.MISSED
     elif high <= limit * current_low:
         state = _State.KEPT
-    own, other = (arm.quantile(quantile) or math.nan for arm in pair)
-    text = f"{gate} is {own / other:.2f} times the current version's, expected at most {limit:g} times"
+
+    def text() -> str:
+        own, other = (arm.quantile(quantile) or math.nan for arm in pair)
+        return f"{gate} is {own / other:.2f} times the current version's, expected at most {limit:g} times"
+
     return _Finding(gate, state, text, is_proof_needed=False)

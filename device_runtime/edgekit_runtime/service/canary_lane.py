@@ -7,11 +7,11 @@ Which calls is decided without chance. Outputs are not compared here, as a call 
 import time
 from collections.abc import Callable
 
-from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.canary import Rollback
-from edgekit_runtime.service.canary_watch import GOLDEN, Watch
+from edgekit_runtime.service.canary_watch import GOLDEN, Watch, is_of_model
 
 
 class CanaryLane:
@@ -94,8 +94,13 @@ class CanaryLane:
             elif self._retry and (call.deadline_s is None or now_s < call.deadline_s):
                 self._ask_current(call, answer)
             else:
-                # Now, as the inputs are gone after the reply.
-                is_own_fault = isinstance(answer, EdgekitError) or all_finite(call.inputs)
+                # Now, as the inputs are gone after the reply. Without another answer to the same inputs, an
+                # error for which the client may be to blame is not held against the candidate.
+                is_own_fault = (
+                    isinstance(answer, BackendError)
+                    if isinstance(answer, EdgekitError)
+                    else all_finite(call.inputs)
+                )
                 call.reply(answer)
                 self._count_failure(answer, is_own_fault=is_own_fault)
 
@@ -105,8 +110,9 @@ class CanaryLane:
         """Answer with the current version, which also tells whose fault the failed answer was."""
 
         def take(answer: Answer) -> None:
+            is_own_fault = is_of_model(failed) and not _has_failed(answer)
             call.reply(answer)
-            self._count_failure(failed, is_own_fault=not _has_failed(answer))
+            self._count_failure(failed, is_own_fault=is_own_fault)
 
         self._current.submit(call.answered_by(take))
 

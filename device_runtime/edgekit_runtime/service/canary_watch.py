@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError
+from edgekit_runtime.service.call import Answer
 from edgekit_runtime.service.canary import (
     Arm,
     Continue,
@@ -24,7 +26,10 @@ Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 # Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
 # every k-th of them, so that two clients that take turns get the same share of the candidate each.
 GOLDEN: Final = 0.6180339887498949
-_LOOK_EVERY: Final = 32  # answers of the candidate; a look takes as long as a small inference
+# Answers of the candidate between two looks, and as a share of those so far: a look takes as long as a small
+# inference, and late ones bring little that is new.
+_LOOK_EVERY: Final = 32
+_LOOK_SHARE: Final = 1 / 16
 
 _logger = logging.getLogger(__name__)
 
@@ -109,7 +114,7 @@ class Watch:
 
     def look(self) -> None:
         """Judge now. The owner calls it now and then too: a verdict falls when the time is over."""
-        self._until_look = _LOOK_EVERY
+        self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
         self.observed.elapsed_s = self._clock() - self._begin_s
@@ -144,6 +149,11 @@ class Watch:
             "current": _arm_to_json(observed.current),
             "candidate": _arm_to_json(observed.candidate),
         }
+
+
+def is_of_model(failed: Answer) -> bool:
+    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 
 def _count(arm: Arm, latency_s: float | None) -> None:

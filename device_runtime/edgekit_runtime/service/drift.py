@@ -104,11 +104,12 @@ class Drift:
         for name, values in taken:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
-            if outputs[name].size:
+            if name in outputs and outputs[name].size:
                 sketch.add(pick(outputs[name], self._phase))
         for name, answers in self._classes.items():
-            for row in outputs[name][:_MAX_ROWS]:
-                answers.add(row)
+            if name in outputs:
+                for row in outputs[name][:_MAX_ROWS]:
+                    answers.add(row)
         self.looked_at += 1
         if self.looked_at >= 2 * self._limits.window:
             self.looked_at /= 2

@@ -90,6 +90,7 @@ class IsolatedLane:
         self._events = events
         self._has_started = self._is_over = False
         self._lives: dict[Worker, _Life] = {}
+        self._ending: list[Worker] = []
         self._active: Worker | None = None
         self._standby: Worker | None = None
         self._crashes = Crashes()
@@ -153,16 +154,18 @@ class IsolatedLane:
 
     def end(self) -> None:
         """End all processes at once; what they were lent comes back."""
+        if self._package < 0:
+            return
         self._is_over = True
         self._active = self._standby = None
         self._watching.cancel()
-        for worker in self._lives:
-            worker.end()
+        self._ending = list(self._lives)
         self._lives.clear()
-        if self._package >= 0:
-            os.close(self._package)
-            self._package = -1
-            self._events.on_end(self)
+        for worker in self._ending:
+            worker.end()
+        os.close(self._package)
+        self._package = -1
+        self._events.on_end(self)
 
     def count_into(self, metrics: LaneMetrics) -> None:
         """Let `metrics` hold what the workers count, from now on."""
@@ -184,6 +187,11 @@ class IsolatedLane:
         """Process ids of its workers, the active one first."""
         workers = sorted(self._lives, key=lambda worker: worker is not self._active)
         return tuple(worker.pid for worker in workers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended and so have all its processes."""
+        return self._package < 0 and all(worker.is_over for worker in self._ending)
 
     @property
     def is_backed(self) -> bool:

@@ -24,8 +24,6 @@ class Isolation:
         max_delay_s: longest wait before a worker that keeps crashing is started again.
         max_data_bytes: most memory that the worker may allocate (RLIMIT_DATA), or None for as much as there
             is; beyond it, the engine gets an error or crashes.
-        max_memory_bytes, max_cpus: of its control group, where one is delegated to the service; None for no
-            limit.
         niceness: how much it gives way to others, 0 to 19.
         oom_score: from 0 to 1000; the higher, the sooner it is ended where the machine has no memory left.
 
@@ -40,8 +38,6 @@ class Isolation:
     healthy_s: float = 60.0
     max_delay_s: float = 30.0
     max_data_bytes: int | None = None
-    max_memory_bytes: int | None = None
-    max_cpus: float | None = None
     niceness: int = 0
     oom_score: int = 200
 
@@ -49,9 +45,8 @@ class Isolation:
         times = (self.hang_s, self.start_timeout_s, self.healthy_s, self.max_delay_s)
         if not all(0 < seconds < math.inf for seconds in times) or self.max_crashes < 1:
             raise ValueError(f"expected finite times over 0 and max_crashes of at least 1, got {self}")
-        limits = (self.max_data_bytes, self.max_memory_bytes, self.max_cpus)
-        if any(limit is not None and limit <= 0 for limit in limits):
-            raise ValueError(f"expected limits over 0, got {self}")
+        if self.max_data_bytes is not None and self.max_data_bytes <= 0:
+            raise ValueError(f"expected max_data_bytes over 0, got {self}")
         if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:
             raise ValueError(f"expected niceness 0 to 19 and oom_score 0 to 1000, got {self}")
 

@@ -5,6 +5,7 @@ written by `exposition` when it is asked for.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ LATENCY_BOUNDS_S: Final = (
     *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+_BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Counter:
@@ -57,10 +59,10 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count `value`."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value` as often as `times` says."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     @property
     def count(self) -> int:
@@ -119,6 +121,13 @@ class LaneMetrics:
         self.failed_s = 0.0
         self.last_s: float | None = None
 
+    def batch_histogram(self) -> Histogram:
+        """Return how many runs served how many calls."""
+        histogram = Histogram(_BATCH_BOUNDS)
+        for calls, run in self.runs.items():
+            histogram.observe(calls, run.count)
+        return histogram
+
     def note_lone(self, seconds: float, now_s: float) -> None:
         """Count a call that ran at once and alone, and succeeded.
 
@@ -159,3 +168,22 @@ class LaneMetrics:
         self.failed += 1
         self.failed_s += total_s
         self.last_s = now_s
+
+
+class ServiceMetrics:
+    """What is counted of the whole service; who finds something out sets it here.
+
+    Attributes:
+        swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.
+        energy_j: (model,) -> joules since the start.
+        power_w: (sensor,) -> watts now.
+        temperature_c: (zone,) -> degrees Celsius now.
+    """
+
+    __slots__ = ("energy_j", "power_w", "swaps", "temperature_c")
+
+    def __init__(self) -> None:
+        self.swaps: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
+        self.energy_j: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
+        self.power_w: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.temperature_c: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)

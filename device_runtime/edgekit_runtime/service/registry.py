@@ -18,7 +18,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 from edgekit_runtime.signing import TrustStore
@@ -147,17 +147,25 @@ class _Model:
 class Registry:
     """All models by name and version."""
 
-    def __init__(self, source: Source, make_served: MakeServed, options: Mapping[str, ModelOptions]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        make_served: MakeServed,
+        options: Mapping[str, ModelOptions],
+        metrics: ServiceMetrics,
+    ) -> None:
         """Make a registry without models.
 
         Args:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
+            metrics: where changes of versions are counted.
         """
         self._source = source
         self._make_served = make_served
         self._options = options
+        self._metrics = metrics
         self._models: dict[str, _Model] = {}
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -255,12 +263,14 @@ class Registry:
             try:
                 fresh = await self._swap(name, model)
             except EdgekitError as error:
+                self._metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
                 raise
             except BaseException:
                 model.state = state
                 raise
+            self._metrics.swaps[name, "done"].value += 1
             model.state, model.reason = "READY", ""
         self._confirm_later(name, fresh)
 

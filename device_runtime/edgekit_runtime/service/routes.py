@@ -14,15 +14,16 @@ from urllib.parse import unquote
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service import statistics
 from edgekit_runtime.service.answers import MethodError, make_error, make_head, make_json
 from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.exposition import CONTENT_TYPE
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.infer_request import load_object, take_count
 from edgekit_runtime.service.registry import Registry, Served
 from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.service.statistics import describe_statistics
 from edgekit_runtime.tensors import TensorSpec
 
 Action: TypeAlias = Callable[[Connection, Head, memoryview], None]
@@ -33,7 +34,6 @@ _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
     "system_shared_memory",
 )
-_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Routes:
 
     def _answer_metrics(self, connection: Connection, _head: Head, _body: memoryview) -> None:
         text = self._metrics()
-        connection.answer(make_head(200, _METRICS_TYPE, len(text)), text)
+        connection.answer(make_head(200, CONTENT_TYPE, len(text)), text)
 
     def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
         wants_ready = len(body) > 0 and load_object(bytes(body), "the request").get("ready") is True
@@ -272,7 +272,7 @@ def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
-    return {"model_stats": [statistics.describe(one.metrics) for one in served]}
+    return describe_statistics(one.metrics for one in served)
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

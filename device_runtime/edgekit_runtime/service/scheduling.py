@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError, OverloadedError, UnavailableError
+from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.alarm import TIMER_S, Alarm
 from edgekit_runtime.service.batching import Batch, find_kind, has_free_rows, run_one
-from edgekit_runtime.service.call import Answer, Call
+from edgekit_runtime.service.call import Call
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.pace import Pace, Paces, input_bytes
 from edgekit_runtime.service.pool import Loop, Pool
+from edgekit_runtime.service.refusals import miss, refuse, reply, shed, unloading
 from edgekit_runtime.service.waiting import Queued, Waiting
 from edgekit_runtime.sessions.session import Session
 
@@ -36,19 +37,9 @@ class Scheduler:
     """
 
     __slots__ = (
-        *(
-            "_alarm",
-            "_answering",
-            "_batches",
-            "_clock",
-            "_drained",
-            "_idle",
-            "_instances",
-            "_is_held",
-            "_is_open",
-        ),
-        *("_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s", "_per_run_s", "_pool"),
-        *("_session", "_waiting", "metrics", "used_s"),
+        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_idle", "_instances", "_is_held"),
+        *("_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s"),
+        *("_per_run_s", "_pool", "_session", "_waiting", "metrics", "used_s"),
     )
 
     def __init__(
@@ -84,6 +75,7 @@ class Scheduler:
         )  # calls wait for others, so none runs at once
         self._late: list[Queued] = []
         self._answering = 0
+        self._is_replying = False  # what runs on the loop must not nest in what it answers
         self._per_call_s = self._per_run_s = 0.0
         self._is_open = True
         self._drained: Callable[[], None] | None = None
@@ -92,7 +84,7 @@ class Scheduler:
 
     def submit(self, call: Call) -> None:
         """Take `call`, which is answered through its `reply`; raises nothing."""
-        if self._idle and not self._waiting.rows and not self._is_held and self._is_open:
+        if not (self._is_replying or self._waiting.rows or self._is_held) and self._idle and self._is_open:
             pace = self._paces.of(input_bytes(call.inputs))
             if pace.short:
                 self._run_here(call, pace)
@@ -122,7 +114,7 @@ class Scheduler:
         """Take no more calls, refuse those that wait, and call `done` once what is under way is answered."""
         self._is_open = False
         for queued in self._waiting.clear():
-            self._refuse(queued.call, self._unavailable())
+            refuse(queued.call, unloading(self.metrics), self.metrics)
         self.drain(done)
 
     @property
@@ -134,7 +126,7 @@ class Scheduler:
     def _run_here(self, call: Call, pace: Pace) -> None:
         began_s = self._clock()
         if call.deadline_s is not None and began_s >= call.deadline_s:
-            self._miss(call)
+            miss(call, self.metrics)
             return
         answer = run_one(self._idle[-1], call)
         now_s = self._clock()
@@ -144,41 +136,48 @@ class Scheduler:
             self.metrics.note_failure(seconds, now_s)
         else:
             self.metrics.note_lone(seconds, now_s)
-        _reply(call, answer)
+        self._is_replying = True
+        reply(call, answer)
+        self._is_replying = False
 
     def _enqueue(self, call: Call) -> None:
         now_s, limits = self._clock(), self._limits
         if not self._is_open:
-            self._refuse(call, self._unavailable())
+            refuse(call, unloading(self.metrics), self.metrics)
             return
         if call.deadline_s is not None and now_s >= call.deadline_s:
-            self._miss(call)
+            miss(call, self.metrics)
             return
         level = min(call.priority, limits.levels) if call.priority >= 1 else limits.default_level
         try:
             kind, rows = find_kind(self._session, call.inputs) if self._batches else (None, 1)
         except DataError as error:
-            self._refuse(call, error)
+            refuse(call, error, self.metrics)
             return
-        shed = None
+        displaced = None
         if len(self._waiting) >= limits.max_waiting:
-            shed = self._waiting.displace(level)
-            if shed is None:
-                self._shed(call)
+            displaced = self._waiting.displace(level)
+            if displaced is None:
+                shed(call, self.metrics, self._wait_s())
                 return
         self._waiting.push(Queued(call, now_s, level, rows, input_bytes(call.inputs), kind))
         self._pump()
-        if shed is not None:
-            self._shed(shed.call)
+        if displaced is not None:
+            shed(displaced.call, self.metrics, self._wait_s())
 
     def _pump(self) -> None:
-        """Begin what may begin now, and set the timer for the rest."""
-        if self._idle and self._waiting.rows and self._is_due():
-            if self._is_next_short():
-                self._run_batch_here()
-            else:
+        """Begin what may begin now, and set the alarm for the rest."""
+        is_delayed = False
+        if self._idle and self._waiting.rows:
+            if not self._is_due():
+                is_delayed = True
+            elif not self._is_next_short():
                 self._pool.enlist(self)
-        self._set_alarm()
+            elif self._is_replying:
+                self._loop.call_soon(self._pump)
+            else:
+                self._run_batch_here()
+        self._set_alarm(is_delayed)
         self.metrics.waiting = len(self._waiting)
 
     def _is_next_short(self) -> bool:
@@ -190,8 +189,6 @@ class Scheduler:
         if batch is not None:
             batch.run()
             self._take_in(batch, on_loop=True)
-            if self._waiting.rows:
-                self._loop.call_soon(self._pump)  # others want a turn of the loop between
             self._answer(batch)
 
     def take(self) -> Batch | None:
@@ -200,11 +197,14 @@ class Scheduler:
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
             self._loop.call_soon(self._answer_late)
-        if not (self._idle and self._waiting.rows and self._is_due()):
-            self._set_alarm()
+        if not (self._idle and self._waiting.rows):
+            return None
+        if not self._is_due():
+            self._set_alarm(is_delayed=True)
             return None
         chosen = self._waiting.choose(self._max_rows)
         self._waiting.remove(chosen)
+        self.metrics.waiting = len(self._waiting)
         self._answering += 1
         return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock)
 
@@ -237,6 +237,7 @@ class Scheduler:
 
     def _answer(self, batch: Batch) -> None:
         ran, metrics, now_s = batch.ran, self.metrics, self._clock()
+        self._is_replying = True
         for queued, answer in zip(batch.queued, ran.answers, strict=True):
             total_s = now_s - queued.since_s
             if isinstance(answer, DeadlineError):
@@ -245,9 +246,11 @@ class Scheduler:
                 metrics.note_failure(total_s, now_s)
             else:
                 metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s)
-            _reply(queued.call, answer)
+            reply(queued.call, answer)
+        self._is_replying = False
         self._answering -= 1
-        self._pump()
+        if self._waiting.rows:
+            self._loop.call_soon(self._pump)  # not at once: others want a turn of the loop between
         self._check_drained()
 
     def _is_due(self) -> bool:
@@ -261,13 +264,12 @@ class Scheduler:
         in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
         return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
 
-    def _set_alarm(self) -> None:
-        wake_s = self._waiting.next_deadline_s
-        is_delayed = self._is_held and self._idle and self._waiting.rows and not self._is_due()
-        if is_delayed:
-            wake_s = min(wake_s, self._due_s())
+    def _set_alarm(self, is_delayed: bool) -> None:
+        """Set the alarm for the next deadline, and for the end of the delay if calls wait for that."""
+        deadline_s = self._waiting.next_deadline_s
+        wake_s = min(deadline_s, self._due_s()) if is_delayed and self._waiting.rows else deadline_s
         if wake_s < math.inf:
-            self._alarm.set(wake_s, self._clock(), is_exact=bool(is_delayed))
+            self._alarm.set(wake_s, self._clock(), is_exact=is_delayed)
 
     def _wake(self) -> None:
         self._late += self._waiting.expire(self._clock())
@@ -275,8 +277,9 @@ class Scheduler:
         self._pump()
 
     def _answer_late(self) -> None:
+        self.metrics.waiting = len(self._waiting)
         while self._late:
-            self._miss(self._late.pop(0).call)
+            miss(self._late.pop(0).call, self.metrics)
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -285,35 +288,6 @@ class Scheduler:
             self._alarm.cancel()
             done()
 
-    def _shed(self, call: Call) -> None:
-        self.metrics.shed += 1
-        wait_s = self._per_call_s * len(self._waiting) / self._instances
-        _reply(
-            call,
-            OverloadedError(
-                f"{self.metrics.model}: {len(self._waiting)} calls wait already; try again in {wait_s:.3g} s",
-                wait_s,
-            ),
-        )
-
-    def _miss(self, call: Call) -> None:
-        self.metrics.late += 1
-        _reply(
-            call,
-            DeadlineError(f"{self.metrics.model}: the call had not begun by its deadline; give it more time"),
-        )
-
-    def _refuse(self, call: Call, error: EdgekitError) -> None:
-        self.metrics.refused += 1
-        _reply(call, error)
-
-    def _unavailable(self) -> UnavailableError:
-        model = self.metrics.model
-        return UnavailableError(f"{model}: this version is being unloaded; try again", 0.0)
-
-
-def _reply(call: Call, answer: Answer) -> None:
-    try:
-        call.reply(answer)
-    except Exception:  # whoever fails to write an answer must not keep the others from theirs
-        _logger.exception("an answer could not be delivered")
+    def _wait_s(self) -> float:
+        """Return how long those who wait will take, by the time that calls have taken so far."""
+        return self._per_call_s * len(self._waiting) / self._instances

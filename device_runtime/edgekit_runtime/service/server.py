@@ -14,17 +14,19 @@ from pathlib import Path
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.exposition import Family, lane_families, service_families, write_exposition
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.loading import Loaded, ModelOptions
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.pool import Pool, Threads
 from edgekit_runtime.service.registry import Registry, Served, Source
 from edgekit_runtime.service.routes import Routes
 from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.screening import refuse_stranger
+from edgekit_runtime.service.sdnotify import Notifier
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
 from edgekit_runtime.service.workers import Workers
@@ -39,6 +41,7 @@ class Service:
         registry: of its models.
         http: its connections.
         workers: of its isolated models.
+        metrics: of the whole service; models have their own.
     """
 
     def __init__(self, config: ServiceConfig, source: Source, regions: Regions | None = None) -> None:
@@ -59,8 +62,9 @@ class Service:
             name: dataclasses.replace(options, opener=self._open_isolated) if options.isolation else options
             for name, options in config.models.items()
         }
-        self.registry = Registry(source, self._make_served, models)
-        routes = Routes(self.registry, self._regions, lambda: b"")
+        self.metrics = ServiceMetrics()
+        self.registry = Registry(source, self._make_served, models, self.metrics)
+        routes = Routes(self.registry, self._regions, self._write_metrics)
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source, self._token)
         self.workers.served = self.registry
@@ -100,7 +104,8 @@ class Service:
         self.workers.begin_stop()
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
-        self.workers.close()
+        await self.workers.close()
+        self.http.close()  # what came back from workers too late
         self._threads.close()
         self._regions.remove_all()
         if self._socket_path is not None:
@@ -114,6 +119,17 @@ class Service:
 
     def _open_isolated(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
         return self.workers.open(package, options)
+
+    def _write_metrics(self) -> bytes:
+        lanes = lane_families(served.metrics for served in self.registry.served())
+        connections = Family(
+            "edgekit_connections",
+            "gauge",
+            "Clients that are connected, to the service or to its workers.",
+            (({}, self.http.connection_count + self.http.lent),),
+        )
+        families = [*lanes, *service_families(self.metrics), connections, self.workers.count_restarts()]
+        return write_exposition(families).encode()
 
     def _make_served(self, loaded: Loaded) -> Served:
         manifest, session = loaded.manifest, loaded.instances[0]
@@ -152,12 +168,14 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    notifier = Notifier(loop)
     service = Service(config, source)
     try:
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
-        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier))
         await stopping.wait()
+        notifier.say_stopping()
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loading
@@ -166,10 +184,14 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
 
 def _announce(
-    announce: Callable[[Sequence[str]], None], addresses: Sequence[str], loading: "asyncio.Future[None]"
+    announce: Callable[[Sequence[str]], None],
+    addresses: Sequence[str],
+    notifier: Notifier,
+    loading: "asyncio.Future[None]",
 ) -> None:
     if not loading.cancelled() and loading.exception() is None:
         announce(addresses)
+        notifier.say_ready(f"ready at {', '.join(addresses)}")
 
 
 def _name(listener: socket.socket) -> str:

@@ -16,7 +16,7 @@ from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import Compare, Outputs, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane
-from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch
+from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch, is_of_model
 from edgekit_runtime.sessions.session import Array
 
 
@@ -210,7 +210,8 @@ class ShadowLane:
         self._watch.count_current(copy.current_s)
         if isinstance(answer, EdgekitError):
             self._watch.count_candidate(None)
-            self._watch.blame(not_finite=False)
+            if is_of_model(answer):
+                self._watch.blame(not_finite=False)
         elif not all_finite(answer):
             self._watch.count_candidate(None)
             # Inputs in shared memory may have changed after the current version read them.

@@ -105,9 +105,10 @@ class ValueSketch:
             for place, until in enumerate([*values.searchsorted(self._bounds).tolist(), count]):
                 self.bins[place] += until - before
                 before = until
-        mean = float(np.add.reduce(values)) / count
-        values -= mean  # first, as squares of values far from 0 would drown the spread
-        self.moments.merge(Moments(count, mean, float(values.dot(values)), low, high))
+        wide = values.astype(np.float64)
+        mean = float(np.add.reduce(wide)) / count
+        wide -= mean  # first, as squares of values far from 0 would drown the spread
+        self.moments.merge(Moments(count, mean, float(wide.dot(wide)), low, high))
 
     def halve(self) -> None:
         """Give everything so far half its weight."""
@@ -184,12 +185,12 @@ class ClassSketch:
             self.is_probabilities = low >= 0 and abs(total - 1) < 1e-2
         if self.is_probabilities:
             scores = np.log(np.maximum(scores, _LEAST_PROBABILITY))
-        best = int(scores.argmax())
+        best = int(scores.argmax())  # of a NaN, where there is one
+        if not math.isfinite(scores[best]):
+            return
         apart = np.maximum(scores - scores[best], _LEAST_LOGIT)
         weights = np.exp(apart)
         total = float(weights.sum())
-        if not math.isfinite(total):
-            return
         confidence = 1.0 / total
         entropy = (math.log(total) - float(weights.dot(apart)) / total) / math.log(max(self.count, 2))
         self.entropy.merge(Moments(1, entropy, 0.0, entropy, entropy))

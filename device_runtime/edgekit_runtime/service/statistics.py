@@ -1,54 +1,67 @@
-"""What the statistics extension of the protocol says of a model, from what its lane counts.
+"""What a model's statistics endpoint says, in the words of Triton's statistics extension.
 
-Source: Triton's statistics extension.
+Counts are of calls, not of rows: a call of several rows counts once.
+
+Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.metrics import LaneMetrics, RunCount
 
 
-def describe(metrics: LaneMetrics) -> dict[str, Any]:
-    """Return the JSON object of one version of a model."""
-    count = sum(calls * run.count for calls, run in metrics.runs.items())
-    merge_s = sum(calls * run.merge_s for calls, run in metrics.runs.items())
-    infer_s = sum(calls * run.infer_s for calls, run in metrics.runs.items())
-    split_s = sum(calls * run.split_s for calls, run in metrics.runs.items())
+def describe_statistics(
+    lanes: Iterable[LaneMetrics],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> dict[str, Any]:
+    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`.
+
+    Args:
+        lanes: of the models and versions that were asked for.
+        clock: that of the schedulers.
+        wall_clock: seconds since 1970.
+    """
+    offset_s = wall_clock() - clock()
+    return {"model_stats": [_describe(lane, offset_s) for lane in lanes]}
+
+
+def _describe(lane: LaneMetrics, offset_s: float) -> dict[str, Any]:
+    runs = lane.runs.items()
+    merge_s = sum(calls * run.merge_s for calls, run in runs)
+    split_s = sum(calls * run.split_s for calls, run in runs)
+    succeeded = lane.succeeded
     return {
-        "name": metrics.model,
-        "version": metrics.version,
-        "last_inference": _as_epoch_ms(metrics.last_s),
-        "inference_count": count,
-        "execution_count": sum(run.count for run in metrics.runs.values()),
+        "name": lane.model,
+        "version": lane.version,
+        "last_inference": 0 if lane.last_s is None else int((lane.last_s + offset_s) * 1e3),
+        "inference_count": succeeded,
+        "execution_count": sum(run.count for _, run in runs),
         "inference_stats": {
-            "success": _duration(metrics.succeeded, metrics.total.total),
-            "fail": _duration(metrics.failed, metrics.failed_s),
-            "queue": _duration(metrics.queue.count, metrics.queue.total),
-            "compute_input": _duration(count, merge_s),
-            "compute_infer": _duration(count, infer_s),
-            "compute_output": _duration(count, split_s),
-            "cache_hit": _duration(metrics.cache_hits, 0.0),
-            "cache_miss": _duration(metrics.cache_misses, 0.0),
+            "success": _duration(succeeded, lane.total.total),
+            "fail": _duration(lane.failed + lane.shed + lane.late + lane.refused, lane.failed_s),
+            "queue": _duration(succeeded, lane.queue.total),
+            "compute_input": _duration(succeeded, merge_s),
+            "compute_infer": _duration(succeeded, lane.compute.total),
+            "compute_output": _duration(succeeded, split_s),
+            "cache_hit": _duration(lane.cache_hits, 0.0),
+            "cache_miss": _duration(lane.cache_misses, 0.0),
         },
-        "batch_stats": [
-            {
-                "batch_size": calls,
-                "compute_input": _duration(run.count, run.merge_s),
-                "compute_infer": _duration(run.count, run.infer_s),
-                "compute_output": _duration(run.count, run.split_s),
-            }
-            for calls, run in sorted(metrics.runs.items())
-        ],
+        "batch_stats": [_describe_run(calls, run) for calls, run in sorted(runs) if run.count],
+    }
+
+
+def _describe_run(calls: int, run: RunCount) -> Mapping[str, Any]:
+    return {
+        "batch_size": calls,
+        "compute_input": _duration(run.count, run.merge_s),
+        "compute_infer": _duration(run.count, run.infer_s),
+        "compute_output": _duration(run.count, run.split_s),
     }
 
 
 def _duration(count: int, seconds: float) -> dict[str, int]:
     return {"count": count, "ns": round(seconds * 1e9)}
-
-
-def _as_epoch_ms(monotonic_s: float | None) -> int:
-    """Return milliseconds since 1970, as the protocol has it, or 0 for never."""
-    if monotonic_s is None:
-        return 0
-    return round((time.time() - time.monotonic() + monotonic_s) * 1e3)

@@ -62,6 +62,7 @@ class Worker:
     Attributes:
         silent_s: for how long it has shown no life.
         is_ready: whether it has loaded its model.
+        is_over: whether the process has ended.
         has_refused: whether it said that the model cannot be loaded, in the place of crashing.
     """
 
@@ -82,7 +83,7 @@ class Worker:
         self._loop = http.loop
         self.silent_s = 0.0
         self.is_ready = self.has_refused = False
-        self._is_condemned = self._is_over = False
+        self._is_condemned = self.is_over = False
         self._reason: str | None = None
         self._lent: dict[int, _Lent] = {}
         self._free: list[int] = []
@@ -223,12 +224,12 @@ class Worker:
     def _on_exit(self) -> None:
         code = self._process.poll()
         if code is None:
-            if self._pidfd is None and not self._is_over:
+            if self._pidfd is None and not self.is_over:
                 self._loop.call_later(_POLL_S, self._on_exit)
             return
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = self._is_condemned = True
+        self.is_over = self._is_condemned = True
         self._channel.receive_rest()
         self._channel.close()
         if self._pidfd is not None:

@@ -6,13 +6,14 @@ import hashlib
 import os
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Final, Protocol
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import BackendError, PackageError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.exposition import Family
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
@@ -21,6 +22,8 @@ from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.orders import Order
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.signing import TrustStore
+
+_POLL_S: Final = 0.005
 
 
 class Reader(Protocol):
@@ -67,6 +70,7 @@ class Workers:
         self._reader, self._token = reader, token
         self._names = frozenset(name for name, options in config.models.items() if options.isolation)
         self._lanes: dict[IsolatedLane, Future[IsolatedLane]] = {}
+        self._ended: list[IsolatedLane] = []
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
         self.served: Lanes | None = None
@@ -115,10 +119,25 @@ class Workers:
                 lane.end()
                 opened.cancel()
 
-    def close(self) -> None:
-        """End all processes."""
+    async def close(self) -> None:
+        """End all processes, and wait until they have ended."""
         for lane in self.lanes:
             lane.end()
+        while not all(lane.is_over for lane in self._ended):
+            await asyncio.sleep(_POLL_S)
+
+    def count_restarts(self) -> Family:
+        """Return how often workers were started after a crash, for Prometheus."""
+        counts = tuple(
+            ({"model": lane.manifest.name, "version": lane.manifest.version}, lane.restarts)
+            for lane in self._lanes
+        )
+        return Family(
+            "edgekit_worker_restarts_total",
+            "counter",
+            "How often a model's process was started again after it was lost.",
+            counts,
+        )
 
     # What lanes tell
 
@@ -142,8 +161,9 @@ class Workers:
             task.add_done_callback(self._tasks.discard)
 
     def on_end(self, lane: IsolatedLane) -> None:
-        """Forget it."""
+        """Forget it, but for its processes that have not ended yet."""
         self._lanes.pop(lane, None)
+        self._ended = [each for each in (*self._ended, lane) if not each.is_over]
 
     def _begin(
         self, manifest: Manifest, order: Order, descriptor: int, opened: "Future[IsolatedLane]"

@@ -12,6 +12,7 @@ from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.tuned import apply_tuned
 from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
 
@@ -88,7 +89,8 @@ def open_session(
 ) -> Session:
     """Return a session of the manifest's backend, or of its next fallback where that engine is missing.
 
-    Where a tournament was held on this machine, its winner comes first.
+    Where a tournament was held on this machine, its winner comes first; where the package was tuned here, it
+    runs with the options that were found.
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
@@ -101,10 +103,11 @@ def open_session(
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
-        return open_choice(package, recall_order(package.manifest), threads)
+        choice = apply_tuned(package.manifest, recall_order(package.manifest))
+        return open_choice(package, choice, threads)
     trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
     with read_package(package, trust, limits) as opened:
-        return open_choice(opened, recall_order(opened.manifest), threads)
+        return open_session(opened, threads=threads)
 
 
 def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:

@@ -54,17 +54,7 @@ def judge(latencies: Mapping[str, Latency]) -> Verdict:
 def _is_tied(latency: Latency, fastest: Latency) -> bool:
     # Either, since they err apart: medians under a load that comes and goes, ratios with two paces.
     limit = 1 + _TIE_SHARE
-    return latency.median_s <= limit * fastest.median_s or _lowest_ratio(latency, fastest) <= limit
-
-
-def _lowest_ratio(latency: Latency, reference: Latency) -> float:
-    """Return the lower end of the 95 % interval of the median ratio, taken round by round.
-
-    Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
-    """
-    ratios = sorted(own / other for own, other in zip(latency.seconds, reference.seconds, strict=True))
-    lowest = math.floor(len(ratios) / 2 - 1.96 * math.sqrt(len(ratios)) / 2)
-    return ratios[max(lowest, 0)]
+    return latency.median_s <= limit * fastest.median_s or latency.ratio_interval_to(fastest)[0] <= limit
 
 
 def race(

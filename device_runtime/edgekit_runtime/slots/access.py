@@ -36,7 +36,7 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
         SlotError: that is not possible.
     """
     missing = []
-    while not path.is_dir():
+    while not os.path.isdir(path):  # noqa: PTH112  # Path.is_dir() raises where a folder above is closed
         missing.append(path)
         path = path.parent
     try:

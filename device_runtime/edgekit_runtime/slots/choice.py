@@ -54,7 +54,7 @@ def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
     Raises:
         SlotError: that version is not installed, or was rejected.
     """
-    candidates = tuple(list_candidates(state))
+    candidates = list_candidates(state)
     if version is None:
         return candidates
     chosen = tuple(item for item in candidates if item.version == version)

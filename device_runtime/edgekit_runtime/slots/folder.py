@@ -113,6 +113,14 @@ class ModelFolder:
         self._reading = reading
         self._disk = disk
 
+    def has_content(self) -> bool:
+        """Return whether a state or a package lies here; a failed installation may leave an empty folder.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
+
     def load(self) -> Loaded:
         """Return the state, or a new one made from the packages where it is missing or damaged.
 
@@ -165,8 +173,8 @@ class ModelFolder:
         """Return the path of the package of an entry of `state`."""
         return self.path / _file_name(item, factory=item is state.factory)
 
-    def keep(self, package: OpenedPackage, item: Installed, *, factory: bool) -> None:
-        """Write a verified package under its name, and verify what was written, unless it lies there whole.
+    def keep(self, package: OpenedPackage, item: Installed, *, factory: bool) -> bool:
+        """Write a verified package under its name, and verify what was written; False if it lay there whole.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
@@ -175,17 +183,23 @@ class ModelFolder:
         path = self.path / _file_name(item, factory=factory)
         with contextlib.suppress(EdgekitError):
             self._open(path, item).close()
-            return
+            return False
         mode = 0o400 if factory else 0o600
         with _as_record_error(), write_atomically(path, mode=mode, disk=self._disk) as file:
             package.copy_to(file)
         self._open(path, item).close()
+        return True
 
-    def drop(self, item: Installed) -> None:
+    def may_name(self, item: Installed) -> bool:
+        """Return whether the state file names `item`, as it may where the last sync of a change failed."""
+        loaded = self.load()
+        is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
+        return is_named if loaded.problem is None else not loaded.replaceable
+
+    def drop(self, item: Installed, *, factory: bool) -> None:
         """Remove the package of an entry that no state names, if that is possible."""
         with contextlib.suppress(OSError):
-            for factory in (False, True):
-                self._disk.remove(self.path / _file_name(item, factory=factory))
+            self._disk.remove(self.path / _file_name(item, factory=factory))
 
     def sweep(self, state: ModelState) -> None:
         """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.

@@ -1,4 +1,4 @@
-"""Where a device keeps its models, and what it is."""
+"""Where a device keeps its models, where its service listens, and what it is."""
 
 import os
 from pathlib import Path

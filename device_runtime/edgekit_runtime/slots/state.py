@@ -19,6 +19,7 @@ from edgekit_runtime.errors import ManifestError, SlotError
 
 FORMAT: Final = 1
 MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten
+MAX_REASON_LENGTH: Final = 500
 UNPROVEN, HEALTHY, REJECTED = "unproven", "healthy", "rejected"
 
 _HEALTHS: Final = (UNPROVEN, HEALTHY, REJECTED)
@@ -88,7 +89,7 @@ class ModelState:
 
     Attributes:
         model: its name.
-        active: the slot that is opened; None means the factory package, or nothing.
+        active: the slot that is opened, unless it was rejected and there is a factory package; or None.
         spare: the other slot.
         factory: the package that always remains.
         pinned: version at which the model stays, or None.
@@ -118,7 +119,8 @@ class ModelState:
     @property
     def current(self) -> Installed | None:
         """What is opened first: the active slot, else the factory package."""
-        return self.active or self.factory
+        is_rejected = self.active is not None and self.active.health == REJECTED
+        return self.factory or self.active if is_rejected else self.active or self.factory
 
     @property
     def installed(self) -> Iterator[Installed]:

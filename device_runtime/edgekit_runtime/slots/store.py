@@ -7,27 +7,26 @@ Source: docs/slots.md.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
-from edgekit_runtime.entries import require_token
-from edgekit_runtime.errors import ManifestError, SlotError
+from edgekit_runtime.errors import SlotError
 from edgekit_runtime.files import DISK, Disk
 from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import transitions
-from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
+from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
-from edgekit_runtime.slots.folder import Loaded, ModelFolder, Reading, identify
+from edgekit_runtime.slots.examine import Place, examine
+from edgekit_runtime.slots.folder import Loaded, Reading, identify
+from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
 
 MAX_BEGUN: Final = 3
 
-_MODELS: Final = "models"
 _READS: Final = 3  # of a state that changes meanwhile
 _AS_USUAL: Final = Permissions()
 
@@ -71,16 +70,12 @@ class Slots:
     disk: Disk = field(default=DISK, repr=False)
 
     def models(self) -> tuple[str, ...]:
-        """Return the names of all models, sorted; one whose packages are all damaged is among them.
+        """Return the names of the models of which something is installed, whole or damaged, sorted.
 
         Raises:
             SlotError: the folder cannot be read, or is open to other users.
         """
-        if not self._models_folder.exists():
-            return ()
-        self._check_roots()
-        folders = (path for path in self._models_folder.iterdir() if path.is_dir() and not path.is_symlink())
-        return tuple(sorted(path.name for path in folders if _find_name_problem(path.name) is None))
+        return self._folders.names()
 
     def load(self, model: str) -> Loaded:
         """Return the state of `model` as it is recorded, or as its packages tell where that is damaged.
@@ -88,7 +83,17 @@ class Slots:
         Raises:
             SlotError: no such model, or its folder is open to other users.
         """
-        return self._find(model).load()
+        return self._folders.find(model).load()
+
+    def examine(self, model: str) -> tuple[Loaded, tuple[Place, ...]]:
+        """Return the state of `model` and its packages, each verified, for people.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
+        folder = self._folders.find(model)
+        loaded = folder.load()
+        return loaded, examine(folder, loaded)
 
     def choose(self, model: str, version: str | None = None) -> Choice:
         """Return what to open, and record nothing.
@@ -101,7 +106,7 @@ class Slots:
         Raises:
             SlotError: no such model or version, or none of its packages can be opened; says why for each.
         """
-        folder = self._find(model)
+        folder = self._folders.find(model)
         for _ in range(_READS):
             loaded = folder.load()
             state = transitions.give_up(loaded.state, self.max_begun)
@@ -128,7 +133,7 @@ class Slots:
             state = transitions.give_up(state, self.max_begun)
             return state, select(state, version)
 
-        return begin(self._find(model), decide)
+        return begin(self._folders.find(model), decide)
 
     def confirm(self, model: str, version: str) -> None:
         """Record that `version` passed its self-test and served; nothing happens where it has left the slots.
@@ -158,7 +163,7 @@ class Slots:
             return state, tuple(item for item in good if item.version != version)
 
         try:
-            return begin(self._find(model), decide)
+            return begin(self._folders.find(model), decide)
         except NothingToOpenError as cause:
             _logger.warning("%s", cause)
         try:
@@ -181,7 +186,7 @@ class Slots:
             folder.open(state, previous).close()
             return transitions.reject(state, current.version, "was rolled back by hand")
 
-        folder = self._find(model)
+        folder = self._folders.find(model)
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
@@ -204,7 +209,7 @@ class Slots:
             PackageError: of a subclass that says what is wrong with the package.
             SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
         """
-        with self._reading.open(path) as package:
+        with self._folders.reading.open(path) as package:
             new = identify(package.manifest)
 
             def change(state: ModelState) -> ModelState:
@@ -213,36 +218,27 @@ class Slots:
                 return transitions.add(state, new, allowed)
 
             model = package.manifest.name
-            make_folder(self.folder, 0o755, self.disk)
-            make_folder(self._models_folder / model, 0o700, self.disk)
-            folder = self._find(model)
-            with hold(self._models_folder):  # one installation at a time
+            folder = self._folders.make(model)
+            with hold(self._folders.path):  # one installation at a time
                 with folder.lock():
                     loaded = folder.load()
                     change(loaded.state)  # refuses before anything is written
                     loaded.check_replaceable()
                     folder.sweep(loaded.state)
-                folder.keep(package, new, factory=factory)
-                state = self._commit(folder, new, change)
+                is_new = folder.keep(package, new, factory=factory)
+                try:
+                    state = self._change(model, change)
+                except SlotError:
+                    if is_new and not folder.may_name(new):
+                        folder.drop(new, factory=factory)
+                    raise
+                with folder.lock():
+                    folder.sweep(folder.load().state)
         active = state.current is not None and state.current.sha256 == new.sha256
         return Receipt(model=model, version=new.version, active=active, state=state)
 
-    def _commit(
-        self, folder: ModelFolder, new: Installed, change: Callable[[ModelState], ModelState]
-    ) -> ModelState:
-        try:
-            state = self._change(folder.model, change)
-        except SlotError:
-            # The new state may lie there all the same, where only the last sync failed.
-            if all(item.sha256 != new.sha256 for item in folder.load().state.installed):
-                folder.drop(new)
-            raise
-        with folder.lock():
-            folder.sweep(folder.load().state)
-        return state
-
     def _change(self, model: str, change: Callable[[ModelState], ModelState]) -> ModelState:
-        folder = self._find(model)
+        folder = self._folders.find(model)
         with folder.lock():
             loaded = folder.load()
             state = change(loaded.state)
@@ -250,31 +246,6 @@ class Slots:
         return state
 
     @property
-    def _models_folder(self) -> Path:
-        return self.folder / _MODELS
-
-    @property
-    def _reading(self) -> Reading:
-        return Reading(trust=self.trust, limits=self.limits, target=self.target)
-
-    def _check_roots(self) -> None:
-        check_private(self.folder, may_be_link=True)
-        check_private(self._models_folder)
-
-    def _find(self, model: str) -> ModelFolder:
-        if problem := _find_name_problem(model):
-            raise SlotError(f"no model has such a name: {problem}")
-        path = self._models_folder / model
-        if not os.path.lexists(path):
-            raise SlotError(f"{model}: is not installed in {self.folder}; see edgekit-device install")
-        self._check_roots()
-        check_private(path)
-        return ModelFolder(path, self._reading, self.disk)
-
-
-def _find_name_problem(name: str) -> str | None:
-    try:
-        require_token(name, "model")
-    except ManifestError as cause:
-        return str(cause)
-    return None
+    def _folders(self) -> ModelFolders:
+        reading = Reading(trust=self.trust, limits=self.limits, target=self.target)
+        return ModelFolders(self.folder, reading, self.disk)

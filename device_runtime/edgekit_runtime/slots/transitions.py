@@ -3,13 +3,14 @@
 What counts is how often a version was begun, never when: a device may start without knowing the time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots.state import (
     HEALTHY,
+    MAX_REASON_LENGTH,
     MAX_REJECTIONS,
     REJECTED,
     UNPROVEN,
@@ -39,8 +40,8 @@ class Permissions:
 
 def find_previous(state: ModelState) -> Installed | None:
     """Return what comes back when the current version is rejected, or None."""
-    if state.active is None:
-        return None  # the factory package runs already
+    if state.current is state.factory:
+        return None  # there is nothing behind it
     spare = state.spare
     if spare is not None and spare.health == HEALTHY:
         return spare
@@ -49,21 +50,19 @@ def find_previous(state: ModelState) -> Installed | None:
     return spare if spare is not None and spare.health == UNPROVEN else None
 
 
-def list_candidates(state: ModelState) -> Iterator[Installed]:
-    """Yield what may be opened, best first.
+def list_candidates(state: ModelState) -> tuple[Installed, ...]:
+    """Return what may be opened, best first.
 
     Rejected versions come last of all: a start with one of them is worth a try where nothing else is whole.
     """
-    unproven = [item for item in (state.spare,) if item is not None and item.health == UNPROVEN]
-    healthy = [item for item in (state.spare,) if item is not None and item.health == HEALTHY]
-    active = [] if state.active is None else [state.active]
-    factory = [] if state.factory is None else [state.factory]
-    if state.active is None:  # the factory package runs, since the slots failed
-        good = [*factory, *healthy, *unproven]
-    else:
-        good = [*(item for item in active if item.health != REJECTED), *healthy, *factory, *unproven]
-    yield from good
-    yield from (item for item in (state.active, state.spare) if item is not None and item.health == REJECTED)
+    slots = [item for item in (state.active, state.spare) if item is not None]
+    good = [
+        *(item for item in slots if item is state.active and item.health != REJECTED),
+        *(item for item in slots if item is state.spare and item.health == HEALTHY),
+        *(() if state.factory is None else (state.factory,)),
+        *(item for item in slots if item is state.spare and item.health == UNPROVEN),
+    ]
+    return *good, *(item for item in slots if item.health == REJECTED)
 
 
 def give_up(state: ModelState, max_begun: int) -> ModelState:
@@ -83,14 +82,16 @@ def count_start(state: ModelState, version: str) -> ModelState:
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state after `version` has proved itself; unchanged where it is not installed any more.
 
-    A version that was rejected and is not the active one stays so: it was rolled back while it ran.
+    A version that was rejected stays so unless there is nothing else: it was rolled back while it ran.
     """
-    active_only = state.active is not None and state.active.version == version
+    is_current = (
+        state.current is state.active and state.active is not None and state.active.version == version
+    )
     changed = _change(
         state,
         version,
         lambda item: replace(item, health=HEALTHY, begun=0),
-        only=(UNPROVEN, REJECTED) if active_only else (UNPROVEN,),
+        only=(UNPROVEN, REJECTED) if is_current else (UNPROVEN,),
     )
     if changed == state:
         return state
@@ -99,26 +100,27 @@ def confirm(state: ModelState, version: str) -> ModelState:
 
 
 def reject(state: ModelState, version: str, reason: str) -> ModelState:
-    """Return the state after `version` has failed: the previous one is active, and the failure is remembered.
+    """Return the state after `version` has failed: the previous one is current, the failure is remembered.
 
-    The factory package stays what it is, and so does an active version without a previous one; a pin on the
-    failed version is gone.
+    A pin on the failed version is gone.
     """
     failed = next((item for item in state.installed if item.version == version), None)
     if failed is None:
         return state
     others = tuple(item for item in state.rejected if item.sha256 != failed.sha256)
-    rejection = Rejection(version=version, sha256=failed.sha256, reason=reason)
+    # A path in a reason may hold what is no text, and a long reason would not fit into the state file.
+    text = reason.encode(errors="replace").decode()[:MAX_REASON_LENGTH]
+    rejection = Rejection(version=version, sha256=failed.sha256, reason=text)
     previous = find_previous(state)
     state = replace(
         _change(state, version, lambda item: replace(item, health=REJECTED, begun=0)),
         rejected=(*others, rejection)[-MAX_REJECTIONS:],
         pinned=None if state.pinned == version else state.pinned,
     )
-    if state.active is None or state.active.version != version or previous is None:
-        return state
-    active = state.spare if previous == state.spare else None
-    return replace(state, active=active, spare=state.active)
+    was_active = state.active is not None and state.active.version == version
+    if was_active and previous is not None and previous is state.spare:
+        return replace(state, active=state.spare, spare=state.active)
+    return state
 
 
 def pin(state: ModelState, pinned: bool) -> ModelState:
@@ -136,9 +138,13 @@ def add_factory(state: ModelState, new: Installed) -> ModelState:
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package, or this version with other content.
+        SlotError: there is another factory package, or this version with other content, or it was rejected.
     """
     _check_content(state, new)
+    if any(item.sha256 == new.sha256 for item in state.rejected):
+        raise SlotError(
+            f"{state.model} {new.version}: was rejected here, so it cannot be what always remains"
+        )
     if state.factory is not None and state.factory.sha256 != new.sha256:
         raise SlotError(
             f"{state.model}: the factory package is {state.factory.version} and remains; install"
@@ -160,7 +166,7 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     _check_allowed(state, new, allowed)
     pinned = new.version if allowed.pin else state.pinned
     kept = tuple(item for item in state.rejected if item.sha256 != new.sha256)
-    if state.active is None and state.factory is not None and state.factory.sha256 == new.sha256:
+    if state.factory is not None and state.current is state.factory and state.factory.sha256 == new.sha256:
         return replace(state, pinned=pinned, rejected=kept)  # it runs from there already
     known = next((item for item in (state.active, state.spare) if item and item.sha256 == new.sha256), new)
     if known.health == REJECTED:

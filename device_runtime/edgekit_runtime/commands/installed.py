@@ -1,0 +1,52 @@
+"""What the commands on installed models share."""
+
+import argparse
+from pathlib import Path
+
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
+from edgekit_runtime.slots.notice import find_running_service, tell_service
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:
+    """Add the arguments that say where the models are, and with `switches` where the service is."""
+    parser.add_argument(
+        "--state", type=Path, metavar="FOLDER", help="where models are installed (default: $EDGEKIT_STATE)"
+    )
+    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
+    if switches:
+        parser.add_argument(
+            "--socket",
+            type=Path,
+            metavar="PATH",
+            help="of the service that is to switch (default: the one that runs, if any)",
+        )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def open_slots(arguments: argparse.Namespace) -> Slots:
+    """Return the installed models that the arguments name."""
+    folder = find_state_folder() if arguments.state is None else arguments.state
+    keys = find_keys_folder() if arguments.keys is None else arguments.keys
+    return Slots(folder, TrustStore.from_folder(keys), find_device_target())
+
+
+def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
+    """Let the running service open what is active now; return whether there is one.
+
+    Raises:
+        SlotError: the version failed there, and the one before is back; or the service did not answer.
+    """
+    before = slots.load(model).state
+    socket_path: Path | None = arguments.socket
+    if socket_path is None:
+        socket_path = find_running_service()
+    if socket_path is None or not tell_service(socket_path, model):
+        return False
+    for rejection in slots.load(model).state.rejected:
+        if rejection not in before.rejected:
+            raise SlotError(
+                f"{model} {rejection.version}: failed here and was taken back: {rejection.reason}"
+            )
+    return True

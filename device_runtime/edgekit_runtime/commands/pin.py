@@ -1,0 +1,27 @@
+"""`edgekit-device pin MODEL`."""
+
+import argparse
+
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.installed import add_arguments, open_slots
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "pin",
+        help="keep a model at its active version, or not any more",
+        description="Refuse to install other versions of a model until it is unpinned. A pinned version that"
+        " fails its trial is taken back all the same, and its pin with it.",
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--off", action="store_true", help="take new versions again")
+    add_arguments(parser, switches=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Pin the model, or unpin it."""
+    state = open_slots(arguments).pin(arguments.model, not arguments.off)
+    said = "takes new versions" if state.pinned is None else f"stays at {state.pinned}"
+    return Outcome({"model": state.model, "pinned": state.pinned}, [f"{state.model} {said}"])

@@ -1,0 +1,93 @@
+"""`edgekit-device status`."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.installed import add_arguments, open_slots
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.slots import UNPROVEN, Slots
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "status",
+        help="show the installed models, their versions and what was rejected",
+        description="Verify every installed package and show what is opened, what waits in the other slot,"
+        f" what is on trial and what was rejected. Ends with exit code {SlotError.exit_code} where a model"
+        " has nothing to open.",
+    )
+    add_arguments(parser, switches=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Examine all models."""
+    slots = open_slots(arguments)
+    models = [_describe(slots, model) for model in slots.models()]
+    document = {"folder": str(slots.folder), "target": slots.target, "models": models}
+    failed = any(model["opens"] is None for model in models)
+    lines = [line for model in models for line in _lines(model)] or [f"no models in {slots.folder}"]
+    return Outcome(document, lines, SlotError.exit_code if failed else 0)
+
+
+def _describe(slots: Slots, model: str) -> dict[str, Any]:
+    try:
+        loaded, places = slots.examine(model)
+    except SlotError as cause:
+        return {
+            "model": model,
+            "opens": None,
+            "why": str(cause),
+            "problem": None,
+            "pinned": None,
+            "places": [],
+            "rejected": [],
+        }
+    try:
+        choice = slots.choose(model)
+        choice.package.close()
+        opens, why = choice.version, choice.why
+    except SlotError as cause:
+        opens, why = None, str(cause)
+    return {
+        "model": model,
+        "opens": opens,
+        "why": why,
+        "problem": loaded.problem,
+        "pinned": loaded.state.pinned,
+        "places": [
+            {
+                "place": place.name,
+                "version": place.installed.version,
+                "manifest_sha256": place.installed.sha256,
+                "health": place.installed.health,
+                "begun": place.installed.begun,
+                "path": str(place.path),
+                "problem": place.problem,
+            }
+            for place in places
+        ],
+        "rejected": [
+            {"version": item.version, "manifest_sha256": item.sha256, "reason": item.reason}
+            for item in loaded.state.rejected
+        ],
+    }
+
+
+def _lines(model: dict[str, Any]) -> Iterator[str]:
+    opens = f"opens {model['opens']}" if model["opens"] else "OPENS NOTHING"
+    pinned = f", pinned to {model['pinned']}" if model["pinned"] else ""
+    yield f"{model['model']}: {opens}{pinned}" + ("" if model["opens"] else f": {model['why']}")
+    if model["problem"]:
+        yield f"  {model['problem']}"
+    for place in model["places"]:
+        health = place["health"]
+        if health == UNPROVEN:
+            health = f"on trial, begun {place['begun']} times"
+        problem = f"; DAMAGED: {place['problem']}" if place["problem"] else ""
+        yield f"  {place['place']:8} {place['version']:12} {health}{problem}"
+    for rejection in model["rejected"]:
+        yield f"  rejected {rejection['version']:12} {rejection['reason']}"

@@ -1,0 +1,143 @@
+"""`edgekit-device tune PACKAGE`."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.archive import OpenedPackage, read_package
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.session import EngineMissingError, open_choice
+from edgekit_runtime.sessions.tuned import TUNABLE, Tuned, keep_tuned
+from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.tuning import Trial, Tuning, tune
+
+_logger = logging.getLogger(__name__)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "tune",
+        help="find the options with which a package runs best here",
+        description="Measure a package's golden inputs here with other numbers of threads, with spinning,"
+        " without the arena and, for throughput, with batches and several runs at once; keep what is better"
+        " than the package's own options beyond chance. From then on it is opened that way.",
+    )
+    parser.add_argument("package", type=Path, metavar="PACKAGE")
+    parser.add_argument("--objective", choices=("latency", "throughput"), default="latency")
+    parser.add_argument("--seconds", type=_seconds, default=30.0, help="to end within, nearly (default: 30)")
+    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Tune the package and keep what was found."""
+    path: Path = arguments.package
+    trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
+    with read_package(path, trust) as package:
+        choice = _find_choice(package)
+        if choice.name not in TUNABLE:
+            raise BackendError(f"{path}: backend '{choice.name}' has nothing to tune; it tunes itself")
+        tuning = tune(
+            package, choice, objective=arguments.objective, seconds=arguments.seconds, report=_report
+        )
+        try:
+            kept = str(keep_tuned(package.manifest, choice, _to_keep(tuning)))
+        except OutputError as cause:  # what was measured is worth printing all the same
+            _logger.warning("the result is not kept: %s", cause)
+            kept = None
+    return Outcome(_document(path, choice, tuning, kept), _lines(tuning, kept))
+
+
+def _find_choice(package: OpenedPackage) -> BackendChoice:
+    """Return the backend that is opened here: the first whose engine is installed."""
+    choices = recall_order(package.manifest).chain
+    for choice in choices[:-1]:
+        try:
+            open_choice(package, replace(choice, fallback=None)).close()
+        except EngineMissingError:
+            continue
+        return choice
+    return choices[-1]
+
+
+def _to_keep(tuning: Tuning) -> Tuned:
+    best = tuning.best
+    low, high = tuning.interval
+    figures = {"share_low": low, "share_high": high, "settings": len(tuning.trials)}
+    return Tuned(tuning.objective, dict(best.options), best.instances, best.batch, figures)
+
+
+def _report(line: str) -> None:
+    print(f"edgekit-device: {line}", file=sys.stderr, flush=True)
+
+
+def _document(path: Path, choice: BackendChoice, tuning: Tuning, kept: str | None) -> dict[str, Any]:
+    return {
+        "package": str(path),
+        "label": "measured",
+        "on": "this machine",
+        "backend": choice.name,
+        "objective": tuning.objective,
+        "settings": [_describe(trial) for trial in tuning.trials],
+        "best": {
+            "name": tuning.best.name,
+            "options": dict(tuning.best.options),
+            "instances": tuning.best.instances,
+            "batch": tuning.best.batch,
+            "time_share_low": tuning.interval[0],
+            "time_share_high": tuning.interval[1],
+        },
+        "is_complete": tuning.is_complete,
+        "kept_in": kept,
+    }
+
+
+def _describe(trial: Trial) -> dict[str, Any]:
+    return {
+        "name": trial.setting.name,
+        "options": dict(trial.setting.options),
+        "instances": trial.setting.instances,
+        "batch": trial.setting.batch,
+        "reason": trial.reason,
+        "rounds": trial.rounds,
+        "median_ms": None if trial.latency is None else trial.latency.median_s * 1e3,
+        "time_share": trial.ratio,
+    }
+
+
+def _lines(tuning: Tuning, kept: str | None) -> Iterator[str]:
+    width = max(len(trial.setting.name) for trial in tuning.trials)
+    unit = "ms a run"
+    yield f"  {'setting':{width}}  {unit:>9}  of own  rounds"
+    for trial in tuning.trials:
+        if trial.latency is None or trial.ratio is None:
+            yield f"  {trial.setting.name:{width}}  {trial.reason or 'not measured: out of time'}"
+            continue
+        yield (
+            f"  {trial.setting.name:{width}}  {trial.latency.median_s * 1e3:9.3f}"
+            f"  {trial.ratio:6.2f}  {trial.rounds:6}"
+        )
+    if not tuning.is_complete:
+        yield "  the time did not suffice to measure all: give it more --seconds"
+    low, high = tuning.interval
+    gain = "" if tuning.best == tuning.trials[0].setting else f" ({low:.2f} to {high:.2f} of the time)"
+    yield f"  {'not kept' if kept is None else 'kept'}: {tuning.best.name}{gain}"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected seconds over 0, at most 86400")
+    return seconds

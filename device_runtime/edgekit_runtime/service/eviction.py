@@ -1,0 +1,84 @@
+"""Which models to unload so that another fits into the memory; pure.
+
+The least recently used go first, and no more of them than needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgekit_runtime.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory.
+
+    Attributes:
+        name: of the model with its version.
+        size_bytes: what it takes.
+        used_s: when it was last used.
+        is_pinned: whether it must stay.
+        is_busy: whether calls wait for it or are under way.
+    """
+
+    name: str
+    size_bytes: int
+    used_s: float
+    is_pinned: bool = False
+    is_busy: bool = False
+
+
+class MemoryCapError(UnavailableError):
+    """A model does not fit under the memory cap, now or ever."""
+
+
+def choose_evictions(
+    loaded: Sequence[Loaded], needed_bytes: int, cap_bytes: int, *, retry_after_s: float = 1.0
+) -> tuple[Loaded, ...]:
+    """Return the models to unload, in this order, before one of `needed_bytes` is loaded.
+
+    Args:
+        loaded: all models in memory.
+        needed_bytes: of the model to load, at least 0.
+        cap_bytes: what all models may take together.
+        retry_after_s: what to tell where busy models stand in the way.
+
+    Raises:
+        MemoryCapError: it cannot fit: larger than the cap, or pinned or busy models stand in the way. Its
+            `retry_after_s` is None unless it is the busy ones alone.
+    """
+    excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
+    if excess_bytes <= 0:
+        return ()
+    chosen: list[Loaded] = []
+    for model in sorted(loaded, key=lambda model: (model.used_s, model.name)):
+        if model.is_pinned or model.is_busy or not model.size_bytes:
+            continue
+        chosen.append(model)
+        excess_bytes -= model.size_bytes
+        if excess_bytes <= 0:
+            return _without_needless(chosen, -excess_bytes)
+    busy_bytes = sum(model.size_bytes for model in loaded if model.is_busy and not model.is_pinned)
+    pinned = [model.name for model in loaded if model.is_pinned]
+    can_fit_later = excess_bytes <= busy_bytes
+    raise MemoryCapError(
+        f"a model of {needed_bytes} bytes does not fit under the cap of {cap_bytes} bytes: {excess_bytes} are"
+        f" missing even without every model that may go; {_advise(can_fit_later, pinned)}",
+        retry_after_s if can_fit_later else None,
+    )
+
+
+def _without_needless(chosen: list[Loaded], spare_bytes: int) -> tuple[Loaded, ...]:
+    """Return the chosen ones but those that a larger, later one made needless, the last used first."""
+    kept = list(chosen)
+    for model in reversed(chosen[:-1]):
+        if model.size_bytes <= spare_bytes:
+            kept.remove(model)
+            spare_bytes -= model.size_bytes
+    return tuple(kept)
+
+
+def _advise(can_fit_later: bool, pinned: list[str]) -> str:
+    if can_fit_later:
+        return "the others are busy, try again"
+    return f"raise the cap, or unpin one of {pinned}" if pinned else "raise the cap"

@@ -1,0 +1,126 @@
+"""How a package runs best on this machine, as `tune` measured it, kept until it is tuned again.
+
+It changes options of speed only, and only for the very package, engine release and number of processors that
+were measured. What cannot be read counts for nothing.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.errors import OutputError
+from edgekit_runtime.files import find_cache_folder, write_atomically
+from edgekit_runtime.manifest import BackendChoice, Manifest
+
+# What tuning may set of each backend's options: none of them changes what is computed.
+TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "ort": ("threads", "spinning", "arena"),
+    "litert": ("threads", "xnnpack"),
+}
+_ENGINES: Final = {"ort": ("onnxruntime",), "litert": ("ai_edge_litert", "tflite_runtime")}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found best.
+
+    Attributes:
+        objective: `latency` or `throughput`.
+        options: of the backend, those of `TUNABLE` that differ from the package's.
+        instances: how many runs at once.
+        batch: rows of a run.
+        figures: what was measured, for people.
+    """
+
+    objective: str
+    options: Mapping[str, JsonValue]
+    instances: int = 1
+    batch: int = 1
+    figures: Mapping[str, JsonValue] | None = None
+
+
+def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
+    """Make `tuned` what this very package runs with here; returns where that is kept.
+
+    Args:
+        manifest: of the package.
+        choice: the backend that was tuned.
+        tuned: what was found.
+
+    Raises:
+        OutputError: the folder cannot be made or written.
+    """
+    path = _path(manifest, choice)
+    document = {
+        "package": f"{manifest.name} {manifest.version}",
+        "backend": choice.name,
+        "engine": _engine_version(choice.name),
+        "processors": _processors(),
+        "label": "measured",
+        "objective": tuned.objective,
+        "options": dict(tuned.options),
+        "instances": tuned.instances,
+        "batch": tuned.batch,
+        "figures": dict(tuned.figures or {}),
+    }
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(
+            f"cannot make {path.parent}: {cause}; set EDGEKIT_CACHE to another folder"
+        ) from cause
+    with write_atomically(path, mode=0o600) as file:
+        file.write(json.dumps(document, indent=2).encode())
+    return path
+
+
+def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
+    """Return what was kept for a backend of a package, or None.
+
+    Args:
+        manifest: of the package.
+        choice: its backend.
+    """
+    try:
+        document: Any = json.loads(_path(manifest, choice).read_bytes())
+        if document["engine"] != _engine_version(choice.name) or document["processors"] != _processors():
+            return None
+        options, tunable = document["options"], TUNABLE.get(choice.name, ())
+        counts = (document["instances"], document["batch"])
+        if set(options) - set(tunable) or not all(type(n) is int and n >= 1 for n in counts):
+            return None
+        return Tuned(str(document["objective"]), options, *counts, document["figures"])
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
+        return None
+
+
+def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
+    """Return `choice` with what was kept for it, and so for each of its fallbacks."""
+    tuned = recall_tuned(manifest, choice)
+    options = choice.options if tuned is None else {**choice.options, **tuned.options}
+    fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
+    return replace(choice, options=options, fallback=fallback)
+
+
+def _path(manifest: Manifest, choice: BackendChoice) -> Path:
+    digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
+    artifact = hashlib.sha256(choice.artifact.encode()).hexdigest()[:16]
+    return find_cache_folder() / "tuning" / f"{digest}-{choice.name}-{artifact}.json"
+
+
+def _engine_version(backend: str) -> str | None:
+    for module in _ENGINES.get(backend, ()):
+        with contextlib.suppress(ImportError):
+            return str(getattr(importlib.import_module(module), "__version__", ""))
+    return None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,72 @@
+"""Telling a running service that another version of a model is to be opened.
+
+A device without a running service needs none of this: the version is opened at the next start.
+"""
+
+import http.client
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.slots.places import SOCKET_NAME
+
+_TIMEOUT_S: Final = 120.0  # a big model is loaded, tested and warmed up meanwhile
+_MAX_ANSWER_BYTES: Final = 64 << 10
+
+
+def find_running_service() -> Path | None:
+    """Return the Unix socket of the service where there is one: of this user, else of the system."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    folders = [Path(own) / "edgekit"] if own else []
+    sockets = (folder / SOCKET_NAME for folder in (*folders, Path("/run/edgekit")))
+    return next((path for path in sockets if os.access(path, os.W_OK)), None)
+
+
+def tell_service(socket_path: Path, model: str) -> bool:
+    """Let the service load `model` anew; return False where nobody listens on the socket any more.
+
+    Args:
+        socket_path: of the service.
+        model: a valid name of a model.
+
+    Raises:
+        SlotError: the service refused it or broke off; what it opens at its next start does not depend on it.
+    """
+    connection = _UnixConnection(socket_path)
+    try:
+        connection.request("POST", f"/v2/repository/models/{model}/load", body=b"")
+        response = connection.getresponse()
+        answer = response.read(_MAX_ANSWER_BYTES)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except (OSError, http.client.HTTPException) as cause:
+        raise SlotError(
+            f"{model}: the service at {socket_path} did not answer: {cause}; restart it to open what is"
+            " installed"
+        ) from cause
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise SlotError(f"{model}: the service refused to switch ({response.status}): {_reason(answer)}")
+    return True
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _reason(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace") or "without a reason"

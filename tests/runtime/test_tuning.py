@@ -1,0 +1,281 @@
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.cli import main
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.latency import Latency
+from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.sessions import open_session, session
+from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recall_tuned
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tuning import Tuning, list_settings, search
+from edgekit_runtime.tuning_stand import Setting, Stand
+from edgekit_toolkit.sign import find_keys_folder, load_signer
+
+OWN = Setting()
+
+
+class Room:
+    """Sessions that take a stated time on a clock of their own, with noise of 1 %."""
+
+    def __init__(self, seconds: Mapping[Setting, float]) -> None:
+        self.seconds, self.now_s = seconds, 0.0
+        self.noise = np.random.default_rng(0)
+        self.open: list[Setting] = []
+        self.most_open = 0
+
+    def open_one(self, setting: Setting) -> "Timed":
+        if setting not in self.seconds:
+            raise BackendError("no such option here")
+        self.open.append(setting)
+        self.most_open = max(self.most_open, len(self.open))
+        return Timed(self, setting)
+
+    def search(self, seconds: float = 100.0) -> Tuning:
+        settings = list(dict.fromkeys([OWN, *self.seconds, *self.extra]))
+        inputs = {"x": np.zeros((1, 2), np.float32)}
+        with Stand(self.open_one, inputs, clock=lambda: self.now_s) as stand:
+            return search(stand, settings, "latency", end_s=seconds)
+
+    extra: tuple[Setting, ...] = ()
+
+
+class Timed:
+    is_concurrent = True
+    inputs = outputs = (TensorSpec("x", "float32", ("N", 2)),)
+
+    def __init__(self, room: Room, setting: Setting) -> None:
+        self.room, self.setting = room, setting
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        self.room.now_s += self.room.seconds[self.setting] * self.room.noise.uniform(0.99, 1.01)
+        return {}
+
+    def close(self) -> None:
+        self.room.open.remove(self.setting)
+
+
+def ways(*seconds: float) -> dict[Setting, float]:
+    """The package's own setting, then others."""
+    others = [Setting((("threads", count),)) for count in range(1, len(seconds))]
+    return dict(zip([OWN, *others], seconds, strict=True))
+
+
+def test_the_fastest_setting_is_kept_with_its_interval() -> None:
+    room = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020, 0.0061))
+    tuning = room.search()
+    assert tuning.best == Setting((("threads", 2),))
+    assert tuning.interval[0] <= 0.6 <= tuning.interval[1] < 0.63
+    assert tuning.is_complete
+    assert room.open == []
+
+
+def test_better_settings_get_more_rounds() -> None:
+    tuning = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020)).search()
+    rounds = {trial.setting: trial.rounds for trial in tuning.trials}
+    assert rounds[Setting((("threads", 2),))] > rounds[Setting((("threads", 3),))]
+    assert rounds[Setting((("threads", 3),))] > rounds[Setting((("threads", 4),))] == 5
+
+
+@pytest.mark.parametrize("best", [0.010, 0.0099, 0.0098, 0.015])
+def test_what_is_hardly_better_is_not_kept(best: float) -> None:
+    tuning = Room(ways(0.010, best, 0.02)).search()
+    assert (tuning.best, tuning.interval) == (OWN, (1.0, 1.0))
+
+
+@pytest.mark.parametrize(("seconds", "is_kept"), [(0.009, False), (0.008, True)])
+def test_spinning_must_win_by_more(seconds: float, is_kept: bool) -> None:
+    spinning = Setting((("spinning", True),))
+    tuning = Room({OWN: 0.010, spinning: seconds}).search()
+    assert (tuning.best == spinning) == is_kept
+
+
+def test_a_setting_that_the_engine_refuses_is_named_and_left_out() -> None:
+    room = Room(ways(0.010, 0.005))
+    room.extra = (Setting((("odd", True),)),)
+    tuning = room.search()
+    assert [trial.reason for trial in tuning.trials] == [None, None, "no such option here"]
+    assert tuning.best != OWN
+
+
+def test_a_package_that_does_not_run_is_not_tuned() -> None:
+    with pytest.raises(BackendError, match="no such option"):
+        Room({}).search()
+
+
+def test_the_time_is_kept_with_slow_models() -> None:
+    room = Room(ways(1.0, 1.2, 0.5, 0.9, 2.0, 0.8))
+    tuning = room.search(seconds=60.0)
+    assert room.now_s < 70
+    assert tuning.best == Setting((("threads", 2),))
+    assert not tuning.is_complete
+
+
+def test_where_the_time_does_not_suffice_nothing_is_kept() -> None:
+    room = Room(ways(1.0, 0.5))
+    tuning = room.search(seconds=5.0)
+    assert (tuning.best, tuning.is_complete) == (OWN, False)
+    assert room.now_s < 8
+
+
+def test_losers_are_closed_as_soon_as_they_lose() -> None:
+    room = Room(ways(*np.linspace(0.01, 0.02, 9).tolist()))
+    at_halving: list[int] = []
+    inputs = {"x": np.zeros((1, 2), np.float32)}
+    with Stand(room.open_one, inputs, clock=lambda: room.now_s) as stand:
+        search(
+            stand,
+            list(room.seconds),
+            "latency",
+            end_s=100.0,
+            report=lambda _: at_halving.append(len(room.open)),
+        )
+    assert at_halving == [9, 5, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "processors", "expected"),
+    [
+        ({"threads": 1}, 1, ["as packaged", "arena off"]),
+        ({"threads": 1}, 2, ["as packaged", "threads 2", "threads 2, spinning on", "arena off"]),
+        ({}, 6, ["as packaged", *(f"threads {n}" for n in (1, 2, 4, 6)),
+                 *(f"threads {n}, spinning on" for n in (2, 4, 6)), "arena off"]),
+    ],
+)  # fmt: skip
+def test_the_grid_has_what_matters(options: dict[str, Any], processors: int, expected: list[str]) -> None:
+    choice = BackendChoice("ort", "model.onnx", options)
+    settings = list_settings(choice, "latency", processors, may_batch=False)
+    assert [setting.name for setting in settings] == expected
+
+
+def test_for_throughput_batches_and_runs_at_once_are_tried() -> None:
+    choice = BackendChoice("litert", "model.tflite", {"threads": 2})
+    settings = list_settings(choice, "throughput", 4, may_batch=True)
+    assert Setting((("threads", 1),), 4, 16) in settings
+    assert Setting(batch=4) in settings
+    assert all(s.batch == 1 for s in list_settings(choice, "throughput", 4, may_batch=False))
+
+
+def test_the_interval_of_a_ratio_holds_it() -> None:
+    noise = np.random.default_rng(1)
+    one = Latency(tuple(noise.uniform(0.9, 1.1, 100).tolist()))
+    two = Latency(tuple(2 * s for s in one.seconds))
+    assert two.ratio_interval_to(one) == pytest.approx((2.0, 2.0))
+    low, high = Latency((1.0, 2.0, 3.0)).ratio_interval_to(Latency((1.0, 1.0, 1.0)))
+    assert (low, high) == (1.0, 3.0)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def make(maker: Any, tmp_path: Path) -> Callable[..., Path]:
+    def make(backend: BackendChoice, **changes: Any) -> Path:
+        path = tmp_path / "x.edgepkg"
+        write_package(path, maker.manifest(backend=backend, **changes), maker.artifacts, load_signer())
+        return path
+
+    return make
+
+
+ORT = BackendChoice("ort", "model.onnx", {"threads": 1})
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_the_command_shows_every_setting_and_keeps_the_result(
+    objective: str, make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make(ORT)
+    assert main(["tune", str(path), "--seconds", "2", "--json", "--objective", objective]) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert document["settings"][0]["name"] == "as packaged"
+    assert document["settings"][0]["rounds"] > 0
+    assert any(s["batch"] == 16 for s in document["settings"]) == (objective == "throughput")
+    kept = json.loads(Path(document["kept_in"]).read_text())
+    assert (kept["label"], kept["objective"]) == ("measured", objective)
+    assert kept["options"] == document["best"]["options"]
+    assert open_session(path).run({"x": np.zeros((1, 4), np.float32)})["y"].shape == (1, 2)
+
+
+def test_the_command_prints_a_table(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(make(ORT)), "--seconds", "1"]) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].split() == ["setting", "ms", "a", "run", "of", "own", "rounds"]
+    assert "as packaged" in output.out.splitlines()[1]
+    assert "kept: " in output.out.splitlines()[-1]
+    assert "rounds" in output.err
+
+
+def test_the_next_engine_is_tuned_where_the_first_is_not_installed(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["tune", str(make(BackendChoice("absent", "model.onnx", {}, ORT))), "--seconds", "1", "--json"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["backend"] == "ort"
+
+
+def test_a_backend_without_options_of_speed_is_refused(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", str(make(BackendChoice("other", "model.onnx")))]) == BackendError.exit_code
+    assert "nothing to tune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_odd_seconds_are_a_usage_error(seconds: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["tune", "x", "--seconds", seconds])
+    assert stopped.value.code == 2
+
+
+def test_a_kept_result_changes_the_options_that_a_session_is_opened_with(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(BackendChoice("absent", "model.onnx", {}, ORT))
+    opened: list[Mapping[str, Any]] = []
+    real = session._find_backend
+
+    def find(name: str) -> Any:
+        backend = real(name)
+
+        def open_backend(package: Any, choice: BackendChoice, threads: int | None) -> Any:
+            opened.append(choice.options)
+            return backend(package, choice, threads)
+
+        return open_backend
+
+    monkeypatch.setattr(session, "_find_backend", find)
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        keep_tuned(package.manifest, ORT, Tuned("latency", {"arena": False}))
+        open_session(package).close()
+    assert opened == [{"threads": 1, "arena": False}]
+
+
+def test_a_result_of_another_package_or_machine_counts_for_nothing(
+    make: Callable[..., Path], maker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, other = maker.manifest(backend=ORT), maker.manifest(backend=ORT, version="2.0.0")
+    path = keep_tuned(manifest, ORT, Tuned("latency", {"threads": 2}))
+    assert apply_tuned(manifest, ORT).options == {"threads": 2}
+    assert apply_tuned(other, ORT) == ORT
+    document = json.loads(path.read_text())
+    for change in ({"engine": "0.0.1"}, {"processors": 999}, {"options": {"optimise": False}}, {"batch": 0},
+                   {"instances": True}, {"options": None}):  # fmt: skip
+        path.write_text(json.dumps({**document, **change}))
+        assert recall_tuned(manifest, ORT) is None
+    path.write_text("[")
+    assert recall_tuned(manifest, ORT) is None

@@ -1,0 +1,92 @@
+"""Ten thousand clients that say nothing, and one that asks."""
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tests.runtime.conftest import WEIGHT
+from tests.service.service_parts import Replies, infer_bytes
+from tests.service.test_serve_command import folder, served
+
+__all__ = ["folder"]
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+WANTED = 10_000
+MAX_PER_CONNECTION_BYTES = 8_000
+
+
+def resident_bytes(process: int) -> int:
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def test_idle_connections_cost_little_and_hold_nobody_up(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(WANTED, hard - 200)
+    if count < WANTED:
+        print(f"only {count} connections: the limit of descriptors is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with served(folder) as service, contextlib.ExitStack() as stack:
+            path = str(service.socket_path)
+
+            def connect() -> socket.socket:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.connect(path)  # blocking, since others stand in the queue
+                client.settimeout(20)
+                return client
+
+            asking = connect()
+            asking.sendall(infer_bytes(X))
+            assert Replies(asking).next().status == 200
+            before = resident_bytes(service.process.pid)
+            for _ in range(count):
+                connect()
+            asking.sendall(infer_bytes(X))
+            assert Replies(asking).next().binary == (X @ WEIGHT).tobytes()
+            grown = resident_bytes(service.process.pid) - before
+            assert grown / count < MAX_PER_CONNECTION_BYTES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder: Path) -> None:
+    """The limit of descriptors is met before that of connections: no busy loop, no hang."""
+    script = 'ulimit -n 120; exec "$@"'
+    environment = {**os.environ, "EDGEKIT_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    config = folder / "c.toml"
+    config.write_text("[http]\nidle_timeout_s = 600\n")
+    path = folder / "few.sock"
+    process = subprocess.Popen(
+        ["sh", "-c", script, "sh", sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package",
+         str(folder / "linear.edgepkg"), "--unix-socket", str(path), "--port", "0", "--config", str(config)],
+        env=environment, cwd=folder, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert "ready" in process.stderr.readline()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(150)]
+            for client in clients:
+                client.connect(str(path))
+                client.settimeout(20)
+            assert Replies(clients[-1]).next().status == 503
+            clients[0].sendall(infer_bytes(X))
+            assert Replies(clients[0]).next().status == 200
+        time.sleep(0.2)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(path))
+            client.sendall(infer_bytes(X))
+            assert Replies(client).next().status == 200
+    finally:
+        with process:
+            process.terminate()

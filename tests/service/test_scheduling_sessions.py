@@ -1,0 +1,231 @@
+"""Lanes over real sessions, threads and an event loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.service.batching import has_free_rows, rows_are_independent
+from edgekit_runtime.service.call import Answer, Call
+from edgekit_runtime.service.instances import open_instances, warm_up
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.pool import Pool, Threads
+from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.session import Session
+
+TINY = Path(__file__).parents[2] / "models" / "tiny"
+MODELS = ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn"]
+
+
+def open_tiny(name: str) -> OrtSession:
+    return OrtSession(TINY / f"{name}.onnx", OrtOptions(threads=1))
+
+
+def samples(name: str, session: Session, count: int) -> list[dict[str, Any]]:
+    with np.load(TINY / f"{name}.calib.npz") as data:
+        (spec,) = session.inputs
+        values = next(data[key] for key in data.files if data[key].ndim == len(spec.shape))
+    return [{spec.name: values[i : i + 1].astype(spec.dtype)} for i in range(count)]
+
+
+@contextmanager
+def threads(loop: asyncio.AbstractEventLoop, count: int = 2) -> Iterator[Pool]:
+    hands = Threads(loop, count)
+    try:
+        yield Pool(hands)
+    finally:
+        hands.close()
+
+
+def run_all(
+    instances: tuple[Session, ...], feeds: list[dict[str, Any]], **limits: Any
+) -> tuple[list[Answer], LaneMetrics]:
+    """Answers of calls that are submitted at once, in their order."""
+    metrics = LaneMetrics("tiny", "1")
+
+    async def run() -> list[Answer]:
+        loop = asyncio.get_running_loop()
+        answers: list[Answer | None] = [None] * len(feeds)
+        everything = asyncio.Event()
+
+        def take(index: int, answer: Answer) -> None:
+            assert threading.current_thread() is threading.main_thread()
+            assert answers[index] is None
+            answers[index] = answer
+            if all(a is not None for a in answers):
+                everything.set()
+
+        with threads(loop) as pool:
+            settings = SchedulingLimits(**{"short_s": 0.0, **limits})
+            lane = Scheduler(instances, settings, pool=pool, loop=loop, metrics=metrics)
+            for index, feed in enumerate(feeds):
+                lane.submit(Call(feed, lambda answer, index=index: take(index, answer)))
+            await asyncio.wait_for(everything.wait(), 60)
+        return [answer for answer in answers if answer is not None]
+
+    return asyncio.run(run()), metrics
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("limits", [{"max_batch": 8}, {"max_batch": 8, "max_delay_s": 2e-3}, {}])
+def test_answers_are_those_of_single_runs(name: str, limits: dict[str, Any]) -> None:
+    session = open_tiny(name)
+    feeds = samples(name, session, 40)
+    answers, metrics = run_all((session,), feeds, **limits)
+    (name,), (output,) = feeds[0], (spec.name for spec in session.outputs)
+    alone = np.concatenate([session.run(feed)[output] for feed in feeds])
+    together = session.run({name: np.concatenate([feed[name] for feed in feeds])})[output]
+    got = np.concatenate([answer[output] for answer in answers if isinstance(answer, Mapping)])
+    if np.array_equal(alone, together):  # the engine computes a row alike in any company
+        np.testing.assert_array_equal(got, alone)
+    np.testing.assert_allclose(got, alone, rtol=1e-4, atol=1e-4)  # other kernels sum in another order
+    assert (max(metrics.runs) > 1) == bool(limits)
+    assert metrics.succeeded == 40
+
+
+def test_several_instances_run_on_several_threads() -> None:
+    session = open_tiny("digits_cnn")
+    feeds = samples("digits_cnn", session, 100)
+    answers, _ = run_all(open_instances(lambda: session, 2), feeds)
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert isinstance(answer, Mapping)
+        np.testing.assert_array_equal(answer["logits"], session.run(feed)["logits"])
+
+
+def test_the_session_itself_refuses_what_does_not_fit() -> None:
+    session = open_tiny("digits_cnn")
+    (answer,), _ = run_all((session,), [{"image": np.zeros((1, 1, 8, 9), np.float32)}])
+    assert isinstance(answer, DataError)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_real_models_are_seen_to_be_independent(name: str) -> None:
+    session = open_tiny(name)
+    assert rows_are_independent(session, samples(name, session, 1)[0])
+
+
+class Wrapped:
+    """A session that does something to the outputs of another."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.inputs, self.outputs = session, session.inputs, session.outputs
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self.change(array) for name, array in self.session.run(inputs).items()}
+
+    def change(self, array: Any) -> Any:
+        return array / np.abs(array).sum()  # over all rows
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class Single(Wrapped):
+    def change(self, array: Any) -> Any:
+        if len(array) > 1:
+            raise BackendError("one row only")
+        return array
+
+
+class Pooled(Wrapped):
+    def change(self, array: Any) -> Any:
+        return array[:1]
+
+
+@pytest.mark.parametrize("kind", [Wrapped, Single, Pooled])
+def test_a_model_whose_rows_meet_is_not_proven(kind: type[Wrapped]) -> None:
+    session = open_tiny("digits_cnn")
+    assert not rows_are_independent(kind(session), samples("digits_cnn", session, 1)[0])
+
+
+def test_a_model_of_fixed_rows_is_not_proven() -> None:
+    session = Wrapped(open_tiny("digits_cnn"))
+    session.inputs = tuple(type(s)(s.name, s.dtype, (1, *s.shape[1:])) for s in session.inputs)
+    assert not has_free_rows(session)
+    assert not rows_are_independent(session, samples("digits_cnn", session, 1)[0])
+
+
+def test_a_session_that_is_not_concurrent_is_opened_once_for_each_run_at_a_time() -> None:
+    opened = open_instances(lambda: Wrapped(open_tiny("digits_cnn")), 3)
+    assert len(set(map(id, opened))) == 3
+    assert len(set(map(id, open_instances(lambda: open_tiny("digits_cnn"), 3)))) == 1
+
+
+def test_instances_that_were_opened_before_one_failed_are_closed() -> None:
+    opened: list[Wrapped] = []
+
+    def open_one() -> Session:
+        if len(opened) == 2:
+            raise BackendError("no memory")
+        opened.append(Wrapped(open_tiny("digits_cnn")))
+        return opened[-1]
+
+    with pytest.raises(BackendError, match="no memory"):
+        open_instances(open_one, 3)
+    feed = {"image": np.zeros((1, 1, 8, 8), np.float32)}
+    for session in opened:
+        with pytest.raises(BackendError, match="closed"):
+            session.run(feed)
+
+
+class Counting(Wrapped):
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.rows: list[int] = []
+
+    def change(self, array: Any) -> Any:
+        self.rows.append(len(array))
+        return array
+
+
+def test_a_warm_up_runs_each_session_with_each_size() -> None:
+    first, second = Counting(open_tiny("digits_cnn")), Counting(open_tiny("digits_cnn"))
+    inputs = samples("digits_cnn", first, 1)[0]
+    runs = warm_up((first, second, first), inputs, max_batch=9, runs=3)
+    assert first.rows == second.rows == [1] * 3 + [2] * 3 + [4] * 3 + [8] * 3
+    assert {run.size_bytes for run in runs} == {256, 512, 1024, 2048}
+    assert len(runs) == 2 * 4 * 2
+    assert all(run.seconds > 0 for run in runs)
+
+
+def test_after_a_warm_up_a_short_model_starts_no_thread() -> None:
+    async def run() -> list[Answer]:
+        loop = asyncio.get_running_loop()
+        session = open_tiny("italy_power_mlp")
+        (feed,) = samples("italy_power_mlp", session, 1)
+        answers: list[Answer] = []
+        with threads(loop) as pool:
+            limits = SchedulingLimits(short_s=10.0)
+            lane = Scheduler((session,), limits, pool=pool, loop=loop, metrics=LaneMetrics("m", "1"))
+            for warm in warm_up((session,), feed):
+                lane.learn(warm.size_bytes, warm.seconds)
+            before = threading.active_count()
+            lane.submit(Call(feed, answers.append))
+            assert threading.active_count() == before
+        return answers
+
+    (answer,) = asyncio.run(run())
+    assert isinstance(answer, Mapping)
+
+
+def test_closing_the_threads_takes_in_what_was_under_way() -> None:
+    async def run() -> list[Answer]:
+        loop = asyncio.get_running_loop()
+        session = open_tiny("digits_cnn")
+        answers: list[Answer] = []
+        with threads(loop) as pool:
+            limits = SchedulingLimits(short_s=0.0)
+            lane = Scheduler((session,), limits, pool=pool, loop=loop, metrics=LaneMetrics("m", "1"))
+            lane.submit(Call(samples("digits_cnn", session, 1)[0], answers.append))
+        return answers
+
+    assert len(asyncio.run(run())) == 1

@@ -1,0 +1,349 @@
+"""`edgekit-device serve` as a process: starting, refusing, TLS and tokens, ending without losing requests."""
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, make_config, running
+
+import edgekit_runtime
+from edgekit_runtime import Client
+from edgekit_runtime.errors import ConfigError, RequestError, TransportError
+from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.sockets import listen_unix
+from edgekit_runtime.service.versions import VersionPolicy
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
+
+
+class Served:
+    """`edgekit-device serve` with the model `linear`."""
+
+    def __init__(self, folder: Path, *arguments: str, **started: Any) -> None:
+        self.socket_path = folder / "serve.sock"
+        environment = {
+            **os.environ,
+            "EDGEKIT_HOME": str(folder),
+            "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
+        }
+        self.process = subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "edgekit_runtime.cli",
+                    "serve",
+                    "--package",
+                    str(folder / "linear.edgepkg"),
+                ),
+                *("--unix-socket", str(self.socket_path), "--port", "0", *arguments),
+            ],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
+            **started,
+        )
+
+    def wait_ready(self) -> str:
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert "ready at" in line, line + self.process.stderr.read()
+        return line
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        with self.process:
+            out, error = self.process.communicate(timeout=60)
+        return self.process.returncode, out + error
+
+
+@pytest.fixture
+def folder(maker: PackageMaker, tmp_path: Path) -> Path:
+    """A folder with the package and the key that is trusted."""
+    maker.write(tmp_path / "linear.edgepkg")
+    (tmp_path / "keys").mkdir()
+    public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()  # as make_signer(1) has it
+    (tmp_path / "keys" / "k.pub.pem").write_bytes(
+        public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return tmp_path
+
+
+@contextlib.contextmanager
+def served(folder: Path, *arguments: str) -> Iterator[Served]:
+    service = Served(folder, *arguments)
+    try:
+        service.wait_ready()
+        yield service
+    finally:
+        with service.process:
+            service.process.terminate()
+
+
+def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None:
+    with served(folder) as service:
+        with Client(str(service.socket_path)) as client:
+            assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+        code, printed = service.end()
+        assert (code, printed.strip()) == (0, "stopped")
+        assert not service.socket_path.exists()
+
+
+def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:
+    data = infer_bytes(np.ones((50_000, 4), np.float32))
+    with served(folder) as service, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(service.socket_path))
+        client.sendall(data[:-1])
+        time.sleep(0.2)
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(OSError, match=r"."), socket.socket(socket.AF_UNIX) as late:
+            late.connect(str(service.socket_path))
+            late.sendall(get_bytes("/v2"))
+            assert late.recv(1) != b""
+        client.sendall(data[-1:])
+        replies = Replies(client)
+        reply = replies.next()
+        assert (reply.status, reply.fields["connection"]) == (200, "close")
+        assert replies.is_closed()
+        assert service.process.wait(20) == 0
+
+
+def test_socket_of_a_killed_service_is_taken_over_that_of_a_living_one_is_not(folder: Path) -> None:
+    first = Served(folder)
+    first.wait_ready()
+    first.end(signal.SIGKILL)
+    assert first.socket_path.exists()
+    with served(folder):
+        second = Served(folder)
+        code, printed = second.end(0)
+        assert (code, "another service" in printed) == (TransportError.exit_code, True)
+
+
+def test_sockets_of_systemd_are_taken(folder: Path) -> None:
+    path = folder / "systemd.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def become_child() -> None:
+            os.dup2(listener.fileno(), 3)
+            os.environ["LISTEN_PID"] = str(os.getpid())
+
+        # LISTEN_PID must be the child's own, which only a shell can know before Python starts.
+        script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
+        service = Served.__new__(Served)
+        service.process = subprocess.Popen(
+            ["sh", "-c", script, "sh", sys.executable, "-m", "edgekit_runtime.cli", "serve",
+             "--package", str(folder / "linear.edgepkg"), "--port", "0"],
+            env={
+                **os.environ,
+                "EDGEKIT_HOME": str(folder),
+                "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
+            },
+            preexec_fn=become_child,  # noqa: PLW1509  # no thread runs here that holds a lock
+            pass_fds=[3] if listener.fileno() == 3 else [],
+            close_fds=False,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )  # fmt: skip
+        try:
+            assert str(path) in service.wait_ready()
+            with Client(str(path)) as client:
+                assert client.ready("linear")
+        finally:
+            service.end()
+    assert path.exists()  # it is systemd's
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[listen]\nhost = '0.0.0.0'\n", "tls_certificate and token_file"),
+        ("[listen]\nhost = '192.168.1.1'\ntoken_file = 'x'\n", "tls_certificate"),
+        ("[listen]\nhost = ''\nunix_socket = ''\n", "nobody"),
+        ("[listen]\nport = 70000\n", "port"),
+        ("[listen]\nport = 'http'\n", "whole number"),
+        ("[listen]\nport = true\n", "whole number"),
+        ("[listen]\ntls_key = 'k'\n", "tls_certificate"),
+        ("[http]\nmax_body_bytes = 0\n", "max_body_bytes"),
+        ("[http]\nmax_body_byte = 1\n", "max_body_byte"),
+        ("[htpp]\n", "htpp"),
+        ("http = 3\n", "table"),
+        ("models.a.swap = 'never'\n", "swap"),
+        ("models.a.specific = '1.0'\n", "specific"),
+        ("models.a.specific = [1]\n", "specific"),
+        ("models.a.latest = 0\n", "latest"),
+        ("models.a.what = 1\n", "what"),
+        ("models.a.scheduling.max_batch = 0\n", "counts"),
+        ("not toml", "="),
+        ("a = '\xff'", "unknown tables"),
+    ],
+)
+def test_configuration_that_is_wrong_or_unsafe_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "service.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=word) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_configuration_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "service.toml"
+    path.write_text(
+        "[listen]\nunix_socket = '/tmp/x.sock'\nport = 9000\n[http]\nidle_timeout_s = 3\n"
+        "[shared_memory]\nallows_posix = true\n[inference]\nmax_json_bytes = 5\n"
+        "[models.a]\nspecific = ['1.0']\nswap = 'resource'\nthreads = 2\ninstances = 3\n"
+        "scheduling.max_batch = 4\n"
+    )
+    config = read_config(path)
+    assert (config.listen.port, config.http.idle_timeout_s) == (9000, 3)
+    assert config.shared_memory.allows_posix
+    model = config.models["a"]
+    assert (model.policy, model.swap) == (VersionPolicy(1, ("1.0",)), "resource")
+    assert (model.threads, model.instances, model.scheduling.max_batch) == (2, 3, 4)
+
+
+def test_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.toml"):
+        read_config(tmp_path / "nothing.toml")
+
+
+def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    path.write_text("precious")
+    with pytest.raises(TransportError, match="no socket"):
+        listen_unix(path)
+    assert path.read_text() == "precious"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+def test_token_is_asked_for_over_tcp_and_not_over_the_socket(
+    maker: PackageMaker, tmp_path: Path, token_file: Path
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    config = make_config(tmp_path, listen={"token_file": str(token_file)})
+    with running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)) as service:
+        assert ask(service, infer_bytes(X)).status == 200
+        address = f"127.0.0.1:{service.port}"
+        with Client(address, token=TOKEN) as client:
+            assert client.ready("linear")
+        for token in (None, TOKEN[:-1], TOKEN + "0", TOKEN[:-1] + "0", "é"):
+            with Client(address, token=token) as client, pytest.raises(RequestError) as caught:
+                client.metadata()
+            assert caught.value.status == 401
+
+
+@pytest.mark.parametrize(("text", "mode"), [("short", 0o600), (TOKEN, 0o644), ("a b" * 10, 0o600)])
+def test_token_that_protects_nothing_is_refused(tmp_path: Path, text: str, mode: int) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    path.chmod(mode)
+    config = make_config(tmp_path, listen={"token_file": str(path)})
+    with pytest.raises(ConfigError, match="token_file"), running(config, PackageFiles([], None)):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
+    paths[0].write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths
+
+
+def test_tls_with_a_token_serves_large_tensors_and_refuses_plain_text(
+    maker: PackageMaker, tmp_path: Path, token_file: Path, certificate: tuple[Path, Path]
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    listen = {
+        "host": "127.0.0.1",
+        "tls_certificate": str(certificate[0]),
+        "tls_key": str(certificate[1]),
+        "token_file": str(token_file),
+    }
+    source = PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)
+    with running(make_config(tmp_path, listen=listen), source) as service:
+        address = f"https://127.0.0.1:{service.port}"
+        with Client(address, token=TOKEN, ca_file=str(certificate[0])) as client:
+            for rows in (1, 200_000, 1):
+                x = np.ones((rows, 4), np.float32)
+                assert np.array_equal(client.infer("linear", {"x": x})["y"], x @ WEIGHT)
+        with Client(address, ca_file=str(certificate[0])) as client, pytest.raises(RequestError):
+            client.metadata()
+        with (
+            Client(address, token=TOKEN) as client,
+            pytest.raises(TransportError),
+        ):  # not of a known authority
+            client.metadata()
+        with service.connect_tcp() as plain:
+            plain.sendall(get_bytes("/v2"))
+            with contextlib.suppress(ConnectionResetError):
+                assert not plain.recv(100).startswith(b"HTTP")
+        assert ask(service, get_bytes("/v2")).status == 200
+
+
+def test_certificate_that_does_not_fit_is_refused(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    listen = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[0])}
+    with (
+        pytest.raises(ConfigError, match="tls_certificate"),
+        running(make_config(tmp_path, listen=listen), PackageFiles([], None)),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_listening_beyond_this_machine_with_tls_and_token_is_allowed() -> None:
+    listen = Listen(host="0.0.0.0", tls_certificate="c", tls_key="k", token_file="t")  # noqa: S104, S106
+    assert ServiceConfig(listen=listen).listen.host == "0.0.0.0"  # noqa: S104
