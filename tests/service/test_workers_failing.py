@@ -91,7 +91,7 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
                 time.sleep(0.02)
         assert Replies(client).next().status == 503
         wait_for(lambda: service.call(lambda: lane.restarts), "the next worker")
-        assert not is_running(pid)
+        wait_for(lambda: not is_running(pid), "the end of the one that was there")
         assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
 
 
