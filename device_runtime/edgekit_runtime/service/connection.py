@@ -204,7 +204,11 @@ class Connection:
         self._is_busy = True
         self.expires = NEVER
         try:
-            self._server.handle(self, head, body)
+            action = head.route
+            if action is None:
+                self._server.handle(self, head, body)
+            else:
+                action(self, head, body)
         except EdgekitError as error:
             self.answer(*make_error(error))
         except Exception:

@@ -37,7 +37,7 @@ class Head:
         is_http_1_0: of an old client, which must be told that the connection stays.
         authorization: that header, or None.
         has_origin: whether a web page sent it.
-        route: for `routes`, which remembers there where this goes; None until then.
+        route: what the handler wants to be called in its place for requests with this very head, or None.
     """
 
     __slots__ = (

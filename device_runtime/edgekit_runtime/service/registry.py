@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from edgekit_runtime.archive import Limits
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
-from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
+from edgekit_runtime.service.loading import Loaded, ModelOptions, settle, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
@@ -246,6 +246,7 @@ class Registry:
                 await self.load(name)
             except EdgekitError as error:  # noqa: PERF203  # one that fails stops no other
                 _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+        await self._on_thread(settle)
 
     async def load(self, name: str) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.

@@ -56,14 +56,12 @@ class Routes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, head: Head, body: memoryview) -> None:
-        """Answer one request, now or later.
+        """Answer the first request with this head, now or later; further ones go where `head.route` says.
 
         Raises:
             EdgekitError: the answer is this error.
         """
-        action: Action | None = head.route
-        if action is None:
-            action = head.route = self._resolve(head)
+        action = head.route = self._resolve(head)
         action(connection, head, body)
 
     def _resolve(self, head: Head) -> Action:
