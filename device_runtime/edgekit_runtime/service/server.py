@@ -168,7 +168,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
-        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier))
         await stopping.wait()
         notifier.say_stopping()
         loading.cancel()
