@@ -3,9 +3,11 @@
     PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/service_latency.py [--seconds 10]
         [--device-python DEVICE_ENV/bin/python] [--idle-seconds 20] [--profile]
 
-- Added latency: client and server share one core, so that no other core has to wake up; blocks of requests take
-  turns with blocks of bare runs of the same file in this process. "added" is the difference of the medians, and of
-  the 99th percentiles. Everything is on: scheduler, metrics, statistics, deadlines (the client states one).
+- Added latency: client and server share one core, so that no other core has to wake up; blocks of requests
+  take turns with blocks of bare runs of the same file in this process. "added" is the difference of the
+  medians, and of the 99th percentiles. Everything is on: scheduler, metrics, statistics, deadlines (stated).
+  "prepared bytes" sends the same request again and again and reads the answer; "client" is our own client,
+  whose work in Python counts too.
 - Shared memory: a model that copies one value out of a float32 tensor of 4.9 MB, which is written in place.
 - Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready"; with
   `--device-python` by an environment of requirements/device.txt, which is what a device has.
@@ -18,13 +20,14 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,6 @@ MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
 BLOCK = 50
 LARGE = (1, 3, 640, 640)  # 4.9 MB
 STARTS = 7
-GOALS_US = {"service": (50.0, 120.0), "session": (5.0, None), "shared": (50.0, None)}
 
 
 def main() -> None:
@@ -144,8 +146,10 @@ def serve(folder: Path, python: str, *packages: str) -> Iterator[tuple[subproces
     ]
     began_s = time.perf_counter()
     process = subprocess.Popen(
-        [*(python, "-m", "edgekit_runtime.cli", "serve", *named), *("--keys", str(folder / "keys"))]
-        + [*("--unix-socket", path, "--port", "0")],
+        [
+            *(python, "-m", "edgekit_runtime.cli", "serve", *named),
+            *("--keys", str(folder / "keys"), "--unix-socket", path, "--port", "0"),
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT / "device_runtime")},
         cwd=folder,
         stderr=subprocess.PIPE,
@@ -201,18 +205,28 @@ def measure_small(process: "subprocess.Popen[str]", path: str, seconds: float) -
     feed = {name: x}
     names = [spec.name for spec in own.outputs]
     port = find_port(process)
-    with Client(path) as client, Client(f"127.0.0.1:{port}") as tcp:
+    with Client(path) as client, Client(f"127.0.0.1:{port}") as tcp, ExitStack() as stack:
         shared = client.shared(x.shape)
         shared[...] = x
         client.infer("small", feed, timeout_s=10.0)
+        request = client._make_request("small", None, feed, [None], None, 0, 10.0) + x.tobytes()
+        plain = stack.enter_context(socket.socket(socket.AF_UNIX))
+        plain.connect(path)
+
+        def send_prepared() -> None:
+            plain.sendall(request)
+            plain.recv(65536)
+
         pin(process.pid)
         times = take_turns(
             {
                 "bare": lambda: bare.run(names, feed),
                 "session": lambda: own.run(feed),
-                "service": lambda: client.infer("small", feed, timeout_s=10.0),
-                "service, shared memory": lambda: client.infer("small", {name: shared}, timeout_s=10.0),
-                "service, TCP": lambda: tcp.infer("small", feed, timeout_s=10.0),
+                "prepared bytes": send_prepared,
+                "client, bound": client.bind("small", feed, timeout_s=10.0),
+                "client": lambda: client.infer("small", feed, timeout_s=10.0),
+                "client, shared memory": lambda: client.infer("small", {name: shared}, timeout_s=10.0),
+                "client, TCP": lambda: tcp.infer("small", feed, timeout_s=10.0),
             },
             seconds,
         )
@@ -226,13 +240,14 @@ def measure_large(
     bare = open_bare(folder / "first.onnx")
     x = np.random.default_rng(1).random(LARGE, np.float32)
     with Client(path) as client:
-        shared = client.shared(LARGE)
+        shared, out = client.shared(LARGE), client.shared((1, 1, 1, 1))
         shared[...] = x
         client.infer("first", {"x": shared})
         pin(process.pid)
         times = take_turns(
             {
                 "bare": lambda: bare.run(["y"], {"x": x}),
+                "shared, bound": client.bind("first", {"x": shared}, outputs={"y": out}),
                 "shared": lambda: client.infer("first", {"x": shared}),
                 "socket": lambda: client.infer("first", {"x": x}),
             },
@@ -253,7 +268,7 @@ def compare(times: dict[str, list[float]]) -> dict[str, Any]:
 
 def find_port(process: "subprocess.Popen[str]") -> int:
     """Return the TCP port at which the process listens."""
-    inodes = {os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()}
+    inodes = {str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
         if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
@@ -303,7 +318,6 @@ def profile(folder: Path) -> None:
     import asyncio
     import cProfile
     import pstats
-    import socket
 
     from edgekit_runtime.service.config import Listen, ServiceConfig
     from edgekit_runtime.service.packages import PackageFiles

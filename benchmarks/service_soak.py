@@ -13,8 +13,8 @@ processes as there are cores. Each swap writes a new version and asks the servic
 4. soak: `--minutes` with a swap every `--swap-every` seconds; PSS every second, with its slope.
 5. steady again: p99, since the machine may have changed meanwhile.
 
-A request fails if it is answered by an error, with wrong outputs, or not at all. "over steady" is against the
-mean of both steady phases. Under five minutes the slope says nothing and is not judged. Every figure is of this
+A request fails if it is answered by an error, with wrong outputs, or not at all. "over steady" is against
+the mean of both steady phases. Under five minutes the slope says nothing and is not judged. Every figure is of this
 machine and this run: compare ratios. It ends with exit code 1 where a goal is missed.
 """
 
@@ -450,9 +450,8 @@ def report(found: dict[str, Any]) -> None:
             f" {phase['p50_us']:8} {phase['p99_us']:8} {phase['max_us']:9}"
         )
     soaked = found["soak"]
-    print(
-        f"p99 over steady: swaps {found['swap_p99_over_steady']:.2f}, soak {found['soak_p99_over_steady']:.2f}"
-    )
+    swapped = found["swap_p99_over_steady"]
+    print(f"p99 over steady: swaps {swapped:.2f}, soak {found['soak_p99_over_steady']:.2f}")
     print(
         f"PSS: fresh {found['fresh_pss_kib'] / 1024:.1f} MiB, after {MEMORY_SWAPS} swaps"
         f" {found['memory_after_100_swaps_over_fresh']:.3f} of that; soak {soaked['pss_mib_range']} MiB,"

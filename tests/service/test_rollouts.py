@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
@@ -126,25 +128,24 @@ def test_canary_that_answers_nan_is_rolled_back_and_no_client_sees_it(
         install(changed(maker, limit=None), tmp_path, slots, "3.0.0")
         assert load(service).status == 200
         assert statistics(service)["rollout"]["candidate_version"] == "3.0.0"
-    code = main(
-        ["status", "--state", str(slots.folder), "--keys", str(write_keys(maker, tmp_path)), "--json"]
-    )
-    (model,) = json.loads(capsys.readouterr().out)["models"]
-    assert code == 0
-    assert "not_finite" in model["rejected"][0]["reason"]
+        arguments = ["--state", str(slots.folder), "--keys", str(write_keys(tmp_path))]
+        assert main(["status", *arguments, "--socket", service.socket_path, "--json"]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        assert "not_finite" in model["rejected"][0]["reason"]
+        lines = {(line["version"], line["state"]) for line in model["service"]}
+        assert lines == {("1.0.0", "READY"), ("3.0.0", "READY"), ("2.0.0", "UNAVAILABLE")}
+        assert main(["status", *arguments, "--socket", service.socket_path]) == 0
+        assert "service  READY 3.0.0: canary with 50% of the calls" in capsys.readouterr().out
+    assert main(["status", *arguments, "--socket", service.socket_path]) == 0
+    assert "service  " not in capsys.readouterr().out
 
 
-def write_keys(maker: PackageMaker, folder: Path) -> Path:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from tests.runtime.conftest import make_signer
-
+def write_keys(folder: Path) -> Path:
     keys = folder / "keys"
     keys.mkdir()
-    (key_id,) = maker.trust.key_ids
-    public = make_signer(1)._private_key.public_key()
-    (keys / f"{key_id}.pub.pem").write_bytes(
-        public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    )
+    public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()  # as make_signer(1) has it
+    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (keys / "k.pub.pem").write_bytes(pem)
     return keys
 
 

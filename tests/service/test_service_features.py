@@ -1,12 +1,17 @@
 """Cache, drift, memory cap and metrics in a running service."""
 
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
@@ -22,6 +27,7 @@ from tests.service.wiring_parts import (
     write,
 )
 
+import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import ConfigError, EdgekitError
@@ -346,3 +352,44 @@ def test_configuration_that_makes_no_sense_is_refused(tmp_path: Path, text: str,
 def test_isolating_a_model_with_a_canary_is_refused() -> None:
     with pytest.raises(ConfigError, match="process of its own"):
         isolate({"m": ModelOptions(rollout=Rollout(kind="canary"))}, ["m"])
+
+
+def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    write(maker, folder, "1.0.0")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()  # as make_signer(1) has it
+    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (keys / "k.pub.pem").write_bytes(pem)
+    socket_path = tmp_path / "s.sock"
+    config = tmp_path / "service.toml"
+    config.write_text(
+        f'[listen]\nunix_socket = "{socket_path}"\nhost = ""\n[log]\njson = true\n[power]\nsensors = false\n'
+        "[models.linear]\ncache = true\n[models.linear.scheduling]\nmax_batch = 4\n"
+    )
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--keys", str(keys), "--config", str(config)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])},
+        cwd=tmp_path,
+    )
+    with process:
+        assert process.stderr is not None
+        try:
+            assert "ready" in process.stderr.readline()
+            with Client(str(socket_path)) as client:
+                for _ in range(3):
+                    np.testing.assert_array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+                (folder / "linear-2.0.0.edgepkg").write_bytes(b"not a package")
+                with pytest.raises(EdgekitError):
+                    client.load("linear")
+        finally:
+            process.terminate()
+        process.wait(60)
+    assert process.returncode == 0

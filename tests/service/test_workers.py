@@ -187,7 +187,7 @@ def test_statistics_outlive_the_worker(isolated: Running) -> None:
 
 def test_crashes_leak_no_descriptors(isolated: Running) -> None:
     def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def crash() -> None:
         with contextlib.ExitStack() as stack:
@@ -275,7 +275,9 @@ def test_limits_hold_in_the_worker(maker: PackageMaker, tmp_path: Path) -> None:
         assert int((proc / "stat").read_text().rsplit(")", 1)[1].split()[16]) >= 5
 
 
-def test_worker_without_memory_to_load_is_refused_with_its_reason(maker: PackageMaker, tmp_path: Path) -> None:
+def test_worker_without_memory_to_load_is_refused_with_its_reason(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
     with running_isolated(maker, tmp_path, max_data_bytes=30 << 20) as service:
         assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
         reply = ask(service, infer_bytes(X))

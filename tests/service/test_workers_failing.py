@@ -65,7 +65,9 @@ def test_path_of_an_inference_names_its_model(path: str, target: object) -> None
     assert find_infer(path) == target
 
 
-@pytest.mark.parametrize("wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_cpus": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_data_bytes": -1}]
+)
 def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Isolation(**wrong)  # type: ignore[arg-type]
@@ -89,7 +91,7 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
                 time.sleep(0.02)
         assert Replies(client).next().status == 503
         wait_for(lambda: service.call(lambda: lane.restarts), "the next worker")
-        assert not is_running(pid)
+        wait_for(lambda: not is_running(pid), "the end of the one that was there")
         assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
 
 
@@ -131,15 +133,14 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
         command, env=child_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     with service:
-        assert service.stderr is not None
-        for line in service.stderr:
-            if "ready at" in line:
-                break
-        children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
-        (pid,) = map(int, children)
-        os.kill(pid, signal.SIGSTOP)  # one that could not even notice
-        service.kill()
-        service.stderr.close()
+        try:
+            assert service.stderr is not None
+            assert any("ready at" in line for line in service.stderr)
+            children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+            (pid,) = map(int, children)
+            os.kill(pid, signal.SIGSTOP)  # one that could not even notice
+        finally:
+            service.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
 
 
@@ -148,6 +149,6 @@ def write_key(maker: PackageMaker, folder: Path) -> None:
     from tests.runtime.conftest import make_signer
 
     (key_id,) = maker.trust.key_ids
-    public = make_signer(1)._private_key.public_key()  # noqa: SLF001
+    public = make_signer(1)._private_key.public_key()
     pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (folder / f"{key_id}.pub.pem").write_bytes(pem)

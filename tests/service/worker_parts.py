@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 import threading
@@ -61,7 +62,7 @@ def write_slow(maker: PackageMaker, path: Path) -> None:
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     names = ["x", *(f"t{number}" for number in range(_TIMES - 1)), "y"]
     graph = helper.make_graph(
-        [helper.make_node("MatMul", [a, "w"], [b]) for a, b in zip(names, names[1:], strict=False)],
+        [helper.make_node("MatMul", [a, "w"], [b]) for a, b in itertools.pairwise(names)],
         "slow",
         [helper.make_tensor_value_info("x", float32, ["N", _WIDTH])],
         [helper.make_tensor_value_info("y", float32, ["N", _WIDTH])],
@@ -98,7 +99,7 @@ def slow_input(rows: int) -> Array:
 def running_isolated(
     maker: PackageMaker, folder: Path, *, slow: bool = False, config: Any = None, **isolation: Any
 ) -> Iterator[Running]:
-    """Serve `linear`, isolated, and `other`, the same model in the process of the service; maybe `slow` too."""
+    """Serve `linear`, isolated, and `other`, the same model in the service itself; maybe `slow` too."""
     packages = folder / "packages"
     packages.mkdir()
     maker.write(packages / "linear.edgepkg")
@@ -180,7 +181,7 @@ class Asker:
             try:
                 with self._connect() as client:
                     self._ask(client)
-            except ConnectionError:
+            except ConnectionError:  # noqa: PERF203  # each connection is a try of its own
                 self.ends += 1
 
     def _ask(self, client: socket.socket) -> None:

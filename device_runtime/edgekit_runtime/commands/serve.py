@@ -36,12 +36,22 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")
     parser.add_argument("--port", type=int, help="of TCP; 0 takes any that is free")
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
+    parser.add_argument(
+        "--print-unit",
+        action="store_true",
+        help="print a systemd unit of this service, and do not serve",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Serve until told to stop."""
+    if arguments.print_unit:
+        from edgekit_runtime.service.unit import write_unit
+
+        unit = write_unit()
+        return Outcome({"unit": unit}, unit.splitlines())
     import asyncio
     import dataclasses
     import logging

@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots import UNPROVEN, Slots
+from edgekit_runtime.slots.notice import ask_service, find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,13 +22,24 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " has nothing to open.",
     )
     add_arguments(parser, switches=False)
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="of the service to ask (default: the running one)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Examine all models."""
     slots = open_slots(arguments)
-    models = [_describe(slots, model) for model in slots.models()]
+    socket_path: Path | None = arguments.socket or find_running_service()
+    serving = None if socket_path is None else ask_service(socket_path)
+    models = [
+        {**_describe(slots, model), "service": None if serving is None else serving.get(model, [])}
+        for model in slots.models()
+    ]
     document = {"folder": str(slots.folder), "target": slots.target, "models": models}
     failed = any(model["opens"] is None for model in models)
     lines = [line for model in models for line in _lines(model)] or [f"no models in {slots.folder}"]
@@ -89,5 +102,8 @@ def _lines(model: dict[str, Any]) -> Iterator[str]:
             health = f"on trial, begun {place['begun']} times"
         problem = f"; DAMAGED: {place['problem']}" if place["problem"] else ""
         yield f"  {place['place']:8} {place['version']:12} {health}{problem}"
+    for line in model["service"] or ():
+        version = f" {line['version']}" if line["version"] else ""
+        yield f"  service  {line['state']}{version}" + (f": {line['reason']}" if line["reason"] else "")
     for rejection in model["rejected"]:
         yield f"  rejected {rejection['version']:12} {rejection['reason']}"

@@ -54,7 +54,11 @@ class Channel:
     """One end; it owns its socket."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connected: socket.socket, take: Take, end: Callable[[str], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connected: socket.socket,
+        take: Take,
+        end: Callable[[str], None],
     ) -> None:
         """Send and receive on `connected` from now on.
 
@@ -69,15 +73,16 @@ class Channel:
         self._is_open = True
         self._queue: deque[tuple[bytes, list[int]]] = deque()
         self._queued_bytes = 0
-        self._kind = 0
+        self._kind: Kind | None = None
+        self._size = 0
         self._parts: list[bytes] = []
         self._descriptors: list[int] = []
         loop.add_reader(connected.fileno(), self.receive)
 
     @property
     def is_full(self) -> bool:
-        """Whether the other process is so far behind that it should get no more work."""
-        return self._queued_bytes > _MAX_QUEUED_BYTES
+        """Whether the other process should get no more work: it is far behind, or has closed its end."""
+        return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
     def send(self, kind: Kind, payload: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Send a message, or queue it; does nothing after the end.
@@ -120,9 +125,7 @@ class Channel:
                 self._stop(CLOSED)
                 return
             try:
-                if flags & socket.MSG_TRUNC:
-                    raise ChannelError(f"it sent a packet of more than {_PACKET_BYTES} bytes")
-                self._take_packet(packet)
+                self._take_packet(packet, is_whole=not flags & socket.MSG_TRUNC)
             except ChannelError as error:
                 self._stop(str(error))
                 return
@@ -152,24 +155,26 @@ class Channel:
             self.close()
             self._end(reason)
 
-    def _take_packet(self, packet: bytes) -> None:
-        tag, kind = packet[0], packet[0] & ~_MORE
-        if self._parts and kind != self._kind:
-            raise ChannelError(f"it sent a packet {kind} within a message {self._kind}")
+    def _take_packet(self, packet: bytes, *, is_whole: bool) -> None:
+        if not is_whole:
+            raise ChannelError(f"it sent a packet of more than {_PACKET_BYTES} bytes")
+        tag = packet[0]
+        try:
+            kind = Kind(tag & ~_MORE)
+        except ValueError as cause:
+            raise ChannelError(f"it sent a packet of the unknown kind {tag}") from cause
+        if self._parts and kind is not self._kind:
+            raise ChannelError(f"it sent a packet {kind.name} within a message of another kind")
         self._kind = kind
         self._parts.append(packet[1:])
-        if sum(map(len, self._parts)) > MAX_MESSAGE_BYTES:
+        self._size += len(packet)
+        if self._size > MAX_MESSAGE_BYTES:
             raise ChannelError(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
         if tag & _MORE:
             return
-        payload, self._parts = b"".join(self._parts), []
+        payload, self._parts, self._size = b"".join(self._parts), [], 0
         descriptors, self._descriptors = self._descriptors, []
-        try:
-            known = Kind(kind)
-        except ValueError as cause:
-            _close_all(descriptors)
-            raise ChannelError(f"it sent a message of the unknown kind {kind}") from cause
-        self._take(known, payload, descriptors)
+        self._take(kind, payload, descriptors)
 
     def _send_packet(self, packet: bytes, descriptors: list[int]) -> None:
         if self._queue or not self._try_send(packet, descriptors):

@@ -427,7 +427,7 @@ class Connection:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it can be released: it lives, and no request is being received beyond its head or answered."""
+        """Whether it can be released: no request is being received beyond its head, or answered."""
         is_open = self._socket is not None and not self._closes
         return is_open and not self._is_busy and self._head is None
 

@@ -99,9 +99,7 @@ class HttpServer:
             on_close: called once when it ends here, or None.
         """
         connected.setblocking(False)
-        return Connection(
-            self, connected, is_local=is_local, unread=unread, lease=lease, on_close=on_close
-        )
+        return Connection(self, connected, is_local=is_local, unread=unread, lease=lease, on_close=on_close)
 
     def idle_until(self) -> int:
         """Return the tick until which a connection may now be idle."""

@@ -63,25 +63,34 @@ class IsolatedLane:
     """
 
     def __init__(
-        self, http: HttpServer, regions: Regions, order: Order, package: int, events: Events
+        self,
+        http: HttpServer,
+        regions: Regions,
+        manifest: Manifest,
+        order: Order,
+        *,
+        package: int,
+        events: Events,
     ) -> None:
         """Start the first worker.
 
         Args:
             http: whose connections it is lent.
             regions: shared memory of clients.
+            manifest: of the version.
             order: for each worker.
             package: descriptor of the package; owned by this.
             events: hears of it.
         """
         self._http, self._regions, self._order, self._package = http, regions, order, package
         self._loop = http.loop
-        self.manifest: Manifest = order.manifest
+        self.manifest = manifest
         self.restarts = 0
         self._isolation: Isolation = order.isolation
         self._events = events
         self._has_started = self._is_over = False
         self._lives: dict[Worker, _Life] = {}
+        self._ending: list[Worker] = []
         self._active: Worker | None = None
         self._standby: Worker | None = None
         self._crashes = Crashes()
@@ -103,7 +112,7 @@ class IsolatedLane:
         """As the package states them."""
         return self.manifest.outputs
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:  # noqa: ARG002  # of the protocol
         """Not possible here: the model is loaded in another process.
 
         Raises:
@@ -145,16 +154,18 @@ class IsolatedLane:
 
     def end(self) -> None:
         """End all processes at once; what they were lent comes back."""
+        if self._package < 0:
+            return
         self._is_over = True
         self._active = self._standby = None
         self._watching.cancel()
-        for worker in self._lives:
-            worker.end()
+        self._ending = list(self._lives)
         self._lives.clear()
-        if self._package >= 0:
-            os.close(self._package)
-            self._package = -1
-            self._events.on_end(self)
+        for worker in self._ending:
+            worker.end()
+        os.close(self._package)
+        self._package = -1
+        self._events.on_end(self)
 
     def count_into(self, metrics: LaneMetrics) -> None:
         """Let `metrics` hold what the workers count, from now on."""
@@ -176,6 +187,11 @@ class IsolatedLane:
         """Process ids of its workers, the active one first."""
         workers = sorted(self._lives, key=lambda worker: worker is not self._active)
         return tuple(worker.pid for worker in workers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended and so have all its processes."""
+        return self._package < 0 and all(worker.is_over for worker in self._ending)
 
     @property
     def is_backed(self) -> bool:
@@ -221,7 +237,9 @@ class IsolatedLane:
         self._crashes = self._crashes.after(lived_s, self._isolation)
         manifest = self.manifest
         if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
-            self._events.on_started(self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}"))
+            self._events.on_started(
+                self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}")
+            )
             self.end()
             return
         _logger.error("%s %s: its worker is lost: %s", manifest.name, manifest.version, reason)
@@ -245,7 +263,8 @@ class IsolatedLane:
         try:
             worker = Worker(self._http, self, self._order, self._package)
         except OSError as cause:
-            self._loop.call_soon(lambda: self._take_crash(f"it cannot be started: {cause}", 0.0, is_final=False))
+            reason = f"it cannot be started: {cause}"
+            self._loop.call_soon(lambda: self._take_crash(reason, 0.0, is_final=False))
             return
         self._lives[worker] = _Life(self._loop.time())
         for region in self._regions:

@@ -16,16 +16,14 @@ class Isolation:
 
     Attributes:
         standby: whether a second process with the model loaded waits to take over at once.
-        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn in
-            that time, which it does not while an engine keeps Python's lock.
+        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn
+            in that time, which it does not while an engine keeps Python's lock.
         start_timeout_s: for a worker to load its model.
         max_crashes: so many crashes with less than `healthy_s` between them, and the version is rejected.
         healthy_s: after so long without a crash, earlier ones are forgotten.
         max_delay_s: longest wait before a worker that keeps crashing is started again.
         max_data_bytes: most memory that the worker may allocate (RLIMIT_DATA), or None for as much as there
             is; beyond it, the engine gets an error or crashes.
-        max_memory_bytes, max_cpus: of its control group, where one is delegated to the service; None for no
-            limit.
         niceness: how much it gives way to others, 0 to 19.
         oom_score: from 0 to 1000; the higher, the sooner it is ended where the machine has no memory left.
 
@@ -40,8 +38,6 @@ class Isolation:
     healthy_s: float = 60.0
     max_delay_s: float = 30.0
     max_data_bytes: int | None = None
-    max_memory_bytes: int | None = None
-    max_cpus: float | None = None
     niceness: int = 0
     oom_score: int = 200
 
@@ -49,9 +45,8 @@ class Isolation:
         times = (self.hang_s, self.start_timeout_s, self.healthy_s, self.max_delay_s)
         if not all(0 < seconds < math.inf for seconds in times) or self.max_crashes < 1:
             raise ValueError(f"expected finite times over 0 and max_crashes of at least 1, got {self}")
-        limits = (self.max_data_bytes, self.max_memory_bytes, self.max_cpus)
-        if any(limit is not None and limit <= 0 for limit in limits):
-            raise ValueError(f"expected limits over 0, got {self}")
+        if self.max_data_bytes is not None and self.max_data_bytes <= 0:
+            raise ValueError(f"expected max_data_bytes over 0, got {self}")
         if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:
             raise ValueError(f"expected niceness 0 to 19 and oom_score 0 to 1000, got {self}")
 
@@ -71,7 +66,7 @@ class Crashes:
         return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
 
     def delay_s(self, isolation: Isolation) -> float:
-        """Return how long to wait before the next start: not at all at first, then twice as long each time."""
+        """Return how long to wait before the next start: first not at all, then ever longer."""
         if self.count <= 1:
             return 0.0
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)

@@ -148,6 +148,13 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     )
 
 
+def settle() -> None:
+    """Give back what starting has left behind, and let the garbage collector pass over what stays."""
+    gc.collect()
+    gc.freeze()
+    trim_memory()
+
+
 def unload(sessions: Sequence[Session]) -> None:
     """Close sessions and give their memory back to the system."""
     for session in sessions:

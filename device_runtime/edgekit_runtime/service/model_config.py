@@ -86,9 +86,7 @@ def read_model(name: str, table: object) -> ModelOptions:
     governor = None
     if "governor" in table:
         governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
-    isolation = None
-    if single.isolated or "isolation" in table:
-        isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
+    isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
     rollout = _read_rollout(single.rollout, tables, where)
     try:
         return ModelOptions(
@@ -97,7 +95,7 @@ def read_model(name: str, table: object) -> ModelOptions:
             single.threads,
             single.instances,
             scheduling,
-            isolation,
+            isolation if single.isolated else None,
             rollout=rollout,
             cache=single.cache,
             drift=single.drift,

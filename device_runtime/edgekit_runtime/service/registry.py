@@ -15,7 +15,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.eviction import MemoryCapError
 from edgekit_runtime.service.keeping import Keeper, MakeServed, Source
-from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.loading import ModelOptions, settle
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import EvictedError, Model
@@ -170,6 +170,7 @@ class Registry:
                 await self.load(name, for_others=False)
             except EdgekitError as error:  # noqa: PERF203  # one that fails stops no other
                 _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+        await self._keeper.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.

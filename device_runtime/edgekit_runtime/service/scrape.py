@@ -8,13 +8,16 @@ from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.trial import Trial
 
 
-def write_metrics(served: Sequence[Served], service: ServiceMetrics, connections: int) -> str:
+def write_metrics(
+    served: Sequence[Served], service: ServiceMetrics, connections: int, restarts: Family
+) -> str:
     """Return the text of everything that is counted.
 
     Args:
         served: all versions that take calls.
         service: of the whole service.
-        connections: that are open now.
+        connections: that are open now, to the service or to its workers.
+        restarts: of workers.
     """
     trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]
     return write_exposition(
@@ -22,6 +25,7 @@ def write_metrics(served: Sequence[Served], service: ServiceMetrics, connections
             *lane_families(one.metrics for one in served),
             *service_families(service),
             Family("edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)),
+            restarts,
             *_trial_families(trials),
             *_governor_families(served),
         ]

@@ -25,6 +25,7 @@ from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.routes import Routes
 from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.screening import refuse_stranger
+from edgekit_runtime.service.sdnotify import Notifier
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
 from edgekit_runtime.service.stacking import Stacking
@@ -116,7 +117,8 @@ class Service:
         self.workers.begin_stop()
         await self.http.drain(self._config.inference.drain_timeout_s)
         await self.registry.close()
-        self.workers.close()
+        await self.workers.close()
+        self.http.close()  # what came back from workers too late
         self._threads.close()
         self._regions.remove_all()
         if self._socket_path is not None:
@@ -135,7 +137,9 @@ class Service:
         return self._config.models.get(name) or ModelOptions()
 
     def _write_metrics(self) -> bytes:
-        return write_metrics(self.registry.served(), self.metrics, self.http.connection_count).encode()
+        connections = self.http.connection_count + self.http.lent
+        restarts = self.workers.count_restarts()
+        return write_metrics(self.registry.served(), self.metrics, connections, restarts).encode()
 
     def watch(self) -> None:
         """Look at trials, sensors and governors once a second from now on."""
@@ -158,13 +162,15 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    notifier = Notifier(loop)
     service = Service(config, source)
     try:
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
-        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier))
         await stopping.wait()
+        notifier.say_stopping()
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loading
@@ -173,10 +179,14 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
 
 def _announce(
-    announce: Callable[[Sequence[str]], None], addresses: Sequence[str], loading: "asyncio.Future[None]"
+    announce: Callable[[Sequence[str]], None],
+    addresses: Sequence[str],
+    notifier: Notifier,
+    loading: "asyncio.Future[None]",
 ) -> None:
     if not loading.cancelled() and loading.exception() is None:
         announce(addresses)
+        notifier.say_ready(f"ready at {', '.join(addresses)}")
 
 
 def _name(listener: socket.socket) -> str:

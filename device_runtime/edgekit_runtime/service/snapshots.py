@@ -1,4 +1,4 @@
-"""What a worker process has counted, as it travels to the service: out of `LaneMetrics` and back into them."""
+"""What a worker process has counted, on its way to the service: out of `LaneMetrics` and back."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,10 @@ from typing import Any, Final
 from edgekit_runtime.service.channel import ChannelError
 from edgekit_runtime.service.metrics import Histogram, LaneMetrics, RunCount
 
-_COUNTS: Final = (*("succeeded", "failed", "shed", "late", "refused", "cache_hits", "cache_misses"), "failed_s")
+_COUNTS: Final = (
+    *("succeeded", "failed", "shed", "late", "refused", "cache_hits", "cache_misses"),
+    "failed_s",
+)
 _HISTOGRAMS: Final = ("queue", "compute", "total")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
 

@@ -5,10 +5,11 @@ next request is for something else. It ends when its channel to the service ends
 """
 
 import asyncio
+import hashlib
+import json
 import logging
 import mmap
 import os
-import pickle
 import socket
 import sys
 from array import array
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError, PackageError
@@ -25,14 +28,15 @@ from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.isolation import find_infer
 from edgekit_runtime.service.leases import Lease
-from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
+from edgekit_runtime.service.loading import Loaded, ModelOptions, load
 from edgekit_runtime.service.orders import BEAT_S, INDEX, LENT, REGION, Order
+from edgekit_runtime.service.plain import from_plain
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.sharedmem import Region, RegionLimits, Regions
 from edgekit_runtime.service.snapshots import write_snapshot
 from edgekit_runtime.service.versions import Installed
-
+from edgekit_runtime.signing import TrustStore
 
 _DESCRIPTORS: Final = 3
 
@@ -45,13 +49,14 @@ class _OnePackage:
     def __init__(self, order: Order, package: int) -> None:
         self._order = order
         self._path = Path(f"/proc/self/fd/{package}")
-        self.trust, self.limits = order.trust, order.limits
+        self.trust = TrustStore([SSlibKey.from_dict(order.key_id, dict(order.key))])
+        self.limits = order.limits
 
     def names(self) -> Sequence[str]:
-        return (self._order.manifest.name,)
+        return (self._order.name,)
 
     def find(self, name: str) -> Sequence[Installed]:
-        return (Installed(name, self._order.manifest.version, self._path),)
+        return (Installed(name, self._order.version, self._path),)
 
     def find_proven(self, _name: str) -> Installed | None:
         return None
@@ -61,7 +66,8 @@ class _OnePackage:
 
     def reopen(self, path: Path, options: ModelOptions) -> Loaded:
         with read_package(path, self.trust, self.limits) as package:
-            if package.manifest != self._order.manifest:
+            digest = hashlib.sha256(package.manifest.to_bytes()).hexdigest()
+            if digest != self._order.manifest_sha256:
                 raise PackageError(
                     f"{package.manifest.name} {package.manifest.version}: the file has changed since it was"
                     " verified; load the model again"
@@ -81,7 +87,8 @@ class _Worker:
     def __init__(self, order: Order, connected: socket.socket, states: memoryview) -> None:
         self._order, self._states = order, states
         self._loop = asyncio.get_running_loop()
-        self._name, self._version = order.manifest.name, order.manifest.version
+        self._name, self._version = order.name, order.version
+        self._token = None if order.token is None else order.token.encode("ascii")
         self._is_default = self._is_retired = False
         self._indices: dict[Connection, int] = {}
         self._later: deque[tuple[Kind, bytes, list[int]]] = deque()
@@ -153,7 +160,7 @@ class _Worker:
 
     def _screen(self, connection: Connection, head: Head) -> bool:
         if not connection.is_local:
-            refuse_stranger(head, self._order.token)
+            refuse_stranger(head, self._token)
         target = find_infer(head.path)
         is_ours = target is not None and target[0] == self._name
         if is_ours and target is not None and not self._is_retired:
@@ -217,12 +224,11 @@ def main() -> None:
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
     _, extras, _, _ = connected.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
     order_file, package, table = array("i", extras[0][2])
-    with os.fdopen(order_file, "rb") as file:
+    with os.fdopen(order_file) as file:
         file.seek(0)
-        order: Order = pickle.load(file)  # noqa: S301  # from the process that started this one
+        order = from_plain(Order, json.load(file))
     end_with(order.parent)
-    name = order.manifest.name
-    logging.basicConfig(format=f"edgekit-worker {name}: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
     for refused in confine(order.isolation):
         _logger.warning("the system does not allow %s", refused)
     states = memoryview(mmap.mmap(table, order.connections))

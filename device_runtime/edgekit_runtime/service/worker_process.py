@@ -4,9 +4,9 @@ What becomes of the connections of a worker that died is decided by what it last
 """
 
 import contextlib
+import json
 import mmap
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -22,10 +22,12 @@ from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.leases import ANSWERING, HANDED, IDLE
 from edgekit_runtime.service.orders import INDEX, LENT, REGION, Order
+from edgekit_runtime.service.plain import to_plain
 from edgekit_runtime.service.sharedmem import Region
 
 _MODULE: Final = "edgekit_runtime.service.worker"
 _POLL_S: Final = 0.01  # where the kernel does not tell of an exit
+_ENDING_S: Final = 2.0  # for a process that has closed its channel
 _MAX_REASON: Final = 2000
 _RETRY_AFTER_S: Final = 1.0
 
@@ -60,6 +62,7 @@ class Worker:
     Attributes:
         silent_s: for how long it has shown no life.
         is_ready: whether it has loaded its model.
+        is_over: whether the process has ended.
         has_refused: whether it said that the model cannot be loaded, in the place of crashing.
     """
 
@@ -80,7 +83,7 @@ class Worker:
         self._loop = http.loop
         self.silent_s = 0.0
         self.is_ready = self.has_refused = False
-        self._is_condemned = self._is_over = False
+        self._is_condemned = self.is_over = False
         self._reason: str | None = None
         self._lent: dict[int, _Lent] = {}
         self._free: list[int] = []
@@ -201,7 +204,7 @@ class Worker:
         return connection
 
     def _condemn(self, reason: str | None) -> None:
-        """Kill the process; the rest follows when it has ended, and does nothing to its connections any more."""
+        """Kill the process; what it was lent is taken back once it surely does nothing any more."""
         if self._is_condemned:
             return
         self._is_condemned, self._reason = True, reason
@@ -210,18 +213,23 @@ class Worker:
             self._loop.call_later(_POLL_S, self._on_exit)
 
     def _on_channel_end(self, reason: str) -> None:
-        # A process that ends closes its channel just before: how it ended says more than that.
-        self._condemn(None if reason == CLOSED else reason)
+        if reason != CLOSED:
+            self._condemn(reason)
+        elif self._pidfd is not None:
+            # A process that ends closes its channel just before; how it ended says more than that.
+            self._loop.call_later(_ENDING_S, self._condemn, reason)
+        else:
+            self._condemn(None)
 
     def _on_exit(self) -> None:
         code = self._process.poll()
         if code is None:
-            if self._pidfd is None and not self._is_over:
+            if self._pidfd is None and not self.is_over:
                 self._loop.call_later(_POLL_S, self._on_exit)
             return
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = self._is_condemned = True
+        self.is_over = self._is_condemned = True
         self._channel.receive_rest()
         self._channel.close()
         if self._pidfd is not None:
@@ -249,8 +257,8 @@ def _start(order: Order, package: int, table: int) -> tuple["subprocess.Popen[by
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     order_file = os.memfd_create("edgekit-order", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(os.dup(order_file), "wb") as file:
-            pickle.dump(order, file)
+        with os.fdopen(os.dup(order_file), "w") as file:
+            json.dump(to_plain(order), file)
         passed = array("i", (order_file, package, table))
         near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         process = subprocess.Popen(

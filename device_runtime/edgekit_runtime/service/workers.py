@@ -2,15 +2,18 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import os
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Final, Protocol
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import BackendError, PackageError
+from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.exposition import Family
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
@@ -20,6 +23,8 @@ from edgekit_runtime.service.orders import Order
 from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.signing import TrustStore
+
+_POLL_S: Final = 0.005
 
 
 class Reader(Protocol):
@@ -66,6 +71,7 @@ class Workers:
         self._reader, self._token = reader, token
         self._names = frozenset(name for name, options in config.models.items() if options.isolation)
         self._lanes: dict[IsolatedLane, Future[IsolatedLane]] = {}
+        self._ended: list[IsolatedLane] = []
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
         self.served: Lanes | None = None
@@ -92,7 +98,7 @@ class Workers:
             descriptor = os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as cause:
             raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
-        self._http.loop.call_soon_threadsafe(self._begin, order, descriptor, opened)
+        self._http.loop.call_soon_threadsafe(self._begin, package.manifest, order, descriptor, opened)
         lane = opened.result()
         return Loaded((lane,), package.manifest, package.path, package.key_id, options.scheduling, ())
 
@@ -114,10 +120,25 @@ class Workers:
                 lane.end()
                 opened.cancel()
 
-    def close(self) -> None:
-        """End all processes."""
+    async def close(self) -> None:
+        """End all processes, and wait until they have ended."""
         for lane in self.lanes:
             lane.end()
+        while not all(lane.is_over for lane in self._ended):
+            await asyncio.sleep(_POLL_S)
+
+    def count_restarts(self) -> Family:
+        """Return how often workers were started after a crash, for Prometheus."""
+        counts = tuple(
+            ({"model": lane.manifest.name, "version": lane.manifest.version}, lane.restarts)
+            for lane in self._lanes
+        )
+        return Family(
+            "edgekit_worker_restarts_total",
+            "counter",
+            "How often a model's process was started again after it was lost.",
+            counts,
+        )
 
     # What lanes tell
 
@@ -141,15 +162,18 @@ class Workers:
             task.add_done_callback(self._tasks.discard)
 
     def on_end(self, lane: IsolatedLane) -> None:
-        """Forget it."""
+        """Forget it, but for its processes that have not ended yet."""
         self._lanes.pop(lane, None)
+        self._ended = [each for each in (*self._ended, lane) if not each.is_over]
 
-    def _begin(self, order: Order, package: int, opened: "Future[IsolatedLane]") -> None:
+    def _begin(
+        self, manifest: Manifest, order: Order, descriptor: int, opened: "Future[IsolatedLane]"
+    ) -> None:
         if self._is_over:
-            os.close(package)
+            os.close(descriptor)
             opened.cancel()
             return
-        lane = IsolatedLane(self._http, self._regions, order, package, self)
+        lane = IsolatedLane(self._http, self._regions, manifest, order, package=descriptor, events=self)
         self._lanes[lane] = opened
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
@@ -160,15 +184,21 @@ class Workers:
             memory=ModelMemory(),
             models={package.manifest.name: alone},
         )
+        manifest, key = package.manifest, self._reader.trust.find(package.key_id)
+        if key is None:
+            raise PackageError(f"{package.path}: signed by {package.key_id}, which is not trusted any more")
         return Order(
-            os.getpid(),
-            config,
-            isolation,
-            package.manifest,
-            self._reader.trust,
-            self._reader.limits,
-            self._token,
-            self._config.http.max_connections,
+            parent=os.getpid(),
+            config=config,
+            isolation=isolation,
+            name=manifest.name,
+            version=manifest.version,
+            manifest_sha256=hashlib.sha256(manifest.to_bytes()).hexdigest(),
+            key_id=package.key_id,
+            key=key.to_dict(),
+            limits=self._reader.limits,
+            token=None if self._token is None else self._token.decode("ascii"),
+            connections=self._config.http.max_connections,
         )
 
     def _add_region(self, region: Region) -> None:

@@ -14,7 +14,9 @@ from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots.places import SOCKET_NAME
 
 _TIMEOUT_S: Final = 120.0  # a big model is loaded, tested and warmed up meanwhile
+_INDEX_TIMEOUT_S: Final = 5.0  # it needs neither the disk nor an engine
 _MAX_ANSWER_BYTES: Final = 64 << 10
+_MAX_INDEX_BYTES: Final = 4 << 20
 
 
 def find_running_service() -> Path | None:
@@ -54,9 +56,36 @@ def tell_service(socket_path: Path, model: str) -> bool:
     return True
 
 
+def ask_service(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
+    """Return what a running service says of each model, or None where it does not say anything in time.
+
+    Args:
+        socket_path: of the service.
+
+    Returns:
+        model -> lines of the repository's index, each with `version`, `state` and `reason`.
+    """
+    connection = _UnixConnection(socket_path, _INDEX_TIMEOUT_S)
+    try:
+        connection.request("POST", "/v2/repository/index", body=b"")
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            return None
+        models: dict[str, list[dict[str, str]]] = {}
+        for line in json.loads(response.read(_MAX_INDEX_BYTES)):
+            said = {key: str(line[key]) for key in ("version", "state", "reason")}
+            models.setdefault(str(line["name"]), []).append(said)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+    else:
+        return models
+    finally:
+        connection.close()
+
+
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
+    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:

@@ -1,0 +1,43 @@
+"""What a worker counts is what the service shows."""
+
+import itertools
+
+from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.snapshots import add_up, read_snapshot, write_snapshot
+from edgekit_runtime.service.statistics import describe_statistics
+
+
+def fill(start: int) -> LaneMetrics:
+    metrics, numbers = LaneMetrics("m", "1"), itertools.count(start)
+    for name in LaneMetrics.__slots__:
+        if isinstance(getattr(metrics, name, None), (int, float)):
+            setattr(metrics, name, next(numbers))
+    metrics.note_lone(1e-4, 5.0)
+    metrics.note_run(4, 1e-5, 2e-4, 3e-5)
+    metrics.note_success(1e-3, 2e-4, 2e-3, 6.0)
+    metrics.note_failure(0.5, 7.0)
+    return metrics
+
+
+def values(metrics: LaneMetrics) -> dict[str, object]:
+    plain = {name: getattr(metrics, name) for name in LaneMetrics.__slots__}
+    return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+
+
+def test_all_that_is_counted_arrives() -> None:
+    metrics = fill(3)
+    read = read_snapshot(write_snapshot(metrics))
+    read.model, read.version = metrics.model, metrics.version
+    assert values(read) == values(metrics)
+    assert describe_statistics([read], wall_clock=float, clock=float) == describe_statistics(
+        [metrics], wall_clock=float, clock=float
+    )
+
+
+def test_counts_of_two_workers_add_up() -> None:
+    sums = LaneMetrics("m", "1")
+    for _ in range(2):  # the second time in the place of the first
+        add_up(sums, [fill(3), fill(40)])
+    assert sums.succeeded == fill(3).succeeded + fill(40).succeeded
+    assert sums.total.counts == [2 * count for count in fill(3).total.counts]
+    assert {calls: run.count for calls, run in sums.runs.items()} == {1: 2, 4: 2}
