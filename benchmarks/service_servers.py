@@ -151,7 +151,7 @@ class Running:
         return connection
 
     def connect_near(self, timeout_s: float) -> socket.socket:
-        """A connection over its Unix socket where it has one, else over TCP; an OSError where there is none."""
+        """A connection over its Unix socket where it has one, else TCP; an OSError where there is none."""
         if self.server.unix_socket is None:
             return self.connect(timeout_s)
         connection = socket.socket(socket.AF_UNIX)
