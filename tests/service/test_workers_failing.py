@@ -36,7 +36,7 @@ from edgekit_runtime.service import worker_process
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Crashes, Isolation, find_infer
 from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.slots import REJECTED, Slots
+from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
 
 
 def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
@@ -112,13 +112,28 @@ def test_version_that_keeps_crashing_is_rejected_and_the_previous_one_serves(
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0"]
         for _ in range(2):
             pid = kill(service, signal.SIGSEGV)
-            wait_for(lambda pid=pid: pid not in find_pids(service), "the end of the worker")
+            wait_for(lambda pid=pid: not is_running(pid), "the end of the worker")
             ask_again(service, infer_bytes(X))
         served = get_bytes("/v2/models/linear")
         wait_for(lambda: ask(service, served).json["versions"] == ["1.0.0"], "the previous version")
         assert ask_again(service, infer_bytes(X)).binary == Y
     state = slots.load("linear").state
     assert [item.version for item in state.installed if item.health == REJECTED] == ["2.0.0"]
+
+
+def test_version_that_crashed_is_not_confirmed_by_the_end_of_the_service(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    slots = Slots(tmp_path / "state", maker.trust, "x86-64")
+    maker.write(tmp_path / "linear.edgepkg")
+    slots.install(tmp_path / "linear.edgepkg")
+    config = make_config(tmp_path, models={"linear": ModelOptions(isolation=Isolation())})
+    with running(config, InstalledModels(slots)) as service:
+        kill(service, signal.SIGSEGV)
+        assert ask_again(service, infer_bytes(X)).binary == Y
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert current.health == UNPROVEN
 
 
 def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_path: Path) -> None:

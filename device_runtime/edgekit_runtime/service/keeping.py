@@ -97,6 +97,7 @@ class Keeper:
         self.source, self.make_served = source, make_served
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._crashed: set[tuple[str, str]] = set()
 
     async def open(self, name: str, options: ModelOptions) -> list[Served]:
         """Return what is to be served of `name`, see `Source.open`."""
@@ -131,23 +132,23 @@ class Keeper:
         if (name, version) in self._unconfirmed:
             self._unconfirmed[name, version].cancel()
             self._confirm_after(name, version)
+            self._crashed.add((name, version))
 
     def forget(self, served: Served) -> None:
         """Do not count a version as good any more."""
-        timer = self._unconfirmed.pop((served.loaded.manifest.name, served.version), None)
-        if timer is not None:
-            timer.cancel()
+        self._end_wait(served.loaded.manifest.name, served.version)
 
     def confirm_all(self) -> None:
-        """Count all versions that serve until now as good."""
+        """Count all versions that serve until now as good, but for those that crashed a moment ago."""
         for name, version in list(self._unconfirmed):
-            self.confirm(name, version)
+            if (name, version) in self._crashed:
+                self._end_wait(name, version)
+            else:
+                self.confirm(name, version)
 
     def confirm(self, name: str, version: str) -> None:
         """Count a version as good now."""
-        timer = self._unconfirmed.pop((name, version), None)
-        if timer is not None:
-            timer.cancel()
+        self._end_wait(name, version)
         self._thread.submit(self._record, name, version)
 
     def shutdown(self) -> None:
@@ -158,6 +159,12 @@ class Keeper:
         confirm = functools.partial(self.confirm, name, version)
         loop = asyncio.get_running_loop()
         self._unconfirmed[name, version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
+
+    def _end_wait(self, name: str, version: str) -> None:
+        self._crashed.discard((name, version))
+        timer = self._unconfirmed.pop((name, version), None)
+        if timer is not None:
+            timer.cancel()
 
     def _record(self, name: str, version: str) -> None:
         try:
