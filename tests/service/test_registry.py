@@ -224,6 +224,15 @@ def test_statistics_count_what_was_done(maker: PackageMaker, packages: Path) -> 
         assert ask(service, get_bytes("/v2/models/stats")).json["model_stats"][0]["name"] == "linear"
 
 
+def test_damaged_file_in_a_folder_stops_no_other_model(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    (packages / "damaged.edgepkg").write_text("nothing")
+    source = PackageFiles([packages], maker.trust)
+    with running(make_config(packages.parent), source) as service:
+        assert served_version(service) == "1.0.0"
+        assert ask(service, post_bytes("/v2/repository/index", b"")).status == 200
+
+
 def slots_of(maker: PackageMaker, folder: Path) -> Slots:
     return Slots(folder / "state", maker.trust)
 

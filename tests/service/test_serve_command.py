@@ -24,7 +24,7 @@ from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, ma
 
 import edgekit_runtime
 from edgekit_runtime import Client
-from edgekit_runtime.errors import ConfigError, RequestError, TransportError
+from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
 from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
@@ -76,6 +76,15 @@ class Served:
             out, error = self.process.communicate(timeout=60)
         return self.process.returncode, out + error
 
+    def end_by_itself(self) -> tuple[int, str]:
+        try:
+            out, error = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, error = self.process.communicate()
+            raise AssertionError(f"still runs: {out}{error}") from None
+        return self.process.returncode, out + error
+
 
 @pytest.fixture
 def folder(maker: PackageMaker, tmp_path: Path) -> Path:
@@ -107,6 +116,14 @@ def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None
         code, printed = service.end()
         assert (code, printed.strip()) == (0, "stopped")
         assert not service.socket_path.exists()
+
+
+def test_package_that_is_not_there_ends_the_start_with_its_name(folder: Path) -> None:
+    process = Served(folder, "--package", str(folder / "missing.edgepkg"))
+    code, printed = process.end_by_itself()
+    assert (code, "missing.edgepkg" in printed) == (PackageError.exit_code, True), printed
+    assert "ready" not in printed
+    assert not process.socket_path.exists()
 
 
 def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:

@@ -157,6 +157,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
     Raises:
         TransportError: an address is in use or cannot be used.
+        EdgekitError: which models there are cannot be told.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -169,6 +170,8 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
         loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier))
+        # Without it nobody would hear why nothing is served: a model that fails alone raises nothing.
+        loading.add_done_callback(functools.partial(_stop_if_failed, stopping))
         await stopping.wait()
         notifier.say_stopping()
         loading.cancel()
@@ -187,6 +190,11 @@ def _announce(
     if not loading.cancelled() and loading.exception() is None:
         announce(addresses)
         notifier.say_ready(f"ready at {', '.join(addresses)}")
+
+
+def _stop_if_failed(stopping: asyncio.Event, loading: "asyncio.Future[None]") -> None:
+    if not loading.cancelled() and loading.exception() is not None:
+        stopping.set()
 
 
 def _name(listener: socket.socket) -> str:
