@@ -78,6 +78,17 @@ def test_watchdog_of_another_process_is_left_to_it(
             told.recv(1000)
 
 
+def test_unit_leaves_devices_open_and_its_state_to_a_user_who_can_install(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--print-unit"]) == 0
+    settings = capsys.readouterr().out.splitlines()
+    # systemd.exec(5): ProtectClock implies DeviceAllow=char-rtc, so that no other device can be opened; the
+    # StateDirectory of a DynamicUser lies below /var/lib/private, which nobody but root may enter.
+    assert not {"ProtectClock=yes", "PrivateDevices=yes", "DynamicUser=yes"} & set(settings)
+    assert {"User=edgekit", "StateDirectory=edgekit"} <= set(settings)
+
+
 def test_unit_passes_the_checks_of_systemd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")

@@ -24,7 +24,10 @@ TimeoutStartSec=300s
 TimeoutStopSec=45s
 # SIGTERM only to the service, which ends its workers itself.
 KillMode=mixed
-DynamicUser=yes
+# Not DynamicUser: its state folder can be reached by nobody who is to install a package, and its group by no
+# application that is to use the socket.
+User=edgekit
+Group=edgekit
 StateDirectory=edgekit
 RuntimeDirectory=edgekit
 RuntimeDirectoryMode=0755
@@ -33,6 +36,8 @@ OOMPolicy=continue
 OOMScoreAdjust=-100
 LimitNOFILE=65536
 NoNewPrivileges=yes
+# Not PrivateDevices, nor ProtectClock, which closes /dev as well: engines open those of a GPU, and a Raspberry
+# Pi tells of its power by one. The clock cannot be set without the capability.
 CapabilityBoundingSet=
 AmbientCapabilities=
 ProtectSystem=strict
@@ -42,7 +47,6 @@ ProtectKernelTunables=yes
 ProtectKernelModules=yes
 ProtectKernelLogs=yes
 ProtectControlGroups=yes
-ProtectClock=yes
 ProtectHostname=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=yes
