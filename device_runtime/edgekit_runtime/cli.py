@@ -24,6 +24,7 @@ _COMMANDS: Final = (
     "pin",
     "tournament",
     "tune",
+    "metrics",
     "sensors",
 )  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it

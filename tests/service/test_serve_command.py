@@ -24,6 +24,7 @@ from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, ma
 
 import edgekit_runtime
 from edgekit_runtime import Client
+from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
 from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
 from edgekit_runtime.service.packages import PackageFiles
@@ -116,6 +117,16 @@ def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None
         code, printed = service.end()
         assert (code, printed.strip()) == (0, "stopped")
         assert not service.socket_path.exists()
+
+
+def test_metrics_of_a_running_service_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(folder) as service:
+        with Client(str(service.socket_path)) as client:
+            client.infer("linear", {"x": X})
+        assert main(["metrics", "--socket", str(service.socket_path)]) == 0
+        counted = 'edgekit_requests_total{model="linear",version="1.0.0",outcome="succeeded"} 1'
+        assert counted in capsys.readouterr().out
+    assert main(["metrics", "--socket", str(service.socket_path)]) == TransportError.exit_code
 
 
 def test_package_that_is_not_there_ends_the_start_with_its_name(folder: Path) -> None:

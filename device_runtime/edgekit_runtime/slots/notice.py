@@ -1,4 +1,4 @@
-"""Telling a running service that another version of a model is to be opened.
+"""What commands say to a running service: that another version is to be opened; and what they ask it.
 
 A device without a running service needs none of this: the version is opened at the next start.
 """
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.errors import SlotError
+from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.slots.places import SOCKET_NAME
 
 _TIMEOUT_S: Final = 120.0  # a big model is loaded, tested and warmed up meanwhile
@@ -81,6 +81,31 @@ def ask_service(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
         return models
     finally:
         connection.close()
+
+
+def read_metrics(socket_path: Path) -> str:
+    """Return the metrics of a running service, in Prometheus' text format.
+
+    Args:
+        socket_path: of the service.
+
+    Raises:
+        TransportError: it does not answer, or not with metrics.
+    """
+    connection = _UnixConnection(socket_path, _INDEX_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        answer = response.read(_MAX_INDEX_BYTES)
+    except (OSError, http.client.HTTPException) as cause:
+        raise TransportError(f"the service at {socket_path} did not answer: {cause}; does it run?") from cause
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise TransportError(
+            f"the service at {socket_path} gave no metrics ({response.status}): {_reason(answer)}"
+        )
+    return answer.decode()
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -1,0 +1,35 @@
+"""`edgekit-device metrics`."""
+
+import argparse
+from pathlib import Path
+
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.slots.notice import find_running_service, read_metrics
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "metrics",
+        help="show what the running service has counted",
+        description="Print the running service's metrics in Prometheus' text format, as GET /metrics has them.",
+    )
+    parser.add_argument(
+        "--socket", type=Path, metavar="PATH", help="of the service to ask (default: the running one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Ask the service.
+
+    Raises:
+        TransportError: no service runs, or it does not answer.
+    """
+    socket_path: Path | None = arguments.socket or find_running_service()
+    if socket_path is None:
+        raise TransportError("no service is running here; start one, or name its socket with --socket")
+    text = read_metrics(socket_path)
+    return Outcome({"metrics": text}, text.splitlines())
