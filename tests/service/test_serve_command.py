@@ -27,6 +27,7 @@ from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
 from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
+from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
 from edgekit_runtime.service.versions import VersionPolicy
@@ -253,6 +254,14 @@ def test_configuration_is_read(tmp_path: Path) -> None:
     model = config.models["a"]
     assert (model.policy, model.swap) == (VersionPolicy(1, ("1.0",)), "resource")
     assert (model.threads, model.instances, model.scheduling.max_batch) == (2, 3, 4)
+
+
+def test_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "service.md"
+    stated = page.read_text().split("```toml\n")[1].split("```")[0]
+    (tmp_path / "service.toml").write_text(stated)
+    config = read_config(tmp_path / "service.toml")
+    assert config == ServiceConfig(models={"kws": ModelOptions()})
 
 
 def test_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:

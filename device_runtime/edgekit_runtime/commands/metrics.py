@@ -13,7 +13,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "metrics",
         help="show what the running service has counted",
-        description="Print the running service's metrics in Prometheus' text format, as GET /metrics has them.",
+        description="Print the metrics of the running service in Prometheus' text format, like GET /metrics.",
     )
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="of the service to ask (default: the running one)"

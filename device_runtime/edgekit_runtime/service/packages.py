@@ -39,7 +39,7 @@ class PackageFiles:
         """Return the packages of a model.
 
         Raises:
-            PackageError: a file cannot be read: one that was named, or in a folder one that may be this model's.
+            PackageError: a file cannot be read: a named one, or in a folder one that may be this model's.
         """
         found = [package for package in self._read() if package.name == name]
         if not found and self._problems:
@@ -75,9 +75,7 @@ class PackageFiles:
         own = [
             key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
         ]
-        others = [
-            package for package in self._read() if package.name == name and package.version != version
-        ]
+        others = [package for package in self._read() if package.name == name and package.version != version]
         if others:
             self._rejected.update(own)
         return bool(others)

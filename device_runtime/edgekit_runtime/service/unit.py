@@ -36,8 +36,8 @@ OOMPolicy=continue
 OOMScoreAdjust=-100
 LimitNOFILE=65536
 NoNewPrivileges=yes
-# Not PrivateDevices, nor ProtectClock, which closes /dev as well: engines open those of a GPU, and a Raspberry
-# Pi tells of its power by one. The clock cannot be set without the capability.
+# Not PrivateDevices, nor ProtectClock, which closes /dev as well: engines open those of a GPU, and a
+# Raspberry Pi tells of its power by one. The clock cannot be set without the capability.
 CapabilityBoundingSet=
 AmbientCapabilities=
 ProtectSystem=strict
