@@ -252,6 +252,19 @@ def test_installed_version_is_served_and_confirmed_when_the_service_stops(
     assert current.health == HEALTHY
 
 
+def test_version_that_is_loaded_often_by_one_process_is_not_rejected_for_it(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        for _ in range(5):
+            assert load(service).status == 200
+        state = slots.load("linear").state
+        assert state.current is not None
+        assert (state.rejected, state.current.health, state.current.begun) == ((), UNPROVEN, 1)
+
+
 def test_installed_version_that_fails_gives_way_to_the_one_before(
     maker: PackageMaker, packages: Path
 ) -> None:

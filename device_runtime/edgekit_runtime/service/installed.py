@@ -20,10 +20,11 @@ _logger = logging.getLogger(__name__)
 class InstalledModels:
     """A `Source` of the packages in the slots of this device."""
 
-    __slots__ = ("_slots", "limits", "trust")
+    __slots__ = ("_begun", "_slots", "limits", "trust")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
+        self._begun: set[tuple[str, str]] = set()
         self.trust, self.limits = slots.trust, slots.limits
 
     def names(self) -> Sequence[str]:
@@ -54,7 +55,7 @@ class InstalledModels:
         opened: list[Loaded] = []
         try:
             for version in options.policy.ordered():
-                with (choice := self._slots.begin_start(name, version)).package:
+                with (choice := self._begin(name, version)).package:
                     opened.append(load(choice.package, options))
         except BaseException:
             for loaded in opened:
@@ -79,8 +80,24 @@ class InstalledModels:
         choice.package.close()
         return True
 
+    def _begin(self, name: str, version: str | None = None) -> Choice:
+        """Return what to open; a start is counted once in the life of this process.
+
+        A crash ends the process, so what it loads again has not crashed since it was counted.
+        """
+        state = self._slots.load(name).state
+        wanted = state.current
+        if version is not None:
+            wanted = next((one for one in state.installed if one.version == version), None)
+        if wanted is not None and (name, wanted.sha256) in self._begun:
+            return self._slots.choose(name, version)
+        choice = self._slots.begin_start(name, version)
+        if wanted is not None and choice.version == wanted.version:
+            self._begun.add((name, wanted.sha256))
+        return choice
+
     def _open_active(self, name: str, options: ModelOptions) -> Loaded:
-        choice: Choice | None = self._slots.begin_start(name)
+        choice: Choice | None = self._begin(name)
         failure: EdgekitError | None = None
         while choice is not None:
             try:
