@@ -63,7 +63,13 @@ class Service:
             for name, options in config.models.items()
         }
         self.metrics = ServiceMetrics()
-        self.registry = Registry(source, self._make_served, models, self.metrics)
+        self.registry = Registry(
+            source,
+            self._make_served,
+            models,
+            self.metrics,
+            cap_bytes=config.inference.max_models_bytes,
+        )
         routes = Routes(self.registry, self._regions, self._write_metrics)
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source, self._token)
