@@ -20,8 +20,8 @@ from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
-from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.keeping import Source
+from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.tensors import TensorSpec
 
