@@ -112,7 +112,7 @@ def test_version_that_keeps_crashing_is_rejected_and_the_previous_one_serves(
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0"]
         for _ in range(2):
             pid = kill(service, signal.SIGSEGV)
-            wait_for(lambda pid=pid: pid not in find_pids(service), "the end of the worker")
+            wait_for(lambda pid=pid: not is_running(pid), "the end of the worker")
             ask_again(service, infer_bytes(X))
         served = get_bytes("/v2/models/linear")
         wait_for(lambda: ask(service, served).json["versions"] == ["1.0.0"], "the previous version")
