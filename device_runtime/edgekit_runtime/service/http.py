@@ -37,7 +37,8 @@ class HttpServer:
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
             True where it has released the connection.
         loop, limits, heads, wheel: shared by the connections.
-        receiving_bytes: of bodies that are not complete.
+        receiving_bytes: that have come of bodies that are not complete.
+        sending_bytes: of answers that clients have not yet taken.
         is_draining: every answer from now on is the last of its connection.
     """
 
@@ -50,7 +51,7 @@ class HttpServer:
         self.limits = limits
         self.heads = Heads()
         self.wheel = Wheel(loop)
-        self.receiving_bytes = 0
+        self.receiving_bytes = self.sending_bytes = 0
         self.is_draining = False
         self._idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()

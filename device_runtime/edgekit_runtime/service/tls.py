@@ -44,7 +44,7 @@ async def listen_tls(http: HttpServer, listener: socket.socket, context: ssl.SSL
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         outer, inner = socket.socketpair()
         outer.setblocking(False)
-        timeout_s = http.limits.transfer_s(_READ_BYTES)
+        timeout_s = http.limits.read_timeout_s
         with outer:
             if http.is_full:
                 inner.close()
