@@ -5,9 +5,9 @@
 
 - Added latency: client and server share one core, so that no other core has to wake up; blocks of requests
   take turns with blocks of bare runs of the same file in this process. "added" is the difference of the
-  medians, and of the 99th percentiles. Everything is on: scheduler, metrics, statistics, deadlines (requests
-  state one). "prepared bytes" sends the same request again and again and reads the answer; "client" is our own
-  client, whose work in Python counts too.
+  medians, and of the 99th percentiles. Everything is on: scheduler, metrics, statistics, deadlines (stated).
+  "prepared bytes" sends the same request again and again and reads the answer; "client" is our own client,
+  whose work in Python counts too.
 - Shared memory: a model that copies one value out of a float32 tensor of 4.9 MB, which is written in place.
 - Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready"; with
   `--device-python` by an environment of requirements/device.txt, which is what a device has.
@@ -223,6 +223,7 @@ def measure_small(process: "subprocess.Popen[str]", path: str, seconds: float) -
                 "bare": lambda: bare.run(names, feed),
                 "session": lambda: own.run(feed),
                 "prepared bytes": send_prepared,
+                "client, bound": client.bind("small", feed, timeout_s=10.0),
                 "client": lambda: client.infer("small", feed, timeout_s=10.0),
                 "client, shared memory": lambda: client.infer("small", {name: shared}, timeout_s=10.0),
                 "client, TCP": lambda: tcp.infer("small", feed, timeout_s=10.0),
@@ -239,13 +240,14 @@ def measure_large(
     bare = open_bare(folder / "first.onnx")
     x = np.random.default_rng(1).random(LARGE, np.float32)
     with Client(path) as client:
-        shared = client.shared(LARGE)
+        shared, out = client.shared(LARGE), client.shared((1, 1, 1, 1))
         shared[...] = x
         client.infer("first", {"x": shared})
         pin(process.pid)
         times = take_turns(
             {
                 "bare": lambda: bare.run(["y"], {"x": x}),
+                "shared, bound": client.bind("first", {"x": shared}, outputs={"y": out}),
                 "shared": lambda: client.infer("first", {"x": shared}),
                 "socket": lambda: client.infer("first", {"x": x}),
             },

@@ -43,6 +43,19 @@ def test_large_tensors_arrive_whole(client: Client, rows: int) -> None:
     assert np.allclose(client.infer("linear", {"x": x})["y"], x @ WEIGHT, rtol=1e-4, atol=1e-5)
 
 
+def test_bound_call_sends_what_the_arrays_hold_now(client: Client) -> None:
+    x = X.copy()
+    call = client.bind("linear", {"x": x})
+    for factor in (1, 2, 3):
+        x[...] = X * factor
+        assert np.array_equal(call()["y"], X * factor @ WEIGHT)
+
+
+def test_array_with_gaps_is_not_bound(client: Client) -> None:
+    with pytest.raises(DataError, match="gaps"):
+        client.bind("linear", {"x": np.zeros((4, 4), np.float32)[:, ::-1]})
+
+
 def test_array_with_gaps_is_sent_as_its_values(client: Client) -> None:
     x = np.arange(40, dtype=np.float32).reshape(4, 10).T
     assert np.array_equal(client.infer("linear", {"x": x})["y"], x @ WEIGHT)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.service.service_parts import (
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.service.config import Inference
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes
@@ -222,6 +224,41 @@ def test_statistics_count_what_was_done(maker: PackageMaker, packages: Path) -> 
         assert line["inference_stats"]["success"]["count"] == 3
         assert line["last_inference"] > 1.6e12
         assert ask(service, get_bytes("/v2/models/stats")).json["model_stats"][0]["name"] == "linear"
+
+
+def test_least_recently_used_model_makes_room_and_comes_back(maker: PackageMaker, packages: Path) -> None:
+    for name in ("first", "second", "third"):
+        maker.write(packages / f"{name}.edgepkg", name=name)
+    size = (packages / "first.edgepkg").stat().st_size
+    config = make_config(packages.parent, inference=Inference(max_models_bytes=size * 3 * 5 // 2))
+    with (
+        running(config, PackageFiles([packages], maker.trust)) as service,
+        Client(service.socket_path) as client,
+    ):
+        assert {line["name"]: line["state"] for line in client.index()} == {
+            "first": "EVICTED",
+            "second": "READY",
+            "third": "READY",
+        }
+        assert client.ready()
+        client.infer("second", {"x": X})
+        with pytest.raises(RequestError) as caught:
+            client.infer("first", {"x": X})
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+        deadline_s = time.monotonic() + 20
+        while not client.ready("first"):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        states = {line["name"]: line["state"] for line in client.index()}
+        assert (states["second"], states["third"]) == ("READY", "EVICTED")
+
+
+def test_model_beyond_the_cap_is_refused(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    config = make_config(packages.parent, inference=Inference(max_models_bytes=1000))
+    with running(config, PackageFiles([packages], maker.trust)) as service:
+        reply = load(service)
+        assert (reply.status, "cap" in reply.json["error"]) == (503, True)
 
 
 def slots_of(maker: PackageMaker, folder: Path) -> Slots:

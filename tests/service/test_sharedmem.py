@@ -72,6 +72,16 @@ def test_arrays_of_the_client_are_read_and_written_in_place(linear: Running) -> 
             assert np.shares_memory(found["y"], y)
 
 
+def test_bound_call_goes_through_shared_memory_both_ways(linear: Running) -> None:
+    with Client(linear.socket_path) as client:
+        x, y = client.shared((1, 4)), client.shared((3, 2))
+        call = client.bind("linear", {"x": x}, outputs={"y": y})
+        for factor in (1, 2):
+            x[...] = X * factor
+            assert np.array_equal(call()["y"], X * factor @ WEIGHT)
+            linear.call(lambda: [one.close() for one in list(linear.service.http._connections)])
+
+
 def test_part_of_a_shared_array_is_found_at_its_offset(linear: Running) -> None:
     with Client(linear.socket_path) as client:
         x = client.shared((5, 4))

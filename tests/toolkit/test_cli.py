@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekit_runtime import __version__, errors
-from edgekit_runtime.errors import EdgekitError, SignatureError
+from edgekit_runtime.errors import EdgekitError, RequestError, SignatureError
 from edgekit_toolkit import cli as cli_module
 from edgekit_toolkit.cli import COMMANDS, cli, main
 
@@ -103,7 +103,8 @@ def test_error_of_ours_gives_its_exit_code_and_one_message(
     add_command: Callable[[Callable[[], object]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    add_command(raiser(error_class("model.onnx: expected a, got b")))
+    message = "model.onnx: expected a, got b"
+    add_command(raiser(RequestError(400, message) if error_class is RequestError else error_class(message)))
     assert main(["probe"]) == error_class.exit_code
     captured = capsys.readouterr()
     assert captured.err == "edgekit: model.onnx: expected a, got b\n"

@@ -1,7 +1,8 @@
 """The client: inference, and asking what a service has."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -83,28 +84,44 @@ class Client:
             TransportError: the service cannot be reached, or does not answer in time.
             DataError: an array cannot be sent, or an output is not from `shared`.
         """
-        arrays = tuple(inputs.values())
-        places: Sequence[tuple[str, int] | None] | None = None
-        if self._shared:
-            places = tuple([self._place(array) for array in arrays])
-        targets = None if outputs is None else self._targets(outputs)
-        key = (
-            *(name, version, priority, timeout_s, targets, places, *inputs),
-            *[(array.dtype.str, array.shape) for array in arrays],
-        )
-        request = self._requests.get(key)
-        if request is None:
-            places = (None,) * len(arrays) if places is None else places
-            request = self._make_request(name, version, inputs, places, targets, priority, timeout_s)
-            if len(self._requests) >= _MAX_KEPT:
-                self._requests.clear()
-            self._requests[key] = request
-        parts: list[Any] = [request]
-        for index, array in enumerate(arrays):
-            if places is None or places[index] is None:
-                parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        parts = self._make_parts(name, version, inputs, outputs, priority, timeout_s)
         head, body = self._ask(parts, timeout_s)
         return self._read_outputs(head, body, outputs)
+
+    def bind(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str | None = None,
+        outputs: Mapping[str, Array] | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Callable[[], dict[str, Array]]:
+        """Return a function that sends these arrays as they are when it is called, and returns the outputs.
+
+        For loops: what `infer` finds out for each call is found out once.
+
+        Args:
+            name: of the model.
+            inputs: input name -> C-contiguous array, from `shared` or not.
+            version: as for `infer`.
+            outputs: as for `infer`.
+            priority: as for `infer`.
+            timeout_s: as for `infer`.
+
+        Raises:
+            DataError: an array cannot be sent or has gaps, or an output is not from `shared`.
+        """
+        if gaps := [key for key, array in inputs.items() if not array.flags.c_contiguous]:
+            raise DataError(f"input '{gaps[0]}': has gaps, so it cannot be bound; copy it first")
+        parts = self._make_parts(name, version, inputs, outputs, priority, timeout_s)
+
+        def call() -> dict[str, Array]:
+            head, body = self._ask(parts, timeout_s)
+            return self._read_outputs(head, body, outputs)
+
+        return call
 
     def shared(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
@@ -215,6 +232,38 @@ class Client:
             targets.append((name, *place, array.nbytes))
         return tuple(targets)
 
+    def _make_parts(
+        self,
+        name: str,
+        version: str | None,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array] | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> list[Any]:
+        """Return the bytes and arrays of a request."""
+        arrays = tuple(inputs.values())
+        places: Sequence[tuple[str, int] | None] | None = None
+        if self._shared:
+            places = tuple([self._place(array) for array in arrays])
+        targets = None if outputs is None else self._targets(outputs)
+        key = (
+            *(name, version, priority, timeout_s, targets, places, *inputs),
+            *[(array.dtype.str, array.shape) for array in arrays],
+        )
+        request = self._requests.get(key)
+        if request is None:
+            places = (None,) * len(arrays) if places is None else places
+            request = self._make_request(name, version, inputs, places, targets, priority, timeout_s)
+            if len(self._requests) >= _MAX_KEPT:
+                self._requests.clear()
+            self._requests[key] = request
+        parts: list[Any] = [request]
+        for index, array in enumerate(arrays):
+            if places is None or places[index] is None:
+                parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        return parts
+
     def _make_request(
         self,
         name: str,
@@ -268,7 +317,10 @@ class Client:
         found = {}
         for name, dtype, shape, start in layout:
             if start < 0 and targets is not None:
-                found[name] = targets[name].reshape(-1)[: int(np.prod(shape))].reshape(shape)
+                target = targets[name]
+                if target.shape != shape:
+                    target = target.reshape(-1)[: math.prod(shape)].reshape(shape)
+                found[name] = target
                 continue
             try:
                 array: Array = np.ndarray(shape, dtype, body, json_bytes + start)

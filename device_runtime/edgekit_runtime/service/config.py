@@ -77,10 +77,13 @@ class Inference:
 
     Attributes:
         max_json_bytes: of one request's JSON, tensors in it included.
+        max_models_bytes: of all models together, estimated at three times their packages, or None; the least
+            recently used ones make room for another, and come back when they are asked for.
         drain_timeout_s: how long requests under way may take after SIGTERM.
     """
 
     max_json_bytes: int = 8 << 20
+    max_models_bytes: int | None = None
     drain_timeout_s: float = 30.0
 
 

@@ -86,6 +86,13 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     return Loaded(instances, package.manifest, package.path, package.key_id, scheduling, warm_runs)
 
 
+def settle() -> None:
+    """Give back what starting has left behind, and let the garbage collector pass over what stays."""
+    gc.collect()
+    gc.freeze()
+    trim_memory()
+
+
 def unload(instances: Sequence[Session]) -> None:
     """Close sessions and give their memory back to the system."""
     for session in instances:

@@ -13,7 +13,12 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 def needed_bytes(packages: Sequence[Installed]) -> int:
     """Return about how much memory the sessions of `packages` take; 0 for those that cannot be read."""
-    return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
+    return package_bytes([package.path for package in packages])
+
+
+def package_bytes(paths: Sequence[Path]) -> int:
+    """Return about how much memory the sessions of the packages at `paths` take."""
+    return sum(map(_size_bytes, paths)) * _PER_PACKAGE_BYTE
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

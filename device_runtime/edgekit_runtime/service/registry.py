@@ -15,7 +15,9 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.call import Lane
-from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
+from edgekit_runtime.service.cap import choose_victims
+from edgekit_runtime.service.eviction import MemoryCapError
+from edgekit_runtime.service.loading import Loaded, ModelOptions, settle, unload
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.oip import Codec
@@ -25,6 +27,7 @@ Result = TypeVar("Result")
 
 _SWAP_RETRY_S: Final = 1
 _CONFIRM_AFTER_S: Final = 10.0
+_AT_REST: Final = ("UNLOADED", "EVICTED", "RECALLED")  # not serving, as it should be
 
 _logger = logging.getLogger(__name__)
 
@@ -136,6 +139,8 @@ class Registry:
         make_served: MakeServed,
         options: Mapping[str, ModelOptions],
         metrics: ServiceMetrics,
+        *,
+        cap_bytes: int | None = None,
     ) -> None:
         """Make a registry without models.
 
@@ -144,11 +149,15 @@ class Registry:
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
             metrics: where changes of versions are counted.
+            cap_bytes: of all models together, or None; the least recently used ones make room.
         """
         self._source = source
         self._make_served = make_served
         self._options = options
         self._metrics = metrics
+        self._cap_bytes = cap_bytes
+        self._loading = asyncio.Lock()  # one model at a time makes room and takes it
+        self._recalls: set[asyncio.Task[None]] = set()
         self._models: dict[str, _Model] = {}
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -195,7 +204,7 @@ class Registry:
 
     def is_ready(self) -> bool:
         """Whether every model that was asked for serves."""
-        return all(model.default is not None or model.state == "UNLOADED" for model in self._models.values())
+        return all(model.default is not None or model.state in _AT_REST for model in self._models.values())
 
     async def load_all(self) -> None:
         """Load all installed models; one that fails is said in the log and does not stop the others."""
@@ -207,6 +216,7 @@ class Registry:
                 await self.load(name)
             except EdgekitError as error:  # noqa: PERF203  # one that fails stops no other
                 _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+        await self._on_thread(settle)
 
     async def load(self, name: str) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.
@@ -219,14 +229,17 @@ class Registry:
         model = self._models.get(name) or _Model()
         if name in self._source.names():
             self._models[name] = model
-        async with model.lock:
+        async with self._loading, model.lock:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
+                await self._make_room(name)
                 fresh = await self._swap(name, model)
             except EdgekitError as error:
                 self._metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
+                if state == "RECALLED" and isinstance(error, MemoryCapError):
+                    model.state = "EVICTED"  # the next request tries again
                 raise
             except BaseException:
                 model.state = state
@@ -281,6 +294,41 @@ class Registry:
         self._models[name] = model
         await self._retire(old)
         return fresh
+
+    async def _make_room(self, name: str) -> None:
+        """Unload the least recently used models until `name` fits under the cap.
+
+        Raises:
+            MemoryCapError: it never fits.
+        """
+        if self._cap_bytes is None:
+            return
+        packages = await self._on_thread(functools.partial(self._source.find, name))
+        others = {
+            other: [(served.loaded, served.metrics) for served in model.versions.values()]
+            for other, model in self._models.items()
+            if other != name
+        }
+        for victim in choose_victims(others, needed_bytes(packages), self._cap_bytes):
+            model = self._models[victim]
+            async with model.lock:
+                old = self._take_out(model)
+                model.state = "EVICTED"
+                model.reason = "unloaded to make room; loaded again when it is asked for"
+                await self._retire(old)
+
+    def _recall(self, name: str) -> None:
+        """Load a model again that had to make room."""
+
+        async def load() -> None:
+            try:
+                await self.load(name)
+            except EdgekitError as error:
+                _logger.warning("model '%s' is not loaded again: %s", name, error)
+
+        task = asyncio.get_running_loop().create_task(load())
+        self._recalls.add(task)
+        task.add_done_callback(self._recalls.discard)
 
     async def _open(self, name: str, options: ModelOptions) -> list[Served]:
         opened = await self._on_thread(functools.partial(self._source.open, name, options))
@@ -341,7 +389,10 @@ class Registry:
             return RequestError(
                 404, f"model '{name}' has no version '{str(version)[:80]}', there are: {known}"
             )
-        if model.state == "LOADING":
+        if model.state == "EVICTED":
+            model.state = "RECALLED"
+            self._recall(name)
+        if model.state in ("LOADING", "RECALLED"):
             return RequestError(503, f"model '{name}' is being loaded", retry_after_s=_SWAP_RETRY_S)
         return RequestError(503, f"model '{name}' is not ready: {model.reason}")
 

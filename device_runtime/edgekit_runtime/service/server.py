@@ -48,7 +48,13 @@ class Service:
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
         self.metrics = ServiceMetrics()
-        self.registry = Registry(source, self._make_served, config.models, self.metrics)
+        self.registry = Registry(
+            source,
+            self._make_served,
+            config.models,
+            self.metrics,
+            cap_bytes=config.inference.max_models_bytes,
+        )
         routes = Routes(self.registry, self._regions, self._write_metrics)
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self._socket_path: Path | None = None
