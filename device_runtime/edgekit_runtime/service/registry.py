@@ -235,7 +235,8 @@ class Registry:
                 await self._make_room(name)
                 fresh = await self._swap(name, model)
             except EdgekitError as error:
-                self._metrics.swaps[name, "failed"].value += 1
+                if name in self._models:  # else any client could make up names that stay
+                    self._metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
                 if state == "RECALLED" and isinstance(error, MemoryCapError):
@@ -270,6 +271,10 @@ class Registry:
             async with model.lock:
                 await self._retire(self._take_out(model))
         self._thread.shutdown()
+
+    def abandon(self) -> None:
+        """Wait for nothing any more, where `close` takes too long."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _swap(self, name: str, model: _Model) -> list[Served]:
         options = self._options.get(name, ModelOptions())

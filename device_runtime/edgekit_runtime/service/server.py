@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.config import ServiceConfig, read_token
@@ -26,6 +27,8 @@ from edgekit_runtime.service.routes import Routes
 from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+
+_UNLOAD_TIMEOUT_S: Final = 4.0  # after what was under way has been answered or given up
 
 _logger = logging.getLogger(__name__)
 
@@ -90,12 +93,18 @@ class Service:
         """Answer what is under way, then free everything."""
         if self._tls is not None:
             self._tls.close()
-        await self.http.drain(self._config.inference.drain_timeout_s)
-        await self.registry.close()
-        self._threads.close()
-        self._regions.remove_all()
         if self._socket_path is not None:
+            # While it listens, so that it is surely its own and not a successor's.
             self._socket_path.unlink(missing_ok=True)
+        await self.http.drain(self._config.inference.drain_timeout_s)
+        try:
+            await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            _logger.error("a model does not come to its end; stopping without it")  # noqa: TRY400  # says all
+            self.registry.abandon()
+        if not self._threads.close(_UNLOAD_TIMEOUT_S / 2):
+            _logger.error("an inference does not come to its end; stopping without it")
+        self._regions.remove_all()
 
     def _screen(self, connection: Connection, head: Head) -> bool:
         """Turn away who may not ask; always returns False, since no connection is released here."""
@@ -156,7 +165,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
     try:
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
-        loading.add_done_callback(functools.partial(_announce, announce, addresses))
+        loading.add_done_callback(functools.partial(_announce, announce, addresses, stopping))
         await stopping.wait()
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -166,10 +175,17 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
 
 def _announce(
-    announce: Callable[[Sequence[str]], None], addresses: Sequence[str], loading: "asyncio.Future[None]"
+    announce: Callable[[Sequence[str]], None],
+    addresses: Sequence[str],
+    stopping: asyncio.Event,
+    loading: "asyncio.Future[None]",
 ) -> None:
-    if not loading.cancelled() and loading.exception() is None:
+    if loading.cancelled():
+        return
+    if loading.exception() is None:
         announce(addresses)
+    else:
+        stopping.set()  # where it is raised
 
 
 def _name(listener: socket.socket) -> str:
