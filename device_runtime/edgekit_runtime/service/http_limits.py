@@ -13,6 +13,7 @@ class HttpLimits:
         max_receiving_bytes: of all bodies that are being received at one time, as far as they have come.
         max_sending_bytes: of all answers that clients have not yet taken; beyond them a connection is closed.
         max_connections: beyond them a connection gets 503 and is closed.
+        max_tls_connections: of those, over TLS, unfinished handshakes among them.
         idle_timeout_s: how long a connection may wait for its next request.
         read_timeout_s: for a head. For a body or an answer it is how often its progress is looked at.
         min_bytes_per_s: the slowest client that is waited for, sending or receiving.
@@ -26,6 +27,7 @@ class HttpLimits:
     max_receiving_bytes: int = 256 << 20
     max_sending_bytes: int = 256 << 20
     max_connections: int = 16_384
+    max_tls_connections: int = 256
     idle_timeout_s: float = 75.0
     read_timeout_s: float = 10.0
     min_bytes_per_s: int = 64 << 10

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.config import ServiceConfig, read_token
@@ -27,6 +27,9 @@ from edgekit_runtime.service.routes import Routes
 from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.tls import TlsListener
 
 _UNLOAD_TIMEOUT_S: Final = 4.0  # after what was under way has been answered or given up
 
@@ -61,7 +64,7 @@ class Service:
         routes = Routes(self.registry, self._regions, self._write_metrics)
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self._socket_path: Path | None = None
-        self._tls: asyncio.Server | None = None
+        self._tls: TlsListener | None = None
 
     async def listen(self) -> list[str]:
         """Accept connections from now on; returns where, for people.
@@ -81,11 +84,11 @@ class Service:
             self.http.listen(listener)
         addresses = [_name(listener) for listener in listeners]
         if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
-            from edgekit_runtime.service.tls import listen_tls, make_context
+            from edgekit_runtime.service.tls import TlsListener, make_context
 
             context = make_context(listen.tls_certificate, listen.tls_key)
             encrypted = listen_tcp(listen.host, listen.port)
-            self._tls = await listen_tls(self.http, encrypted, context)
+            self._tls = TlsListener(self.http, encrypted, context)
             addresses.append(f"https://{_name(encrypted)}")
         return addresses
 
