@@ -1,5 +1,7 @@
 """Packages that are served straight from files, without slots."""
 
+import logging
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from edgekit_runtime.signing import TrustStore
 
 _SUFFIX = ".edgepkg"
 
+_logger = logging.getLogger(__name__)
+
 
 class PackageFiles:
     """A `Source` of given files, and of all packages in given folders, looked at anew each time.
@@ -18,21 +22,30 @@ class PackageFiles:
     What a package says of its name is believed here without a signature; opening verifies it.
     """
 
-    __slots__ = ("_paths", "_rejected", "_seen", "limits", "trust")
+    __slots__ = ("_paths", "_rejected", "_seen", "_unreadable", "limits", "trust")
 
     def __init__(self, paths: Sequence[Path], trust: TrustStore) -> None:
         self._paths = tuple(paths)
         self.trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
         self._rejected: set[tuple[Path, int, int]] = set()
+        self._unreadable: dict[Path, str] = {}
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, in the order of the files."""
         return list(dict.fromkeys(package.name for package in self._read()))
 
     def find(self, name: str) -> Sequence[Installed]:
-        """Return the packages of a model."""
-        return [package for package in self._read() if package.name == name]
+        """Return the packages of a model.
+
+        Raises:
+            PackageError: there are none, and one that cannot be read may be one.
+        """
+        found = [package for package in self._read() if package.name == name]
+        if not found and self._unreadable:
+            reasons = "; ".join(self._unreadable.values())
+            raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
+        return found
 
     def open(self, name: str, options: ModelOptions) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
@@ -75,13 +88,27 @@ class PackageFiles:
         files = []
         for path in self._paths:
             files += sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
-        return [self._describe(path) for path in files]
+        found, problem = [], None
+        for path in files:
+            try:
+                found.append(self._describe(path))
+                self._unreadable.pop(path, None)
+            except PackageError as error:  # noqa: PERF203  # one that is none stops no other
+                problem = error
+                if self._unreadable.get(path) != str(error):
+                    self._unreadable[path] = str(error)
+                    _logger.warning("%s", error)
+        if problem is not None and not found:
+            raise problem
+        return found
 
     def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Installed]:
         try:
             status = path.stat()
         except OSError as cause:
             raise PackageError(f"cannot read package {path}: {cause.strerror}") from cause
+        if not stat.S_ISREG(status.st_mode):
+            raise PackageError(f"cannot read package {path}: it is no file")
         key = (path, status.st_mtime_ns, status.st_ino)
         if key not in self._seen:
             manifest = read_unverified_manifest(path).manifest
