@@ -92,9 +92,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Closes, when cleared, every session that is opened from now on."""
     from edgekit_runtime.service import loading
 
-    opened, event = loading.open_session, threading.Event()
+    opened, event = loading.open_preferred, threading.Event()
     event.set()
-    monkeypatch.setattr(loading, "open_session", lambda *a, **k: Gated(opened(*a, **k), event))
+
+    def open_gated(*args: Any, **options: Any) -> Any:
+        variant, session = opened(*args, **options)
+        return variant, Gated(session, event)
+
+    monkeypatch.setattr(loading, "open_preferred", open_gated)
     return event
 
 

@@ -139,9 +139,14 @@ def test_model_that_hangs_does_not_keep_the_service_from_stopping(
     from edgekit_runtime.service.limits import SchedulingLimits
     from edgekit_runtime.service.loading import ModelOptions
 
-    opened, release = loading.open_session, threading.Event()
+    opened, release = loading.open_preferred, threading.Event()
     release.set()
-    monkeypatch.setattr(loading, "open_session", lambda *a, **k: Stuck(opened(*a, **k), release))
+
+    def open_stuck(*args: Any, **options: Any) -> Any:
+        variant, session = opened(*args, **options)
+        return variant, Stuck(session, release)
+
+    monkeypatch.setattr(loading, "open_preferred", open_stuck)
     maker.write(tmp_path / "linear.edgepkg")
     config = make_config(
         tmp_path,

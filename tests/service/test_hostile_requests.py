@@ -149,9 +149,14 @@ class Oddity:
 
 @pytest.fixture(scope="module")
 def odd(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Oddity]]:
-    oddity, opened = Oddity(), loading.open_session
+    oddity, opened = Oddity(), loading.open_preferred
+
+    def open_odd(*args: Any, **options: Any) -> Any:
+        variant, session = opened(*args, **options)
+        return variant, Odd(session, oddity)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "open_session", lambda *a, **k: Odd(opened(*a, **k), oddity))
+        patch.setattr(loading, "open_preferred", open_odd)
         limits = HttpLimits(idle_timeout_s=1.0)
         with running_linear(maker, tmp_path_factory.mktemp("odd"), http=limits) as service:
             yield service, oddity
