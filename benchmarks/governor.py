@@ -1,7 +1,7 @@
 """Does the governor hold its limits, and what does that cost? On a simulated device, not a real one.
 
     PYTHONPATH=device_runtime:toolkit:. .venv/bin/python benchmarks/governor.py [--only NAME ...] [--all]
-        [--seeds 3] [--json FILE] [--plot FILE.svg]
+        [--seeds 3] [--first-seed 0] [--json FILE] [--plot FILE.svg]
 
 Each scenario runs once a seed under the governor and under every fixed setting. The device is
 `tests/runtime/power_device.py`: its settings draw 20 % more than stated on average and each by its own
@@ -193,7 +193,7 @@ def mean_of(runs: Sequence[Run]) -> Run:
     )
 
 
-def compare(scenario: Scenario, seeds: int) -> tuple[Run, list[Run]]:
+def compare(scenario: Scenario, seeds: Sequence[int]) -> tuple[Run, list[Run]]:
     """Return the governor's figures and those of every fixed setting, best first."""
     profile = make_profile()
 
@@ -203,9 +203,7 @@ def compare(scenario: Scenario, seeds: int) -> tuple[Run, list[Run]]:
             if setting is None
             else f"{setting.variant} x{setting.batch}, {setting.threads} threads"
         )
-        return mean_of(
-            [judge(scenario, name, *live(scenario, profile, seed, setting)) for seed in range(seeds)]
-        )
+        return mean_of([judge(scenario, name, *live(scenario, profile, seed, setting)) for seed in seeds])
 
     fixed = sorted((runs(setting) for setting in profile.costs), key=lambda run: (-run.holds, -run.accuracy))
     return runs(None), fixed
@@ -226,14 +224,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[scenario.name for scenario in SCENARIOS])
     parser.add_argument("--all", action="store_true", help="print every fixed setting")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="power and temperature of all scenarios, as SVG")
     arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     kept: list[tuple[Scenario, Run, list[Run]]] = []
     for scenario in SCENARIOS:
         if arguments.only and scenario.name not in arguments.only:
             continue
-        governed, fixed = compare(scenario, arguments.seeds)
+        governed, fixed = compare(scenario, seeds)
         kept.append((scenario, governed, fixed))
         held = sum(run.holds for run in fixed)
         print(f"\n{scenario.name} (simulated, {scenario.seconds} s, {arguments.seeds} seeds):", end=" ")

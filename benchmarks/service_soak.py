@@ -13,9 +13,9 @@ processes as there are cores. Each swap writes a new version and asks the servic
 4. soak: `--minutes` with a swap every `--swap-every` seconds; PSS every second, with its slope.
 5. steady again: p99, since the machine may have changed meanwhile.
 
-A request fails if it is answered by an error, with wrong outputs, or not at all. "over steady" is against
-the mean of both steady phases. Under five minutes the slope says nothing and is not judged. Every figure is
-of this machine and this run: compare ratios. It ends with exit code 1 where a goal is missed.
+A request fails if it is answered by an error, with wrong outputs, or not at all. "over steady" is against the
+mean of both steady phases. Under five minutes the slope says nothing and is not judged. Figures are of this
+machine and this run: compare ratios. It ends with exit code 1 where a goal is missed.
 """
 
 import argparse

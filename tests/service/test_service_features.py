@@ -1,5 +1,6 @@
 """Cache, drift, memory cap and metrics in a running service."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -40,6 +41,7 @@ from edgekit_runtime.service.room import ModelMemory, estimate_bytes
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+from edgekit_toolkit.sign import StatementSigner
 
 
 @pytest.fixture(autouse=True)
@@ -355,7 +357,7 @@ def test_isolating_a_model_with_a_canary_is_refused() -> None:
 
 
 def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
-    maker: PackageMaker, tmp_path: Path
+    maker: PackageMaker, other_signer: StatementSigner, tmp_path: Path
 ) -> None:
     folder = tmp_path / "packages"
     folder.mkdir()
@@ -386,7 +388,7 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
             with Client(str(socket_path)) as client:
                 for _ in range(3):
                     np.testing.assert_array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
-                (folder / "linear-2.0.0.edgepkg").write_bytes(b"not a package")
+                write(dataclasses.replace(maker, signer=other_signer), folder, "2.0.0")
                 with pytest.raises(EdgekitError):
                     client.load("linear")
         finally:

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,12 +56,12 @@ def count_lent(service: Running) -> int:
 
 
 def test_request_is_answered_by_the_worker_itself(isolated: Running) -> None:
+    wait_for(lambda: count_lent(isolated) == 0, "all other connections to end")
     with isolated.connect() as client:
-        before = count_lent(isolated)
         client.sendall(infer_bytes(X))
         assert Replies(client).next().binary == Y
-        assert count_lent(isolated) == before + 1
-    wait_for(lambda: count_lent(isolated) == before, "the connection to end in the service too")
+        assert count_lent(isolated) == 1
+    wait_for(lambda: count_lent(isolated) == 0, "the connection to end in the service too")
 
 
 def test_pipelined_requests_to_all_models_are_answered_in_order(isolated: Running) -> None:
@@ -304,3 +307,42 @@ def test_stranger_is_refused_on_a_lent_connection(isolated: Running) -> None:
         assert replies.next().binary == Y
         client.sendall(infer_bytes(X, fields="Origin: http://evil\r\n"))
         assert replies.next().status == 403
+
+
+def test_encrypted_connection_is_answered_by_the_worker(maker: PackageMaker, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    subprocess.run(
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-days", "1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    listen = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    context = ssl.create_default_context(cafile=str(certificate))
+    with (
+        running_isolated(maker, tmp_path, config={"listen": listen}) as service,
+        service.connect_tcp() as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        replies = Replies(client)
+        for path in (LINEAR, OTHER, LINEAR):
+            client.sendall(infer_bytes(X, path=path))
+            assert replies.next().binary == Y
+        assert count_lent(service) == 1
+        time.sleep(0.1)  # until the worker knows that the answer is sent
+        kill(service, signal.SIGSEGV)
+        client.sendall(infer_bytes(X, path=OTHER))
+        assert replies.next().binary == Y

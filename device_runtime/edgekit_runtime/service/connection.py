@@ -5,6 +5,7 @@ a time; what a client sends ahead waits. It knows nothing of what requests mean.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -31,6 +32,8 @@ Buffer: TypeAlias = "bytes | memoryview | Array"
 _READ_BYTES: Final = 64 << 10
 _MAX_AHEAD_BYTES: Final = 256 << 10  # of requests that wait for the one under way
 _ALIGNMENT_BYTES: Final = 64
+_MAX_AT_ONCE: Final = 16  # requests of one connection in one turn of the loop, which others wait for
+_MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
 _LINGER_S: Final = 2.0
 _MAX_DESCRIPTORS: Final = 4
 
@@ -58,8 +61,11 @@ class Connection:
         "_is_busy",
         "_is_lingering",
         "_is_paused",
+        "_is_yielding",
         "_lease",
+        "_moved",
         "_out",
+        "_received",
         "_scanned",
         "_server",
         "_socket",
@@ -94,9 +100,10 @@ class Connection:
         self._head: Head | None = None
         self._body: memoryview | None = None
         self._filled = 0
+        self._received = self._moved = 0  # of the body; of it or the answer, when last looked at
         self._chunks: ChunkReader | None = None
         self._out: deque[memoryview] | None = None
-        self._is_busy = self._is_advancing = self._is_paused = False
+        self._is_busy = self._is_advancing = self._is_paused = self._is_yielding = False
         self._closes = self._has_ended = self._is_lingering = False
         server.remember(self)
         server.wheel.expire(self, server.limits.idle_timeout_s)
@@ -140,7 +147,7 @@ class Connection:
             self._feed_chunks(data)
         else:
             self._unread = self._unread + data if self._unread else data
-            if not self._is_busy:
+            if not (self._is_busy or self._is_yielding):
                 self._advance()
             elif len(self._unread) > _MAX_AHEAD_BYTES:
                 self._is_paused = True
@@ -149,8 +156,7 @@ class Connection:
     def _on_end(self) -> None:
         """The client sends nothing more, but may still read."""
         self._has_ended = True
-        if self._is_busy and self._socket is not None:
-            self._closes = True
+        if (self._is_busy or self._is_yielding) and self._socket is not None:
             self._server.loop.remove_reader(self._socket.fileno())
         else:
             self.close()
@@ -160,13 +166,35 @@ class Connection:
         if self._is_advancing:
             return
         self._is_advancing = True
+        left = _MAX_AT_ONCE
         try:
             while self._unread and not self._is_busy and not self._closes and self._take_request():
-                pass
+                left -= 1
+                if not left and self._unread and not self._is_busy:
+                    self._is_yielding = True
+                    self._server.loop.call_soon(self._go_on)
+                    break
         except RequestError as error:
             self.refuse(error)
+        except Exception:
+            _logger.exception("a connection failed inside the service")
+            self.close()  # where its next request begins is not known
         finally:
             self._is_advancing = False
+        if self._has_ended and not (self._is_busy or self._is_yielding):
+            self.close()  # what is left of its requests will not become whole
+
+    def _go_on(self) -> None:
+        """Others have had their turn."""
+        self._is_yielding = False
+        if self._socket is not None:
+            self._unpause(self._socket)
+            self._advance()
+
+    def _unpause(self, connected: socket.socket) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._server.loop.add_reader(connected.fileno(), self._on_readable)
 
     def _take_request(self) -> bool:
         """Return whether a whole request was taken."""
@@ -221,7 +249,8 @@ class Connection:
         limits = self._server.limits
         if head.body_bytes is None:
             self._chunks = ChunkReader(limits.max_body_bytes)
-            self._server.wheel.expire(self, limits.transfer_s(limits.max_body_bytes))
+            self._moved = 0
+            self._server.wheel.expire(self, limits.read_timeout_s)
             self._send_continue(head)
             if begun:
                 self._feed_chunks(begun)
@@ -230,17 +259,28 @@ class Connection:
             raise RequestError(
                 413, f"the body has {head.body_bytes} bytes, the limit here is {limits.max_body_bytes}"
             )
-        if head.body_bytes + self._server.receiving_bytes > limits.max_receiving_bytes:
-            raise RequestError(503, "too many large bodies at one time; try again", retry_after_s=1)
-        self._server.receiving_bytes += head.body_bytes
-        self._server.wheel.expire(self, limits.transfer_s(head.body_bytes))
-        body = _allocate(head.body_bytes, head.json_bytes or 0)
+        self._server.wheel.expire(self, limits.read_timeout_s)
         taken = min(len(begun), head.body_bytes)
+        self._moved = taken
+        self._count_received(taken)
+        body = _allocate(head.body_bytes, head.json_bytes or 0)
         body[:taken] = begun[:taken]
         self._body, self._filled, self._unread = body, taken, begun[taken:]
         self._send_continue(head)
         if taken == head.body_bytes:
             self._end_body(body)
+
+    def _count_received(self, total_bytes: int) -> None:
+        """So much of the body has come.
+
+        Raises:
+            RequestError: that is too much, with the other bodies that are being received.
+        """
+        server = self._server
+        server.receiving_bytes += total_bytes - self._received
+        self._received = total_bytes
+        if server.receiving_bytes > server.limits.max_receiving_bytes:
+            raise RequestError(503, "too many large bodies at one time; try again", retry_after_s=1)
 
     def _send_continue(self, head: Head) -> None:
         if head.expects_continue and self._socket is not None:
@@ -266,6 +306,12 @@ class Connection:
         self._filled += count
         if self._filled == len(body):
             self._end_body(body)
+            return
+        try:
+            self._count_received(self._filled)
+        except RequestError as error:
+            self._drop_body()
+            self.refuse(error)
 
     def _receive_descriptor(self, connected: socket.socket, free: memoryview) -> int:
         room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
@@ -275,12 +321,14 @@ class Connection:
                 received = array("i")
                 received.frombytes(data[: len(data) - len(data) % received.itemsize])
                 self.descriptors.extend(received)
+        for descriptor in self.descriptors[_MAX_DESCRIPTORS:]:  # each byte may bring more
+            os.close(descriptor)
+        del self.descriptors[_MAX_DESCRIPTORS:]
         return count
 
     def _end_body(self, body: memoryview) -> None:
         head = self._head
-        self._server.receiving_bytes -= len(body)
-        self._body = None
+        self._drop_body()
         if head is not None:
             self._begin(head, body)
 
@@ -290,12 +338,18 @@ class Connection:
             return
         try:
             rest = chunks.feed(data)
+            if rest is None:
+                self._count_received(len(chunks.body))
+        except MemoryError:
+            self._drop_body()
+            self.refuse(RequestError(503, "not enough memory for the body; try again", retry_after_s=1))
+            return
         except RequestError as error:
-            self._chunks = None
+            self._drop_body()
             self.refuse(error)
             return
         if rest is not None:
-            self._chunks = None
+            self._drop_body()
             self._unread = rest
             self._begin(head, memoryview(chunks.body))
 
@@ -317,7 +371,8 @@ class Connection:
         connected, asked = self._socket, self._head
         if connected is None or not self._is_busy:
             return
-        if asked is None or not asked.keeps_alive or self._server.is_draining:
+        is_last = asked is None or not asked.keeps_alive or self._server.is_draining
+        if is_last or (self._has_ended and not self._unread):
             self._closes = True
         if self._closes:
             head = head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
@@ -330,6 +385,9 @@ class Connection:
             size_bytes += part.nbytes if type(part) is not bytes else len(part)  # type: ignore[union-attr]
         if self._lease is not None:
             self._lease.states[self._lease.index] = ANSWERING
+        if len(body) >= _MAX_PARTS:
+            self._queue((head, *body), 0)
+            return
         try:
             sent = connected.sendmsg((head, *body))  # type: ignore[arg-type]  # arrays are buffers
         except (BlockingIOError, InterruptedError):
@@ -345,14 +403,23 @@ class Connection:
     def _queue(self, parts: Sequence[Buffer], sent: int) -> None:
         if self._socket is None:
             return
-        self._out = deque(_flatten(part) for part in parts)
-        self._drop_sent(sent)
+        server = self._server
+        self._out = deque(part for part in map(_flatten, parts) if len(part))
         left = sum(map(len, self._out))
-        self._server.wheel.expire(self, self._server.limits.transfer_s(left))
-        self._server.loop.add_writer(self._socket.fileno(), self._on_writable)
+        limit = server.limits.max_sending_bytes
+        if server.sending_bytes and server.sending_bytes + left - sent > limit:
+            self._out = None
+            self.close()  # clients that do not take their answers fill the memory
+            return
+        server.sending_bytes += left
+        self._drop_sent(sent)
+        self._moved = left - sent
+        server.wheel.expire(self, server.limits.read_timeout_s)
+        server.loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def _drop_sent(self, sent: int) -> None:
         out: Any = self._out
+        self._server.sending_bytes -= sent
         while sent:
             if len(out[0]) <= sent:
                 sent -= len(out.popleft())
@@ -365,7 +432,7 @@ class Connection:
         if out is None or connected is None:
             return
         try:
-            self._drop_sent(connected.sendmsg(out))
+            self._drop_sent(connected.sendmsg(tuple(itertools.islice(out, _MAX_PARTS))))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -385,28 +452,49 @@ class Connection:
         if self._closes:
             self._part()
             return
+        if self._has_ended and not self._unread:
+            self.close()
+            return
         self.expires = self._server.idle_until()
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if self._unread else IDLE
         if self._server.on_rest is not None:
             self._server.on_rest(self)
             return
+        if self.looked_at >= NEVER:  # the wheel looked while the request was under way
+            self._server.wheel.expire(self, self._server.limits.idle_timeout_s)
         if self._is_paused and self._socket is not None:
-            self._is_paused = False
-            self._server.loop.add_reader(self._socket.fileno(), self._on_readable)
-        if self._unread:
+            self._unpause(self._socket)
+        if self._unread and not self._is_yielding:
             self._advance()
 
     # Ending
 
     def on_timeout(self) -> None:
-        """Say so to a client that is in the middle of a request; otherwise just close."""
+        """Say so to a client that is in the middle of a request; otherwise just close.
+
+        A body or an answer that makes progress gets more time.
+        """
+        if self._has_progressed():
+            self._server.wheel.expire(self, self._server.limits.read_timeout_s)
+            return
         is_reading = bool(self._unread or self._head is not None) and not self._is_busy
         if is_reading and not self._is_lingering:
             self._drop_body()
             self.refuse(RequestError(408, "the request did not arrive in time"))
         else:
             self.close()
+
+    def _has_progressed(self) -> bool:
+        """Return whether enough of a body or an answer has moved since the last look."""
+        before = self._moved
+        if self._out is not None:
+            self._moved = sum(map(len, self._out))
+        elif self._body is not None or self._chunks is not None:
+            self._moved = self._filled if self._chunks is None else len(self._chunks.body)
+        else:
+            return False
+        return abs(self._moved - before) >= self._server.limits.step_bytes
 
     def _part(self) -> None:
         """Close so that the client can still read the last answer: unread data would reset the connection."""
@@ -461,6 +549,7 @@ class Connection:
         loop.remove_reader(descriptor)
         if self._out is not None:
             loop.remove_writer(descriptor)
+            self._server.sending_bytes -= sum(map(len, self._out))
             self._out = None
         self._drop_body()
         self._close_descriptors()
@@ -471,10 +560,9 @@ class Connection:
         return connected
 
     def _drop_body(self) -> None:
-        if self._body is not None:
-            self._server.receiving_bytes -= len(self._body)
-            self._body = None
-        self._chunks = None
+        self._server.receiving_bytes -= self._received
+        self._received = 0
+        self._body = self._chunks = None
 
     def _close_descriptors(self) -> None:
         for descriptor in self.descriptors:

@@ -6,6 +6,7 @@ the same bytes always mean the same. It reads no bodies.
 Source: RFC 9110, RFC 9112 (section 6.3 for the length of a body).
 """
 
+import ipaddress
 from typing import Any, Final
 
 import httptools
@@ -37,6 +38,8 @@ class Head:
         is_http_1_0: of an old client, which must be told that the connection stays.
         authorization: that header, or None.
         has_origin: whether a web page sent it.
+        has_foreign_host: whether it is for a name that may be anybody's: not an address, not one without a
+            dot, not of localhost.
         route: what the handler wants to be called in its place for requests with this very head, or None.
     """
 
@@ -44,6 +47,7 @@ class Head:
         "authorization",
         "body_bytes",
         "expects_continue",
+        "has_foreign_host",
         "has_origin",
         "is_http_1_0",
         "json_bytes",
@@ -70,6 +74,7 @@ class Head:
         self.passes_descriptor = b"edgekit-descriptor" in fields
         self.authorization = fields.get(b"authorization")
         self.has_origin = b"origin" in fields
+        self.has_foreign_host = _is_foreign(fields.get(b"host"))
         self.route: Any = None
         if not self.is_http_1_0 and b"host" not in fields:
             raise RequestError(400, "the Host header is missing")
@@ -153,6 +158,21 @@ def _parse(data: bytes) -> Head:
     if found.count > MAX_HEADERS:
         raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
     return Head(parser, found.url, found.fields)
+
+
+def _is_foreign(host: bytes | None) -> bool:
+    """Return whether a web page can have such a host, whose owner lets the name point to this machine."""
+    if host is None:  # no browser speaks HTTP 1.0
+        return False
+    name = host.decode("latin-1").lower().rstrip(".")
+    name = name[1:].split("]", 1)[0] if name.startswith("[") else name.split(":", 1)[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return not name or "." in name
+    return False
 
 
 def _read_length(fields: dict[bytes, bytes]) -> int | None:

@@ -24,6 +24,8 @@ Handle: TypeAlias = Callable[[Connection, Head, memoryview], None]
 Screen: TypeAlias = Callable[[Connection, Head], bool]
 
 _ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.1
+_WARN_EVERY_S: Final = 10.0
 _RESERVED_DESCRIPTORS: Final = 64  # for models, libraries and shared memory
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ class HttpServer:
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
             True where it has released the connection.
         loop, limits, heads, wheel: shared by the connections.
-        receiving_bytes: of bodies that are not complete.
+        receiving_bytes: that have come of bodies that are not complete.
+        sending_bytes: of answers that clients have not yet taken.
         is_draining: every answer from now on is the last of its connection.
         on_rest: called after each answer, in the place of going on with the connection, or None.
         lent: how many connections were released and are to come back.
@@ -53,7 +56,7 @@ class HttpServer:
         self.limits = limits
         self.heads = Heads()
         self.wheel = Wheel(loop)
-        self.receiving_bytes = 0
+        self.receiving_bytes = self.sending_bytes = 0
         self.is_draining = False
         self.on_rest: Callable[[Connection], None] | None = None
         self.lent = 0
@@ -62,6 +65,7 @@ class HttpServer:
         self._listeners: list[socket.socket] = []
         self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._warned_s = -_WARN_EVERY_S
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -164,7 +168,7 @@ class HttpServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as cause:
-                self._refuse_one(listener, cause)
+                self._refuse_some(listener, cause)
                 return
             if self.is_full:
                 _refuse(connected)
@@ -175,14 +179,29 @@ class HttpServer:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(self, connected, is_local=is_local)
 
-    def _refuse_one(self, listener: socket.socket, cause: OSError) -> None:
-        """Turn a client away with the spare descriptor; without one the loop would call for ever."""
-        _logger.warning("cannot accept a connection: %s", cause)
+    def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
+        """Turn clients away with the spare descriptor; without one, pause: the loop would call for ever."""
+        now_s = self.loop.time()
+        if now_s >= self._warned_s + _WARN_EVERY_S:
+            self._warned_s = now_s
+            _logger.warning("cannot accept connections: %s", cause)
+        if self._spare >= 0:
+            os.close(self._spare)
+            with contextlib.suppress(OSError):
+                for _ in range(_ACCEPTS_AT_ONCE):
+                    _refuse(listener.accept()[0])
+        self._take_spare()
         if self._spare < 0:
-            return
-        os.close(self._spare)
-        with contextlib.suppress(OSError):
-            _refuse(listener.accept()[0])
+            self.loop.remove_reader(listener.fileno())
+            self.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            if self._spare < 0:
+                self._take_spare()
+            self.loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _take_spare(self) -> None:
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

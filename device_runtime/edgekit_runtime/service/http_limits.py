@@ -10,10 +10,12 @@ class HttpLimits:
     Attributes:
         max_head_bytes: of a request line with its headers.
         max_body_bytes: of one body.
-        max_receiving_bytes: of all bodies that are being received at one time.
+        max_receiving_bytes: of all bodies that are being received at one time, as far as they have come.
+        max_sending_bytes: of all answers that clients have not yet taken; beyond them a connection is closed.
         max_connections: beyond them a connection gets 503 and is closed.
+        max_tls_connections: of those, over TLS, unfinished handshakes among them.
         idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: for a head, and for a body on top of what its size takes at `min_bytes_per_s`.
+        read_timeout_s: for a head. For a body or an answer it is how often its progress is looked at.
         min_bytes_per_s: the slowest client that is waited for, sending or receiving.
 
     Raises:
@@ -23,7 +25,9 @@ class HttpLimits:
     max_head_bytes: int = 16 << 10
     max_body_bytes: int = 64 << 20
     max_receiving_bytes: int = 256 << 20
+    max_sending_bytes: int = 256 << 20
     max_connections: int = 16_384
+    max_tls_connections: int = 256
     idle_timeout_s: float = 75.0
     read_timeout_s: float = 10.0
     min_bytes_per_s: int = 64 << 10
@@ -33,6 +37,7 @@ class HttpLimits:
             if not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)!r}, expected more than 0")
 
-    def transfer_s(self, size_bytes: int) -> float:
-        """Return how long a client may take for `size_bytes`."""
-        return self.read_timeout_s + size_bytes / self.min_bytes_per_s
+    @property
+    def step_bytes(self) -> float:
+        """How much must come or go between two looks."""
+        return self.read_timeout_s * self.min_bytes_per_s

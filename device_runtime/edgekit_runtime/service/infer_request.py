@@ -214,8 +214,9 @@ def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple
         raise RequestError(400, f"{where}: shape is {_show(shape)}, expected {list(spec.shape)}")
     for size, wanted in zip(shape, spec.shape, strict=True):
         # No model is trained on tensors without elements, and engines divide by sizes.
-        is_size = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_DIMENSION
-        if size != wanted and not (isinstance(wanted, str) and is_size):
+        # Of the type itself: 4.0 and true equal sizes too, and numpy takes neither for one.
+        is_size = type(size) is int and 1 <= size <= MAX_DIMENSION
+        if type(size) is not int or (size != wanted and not (isinstance(wanted, str) and is_size)):
             raise RequestError(400, f"{where}: shape is {_show(shape)}, expected {list(spec.shape)}")
     return tuple(shape)
 
@@ -243,9 +244,20 @@ def _read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], w
             )
     try:
         with np.errstate(over="raise"):
+            _check_range(flat, dtype)
             return np.array(flat, dtype).reshape(shape)
     except (OverflowError, FloatingPointError) as cause:
         raise RequestError(400, f"{where}: data is out of the range of {dtype.name}") from cause
+
+
+def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
+    """Raise what numpy does not: before 2.0 it wraps integers, and 1e400 is infinite already."""
+    if dtype.kind == "f" and not all(map(math.isfinite, flat)):
+        raise OverflowError
+    if dtype.kind in "iu" and flat:
+        bounds = np.iinfo(dtype)
+        if min(flat) < bounds.min or max(flat) > bounds.max:
+            raise OverflowError
 
 
 def _plan_outputs(

@@ -155,6 +155,10 @@ class Keeper:
         """End the thread, after what it has to do."""
         self._thread.shutdown()
 
+    def abandon(self) -> None:
+        """End without what it still has to do."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def _confirm_after(self, name: str, version: str) -> None:
         confirm = functools.partial(self.confirm, name, version)
         loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -16,15 +16,20 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.answers import BINARY_TYPE, make_head, make_json
 from edgekit_runtime.service.connection import Buffer
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.infer_request import Plan, PlannedInput, PlannedOutput, parse_plan
-from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.infer_request import Plan, PlannedInput, PlannedOutput, Shared, parse_plan
+from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import TensorSpec
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
+_INDEX_BYTES: Final = 4  # no engine takes indices of fewer
+_MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
 _MAX_KEPT_HEADS: Final = 32  # of one plan: a model with free sizes has answers of many shapes
+
+Held: TypeAlias = Mapping[str, Region]  # of an output
+_NONE_HELD: Final[Held] = {}
 
 
 class Codec:
@@ -63,12 +68,15 @@ class Codec:
         self._max_json_bytes = max_json_bytes
         self._plans: dict[bytes, Plan] = {}
 
-    def decode(self, body: memoryview, json_bytes: int | None) -> tuple[Plan, dict[str, Array]]:
+    def decode(
+        self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
+    ) -> tuple[Plan, dict[str, Array]]:
         """Return what a request asks for, and its inputs.
 
         Args:
             body: of the request; arrays may be views of it.
             json_bytes: how much of it is JSON, or None for all.
+            is_local: whether it came over the Unix socket, see `Regions.find`.
 
         Raises:
             RequestError: the request is malformed or does not fit the model.
@@ -92,14 +100,34 @@ class Codec:
                 f"{len(body) - json_bytes} bytes follow the JSON, expected {plan.binary_bytes} by"
                 " binary_data_size",
             )
-        return plan, {planned.name: self._read(planned, body, json_bytes) for planned in plan.inputs}
+        return plan, {
+            planned.name: self._read(planned, body, json_bytes, is_local) for planned in plan.inputs
+        }
 
-    def encode(self, plan: Plan, outputs: Mapping[str, Array]) -> tuple[bytes, Sequence[Buffer]]:
+    def hold(self, plan: Plan, *, is_local: bool) -> Held:
+        """Return the regions that outputs go to: their names may be others' when the answer comes.
+
+        Raises:
+            RequestError: there is none of that name, or an output's place does not lie within it.
+        """
+        held = {}
+        for planned in plan.outputs:
+            if planned.shared is not None:
+                shared = planned.shared
+                region = self._regions.find(shared.region, is_local=is_local)
+                region.check_place(shared.offset_bytes, shared.size_bytes)
+                held[planned.name] = region
+        return held
+
+    def encode(
+        self, plan: Plan, outputs: Mapping[str, Array], held: Held = _NONE_HELD
+    ) -> tuple[bytes, Sequence[Buffer]]:
         """Return the head of the response with its JSON, and the binary data that follow.
 
         Args:
             plan: of the request.
             outputs: all outputs of the model.
+            held: from `hold`, where the plan has outputs in shared memory.
 
         Raises:
             RequestError: an output does not fit into its shared memory, or JSON cannot express it.
@@ -109,7 +137,7 @@ class Codec:
         is_repeatable = True
         for planned, array in zip(plan.outputs, arrays, strict=True):
             if planned.shared is not None:
-                self._write(planned, array)
+                _write(planned.shared, held[planned.name], planned.name, array)
             elif planned.is_binary:
                 data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
             else:
@@ -132,15 +160,19 @@ class Codec:
             self._plans[text] = plan
         return plan
 
-    def _read(self, planned: PlannedInput, body: memoryview, json_bytes: int) -> Array:
+    def _read(self, planned: PlannedInput, body: memoryview, json_bytes: int, is_local: bool) -> Array:
         if planned.values is not None:
             return planned.values
         is_bool = planned.dtype.kind == "b"
         if planned.shared is not None:
             shared = planned.shared
-            array = self._regions.find(shared.region).read(planned.dtype, planned.shape, shared.offset_bytes)
-            if is_bool:
-                array = array.copy()  # the client may write to it between the check and the run
+            region = self._regions.find(shared.region, is_local=is_local)
+            array = region.read(planned.dtype, planned.shape, shared.offset_bytes)
+            is_index = array.dtype.kind in "iu" and array.itemsize >= _INDEX_BYTES
+            if is_bool or is_index or array.nbytes <= _MAX_COPIED_BYTES:
+                # The client may write to it between a check and the use: ours of truth values, and those of
+                # engines, which check indices, shapes and scales and then read them again.
+                array = array.copy()
         else:
             array = np.ndarray(planned.shape, planned.dtype, body, json_bytes + planned.start_bytes)
             if not array.flags.aligned:
@@ -148,18 +180,6 @@ class Codec:
         if is_bool and array.size and array.view(np.uint8).max() > 1:
             raise RequestError(400, f"input '{planned.name}': a BOOL is neither 0 nor 1")
         return array
-
-    def _write(self, planned: PlannedOutput, array: Array) -> None:
-        shared = planned.shared
-        if shared is None:
-            return
-        if array.nbytes > shared.size_bytes:
-            raise RequestError(
-                400,
-                f"output '{planned.name}': has {array.nbytes} bytes, shared_memory_byte_size is only"
-                f" {shared.size_bytes}",
-            )
-        self._regions.find(shared.region).write(np.ascontiguousarray(array), shared.offset_bytes)
 
     def _make_head(self, plan: Plan, arrays: Sequence[Array]) -> bytes:
         """Return the head of the response with its JSON."""
@@ -180,6 +200,15 @@ class Codec:
             length = {HEADER_LENGTH: str(len(text))}
             head = make_head(200, BINARY_TYPE, len(text) + binary_bytes, length)
         return head + text
+
+
+def _write(shared: Shared, region: Region, name: str, array: Array) -> None:
+    if array.nbytes > shared.size_bytes:
+        raise RequestError(
+            400,
+            f"output '{name}': has {array.nbytes} bytes, shared_memory_byte_size is only {shared.size_bytes}",
+        )
+    region.write(np.ascontiguousarray(array), shared.offset_bytes)
 
 
 def _describe(planned: PlannedOutput, array: Array) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Packages that are served straight from files, without slots."""
 
 import logging
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
-from edgekit_runtime.errors import EdgekitError, PackageError
+from edgekit_runtime.errors import PackageError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.signing import TrustStore
@@ -18,18 +19,17 @@ _logger = logging.getLogger(__name__)
 class PackageFiles:
     """A `Source` of given files, and of all packages in given folders, looked at anew each time.
 
-    A file in a folder that is damaged or goes away meanwhile is passed by; a file that was named is an error.
     What a package says of its name is believed here without a signature; opening verifies it.
     """
 
-    __slots__ = ("_paths", "_problems", "_rejected", "_seen", "limits", "trust")
+    __slots__ = ("_paths", "_rejected", "_seen", "_unreadable", "limits", "trust")
 
     def __init__(self, paths: Sequence[Path], trust: TrustStore) -> None:
         self._paths = tuple(paths)
         self.trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
         self._rejected: set[tuple[Path, int, int]] = set()
-        self._problems: list[str] = []
+        self._unreadable: dict[Path, str] = {}
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, in the order of the files."""
@@ -39,11 +39,12 @@ class PackageFiles:
         """Return the packages of a model.
 
         Raises:
-            PackageError: a file cannot be read: a named one, or in a folder one that may be this model's.
+            PackageError: there are none, and one that cannot be read may be one.
         """
         found = [package for package in self._read() if package.name == name]
-        if not found and self._problems:
-            raise PackageError(f"model '{name}' is in no package that can be read: {self._problems[0]}")
+        if not found and self._unreadable:
+            reasons = "; ".join(self._unreadable.values())
+            raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
         return found
 
     def open(self, name: str, options: ModelOptions) -> list[Loaded]:
@@ -75,7 +76,7 @@ class PackageFiles:
         own = [
             key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
         ]
-        others = [package for package in self._read() if package.name == name and package.version != version]
+        others = [package for package in self.find(name) if package.version != version]
         if others:
             self._rejected.update(own)
         return bool(others)
@@ -84,26 +85,30 @@ class PackageFiles:
         return [package for key, package in self._read_keys() if key not in self._rejected]
 
     def _read_keys(self) -> list[tuple[tuple[Path, int, int], Installed]]:
-        described, problems = [], []
+        files = []
         for path in self._paths:
-            if not path.is_dir():
-                described.append(self._describe(path))
-                continue
-            for file in sorted(path.glob(f"*{_SUFFIX}")):
-                try:
-                    described.append(self._describe(file))
-                except EdgekitError as error:  # noqa: PERF203  # one that is damaged stops no other
-                    problems.append(str(error))
-                    if problems[-1] not in self._problems:  # they are looked at often
-                        _logger.warning("a file of a folder is passed by: %s", error)
-        self._problems = problems
-        return described
+            files += sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+        found, problem = [], None
+        for path in files:
+            try:
+                found.append(self._describe(path))
+                self._unreadable.pop(path, None)
+            except PackageError as error:  # noqa: PERF203  # one that is none stops no other
+                problem = error
+                if self._unreadable.get(path) != str(error):
+                    self._unreadable[path] = str(error)
+                    _logger.warning("%s", error)
+        if problem is not None and not found:
+            raise problem
+        return found
 
     def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Installed]:
         try:
             status = path.stat()
         except OSError as cause:
             raise PackageError(f"cannot read package {path}: {cause.strerror}") from cause
+        if not stat.S_ISREG(status.st_mode):
+            raise PackageError(f"cannot read package {path}: it is no file")
         key = (path, status.st_mtime_ns, status.st_ino)
         if key not in self._seen:
             manifest = read_unverified_manifest(path).manifest

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -91,15 +92,23 @@ class Threads:
         self._under_way += 1
         self._jobs.put(job)
 
-    def close(self) -> None:
-        """Wait for what is under way, take in what is done, and end the threads; the last call."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Wait for what is under way, take in what is done, and end the threads; the last call.
+
+        Returns:
+            whether all have ended; one that has not ends with the process.
+        """
         for _ in self._threads:
             self._jobs.put(None)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join()
+            thread.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
         self._collect()
         self._loop.remove_reader(self._event)
+        if any(thread.is_alive() for thread in self._threads):
+            return False  # and the event stays open: the number could be another file's when it is written to
         os.close(self._event)
+        return True
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

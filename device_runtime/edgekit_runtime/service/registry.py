@@ -193,10 +193,11 @@ class Registry:
             try:
                 await self._swap(name, model, for_others=for_others)
             except EdgekitError as error:
+                if name in self._models:  # else any client could make up names that stay
+                    self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.is_evicted = model.is_evicted and isinstance(error, UnavailableError)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
-                self.metrics.swaps[name, "failed"].value += 1
                 raise
             except BaseException:
                 model.state = state
@@ -252,6 +253,10 @@ class Registry:
                 async with model.lock:
                     await self._keeper.retire(model.take_out(self._keeper))
         self._keeper.shutdown()
+
+    def abandon(self) -> None:
+        """Wait for nothing any more, where `close` takes too long."""
+        self._keeper.abandon()
 
     async def _swap(self, name: str, model: Model, *, for_others: bool) -> None:
         options = self._options.get(name, ModelOptions())

@@ -37,6 +37,7 @@ _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
     "system_shared_memory",
 )
+_MAX_SMALL_BYTES: Final = 64 << 10
 
 _logger = logging.getLogger(__name__)
 
@@ -120,15 +121,15 @@ class Routes:
     def _find_memory(self, rest: list[str]) -> tuple[tuple[str, ...], Action] | None:
         match rest:
             case ["status"]:
-                return _READ, _reply_with(lambda: [_describe_region(region) for region in self._regions])
+                return _READ, functools.partial(self._answer_regions, None)
             case ["region", name, "status"]:
-                return _READ, _reply_with(lambda: [_describe_region(self._regions.find(name))])
+                return _READ, functools.partial(self._answer_regions, name)
             case ["region", name, "register"]:
                 return _WRITE, functools.partial(self._register, name)
             case ["region", name, "unregister"]:
-                return _WRITE, _reply_with(lambda: self._regions.remove(name))
+                return _WRITE, functools.partial(self._unregister, name)
             case ["unregister"]:
-                return _WRITE, _reply_with(self._regions.remove_all)
+                return _WRITE, functools.partial(self._unregister, None)
         return None
 
     # Inference
@@ -144,16 +145,22 @@ class Routes:
             )
             return
         codec = served.codec
-        plan, inputs = codec.decode(body, head.json_bytes)
+        is_local = connection.is_local
+        plan, inputs = codec.decode(body, head.json_bytes, is_local=is_local)
+        held = codec.hold(plan, is_local=is_local)
 
         def reply(answer: Answer) -> None:
             if isinstance(answer, EdgekitError):
                 connection.answer(*make_error(answer))
                 return
             try:
-                head, data = codec.encode(plan, answer)
+                head, data = codec.encode(plan, answer, held)
             except EdgekitError as error:
                 connection.answer(*make_error(error))
+                return
+            except Exception:  # of a third party's backend that returned what is no tensor
+                _logger.exception("the outputs of %s are not what its package says", name)
+                connection.answer(*make_error(RequestError(500, "the model's outputs cannot be sent")))
                 return
             connection.answer(head, *data)
 
@@ -186,7 +193,7 @@ class Routes:
         connection.answer(make_head(200, CONTENT_TYPE, len(text)), text)
 
     def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
-        wants_ready = len(body) > 0 and load_object(bytes(body), "the request").get("ready") is True
+        wants_ready = len(body) > 0 and _load_small(body).get("ready") is True
         lines = [
             {"name": line.name, "version": line.version, "state": line.state, "reason": line.reason}
             for line in self._registry.index()
@@ -233,7 +240,7 @@ class Routes:
         body: memoryview,
     ) -> None:
         """Load or unload; the answer comes when that is done."""
-        stated = load_object(bytes(body), "the request").get("parameters", {}) if len(body) else {}
+        stated = _load_small(body).get("parameters", {}) if len(body) else {}
         if (
             not isinstance(stated, dict)
             or "config" in stated
@@ -262,7 +269,7 @@ class Routes:
         task.add_done_callback(self._tasks.discard)
 
     def _register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
-        stated = load_object(bytes(body), "the request")
+        stated = _load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
             raise RequestError(
@@ -280,17 +287,45 @@ class Routes:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
         connection.answer(*make_json({}))
 
+    def _answer_regions(
+        self, name: str | None, connection: Connection, _head: Head, _body: memoryview
+    ) -> None:
+        is_local = connection.is_local
+        regions = self._regions.of(is_local=is_local)
+        found = regions if name is None else [self._regions.find(name, is_local=is_local)]
+        connection.answer(*make_json([_describe_region(region) for region in found]))
+
+    def _unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+        """Forget one region or all; one that this client cannot use is left alone."""
+        for region in self._regions.of(is_local=connection.is_local):
+            if name is None or region.name == name:
+                self._regions.remove(region)
+        connection.answer(*make_json({}))
+
     def _own(self, connection: Connection, region: Region) -> None:
         """Let `region` end with the connection: a client that dies unregisters nothing."""
         if connection not in self._owned:  # one that was lent and came back still has what it owned before
             connection.on_close = functools.partial(self._disown, connection, connection.on_close)
-        self._owned.setdefault(connection, []).append(region)
+        owned = self._owned.get(connection, ())
+        # Without those that were unregistered meanwhile, whose mappings end with the last reference.
+        self._owned[connection] = [*(one for one in owned if one.descriptor >= 0), region]
 
     def _disown(self, connection: Connection, further: Callable[[], None] | None) -> None:
         for region in self._owned.pop(connection, ()):
-            self._regions.drop(region)
+            self._regions.remove(region)
         if further is not None:
             further()
+
+
+def _load_small(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object of a request that is no inference; more than some lines would hold up the loop.
+
+    Raises:
+        RequestError: it is none, or too long.
+    """
+    if len(body) > _MAX_SMALL_BYTES:
+        raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")
+    return load_object(bytes(body), "the request")
 
 
 def _reply_with(make: Callable[[], Any]) -> Action:

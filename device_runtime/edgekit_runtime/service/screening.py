@@ -19,5 +19,8 @@ def refuse_stranger(head: Head, token: bytes | None) -> None:
     if head.has_origin:
         # Any web page that is open on this machine can reach a loopback address.
         raise RequestError(403, "requests from web pages are refused: the Origin header is set")
+    if token is None and head.has_foreign_host:
+        # A page needs no Origin to read from its own name, which its owner can let point here.
+        raise RequestError(403, "the Host header is not a name of this machine; use its address")
     if token is not None and not hmac.compare_digest(head.authorization or b"", token):
         raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")

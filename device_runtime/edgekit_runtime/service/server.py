@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.service.cache import ResponseCache
@@ -31,6 +32,11 @@ from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inheri
 from edgekit_runtime.service.stacking import Stacking
 from edgekit_runtime.service.watching import Watching
 from edgekit_runtime.service.workers import Workers
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.tls import TlsListener
+
+_UNLOAD_TIMEOUT_S: Final = 4.0  # after what was under way has been answered or given up
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +86,7 @@ class Service:
         self.workers = Workers(self.http, self._regions, config, source, self._token)
         self.workers.served = self.registry
         self._socket_path: Path | None = None
-        self._tls: asyncio.Server | None = None
+        self._tls: TlsListener | None = None
 
     async def listen(self) -> list[str]:
         """Accept connections from now on; returns where, for people.
@@ -100,11 +106,11 @@ class Service:
             self.http.listen(listener)
         addresses = [_name(listener) for listener in listeners]
         if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
-            from edgekit_runtime.service.tls import listen_tls, make_context
+            from edgekit_runtime.service.tls import TlsListener, make_context
 
             context = make_context(listen.tls_certificate, listen.tls_key)
             encrypted = listen_tcp(listen.host, listen.port)
-            self._tls = await listen_tls(self.http, encrypted, context)
+            self._tls = TlsListener(self.http, encrypted, context)
             addresses.append(f"https://{_name(encrypted)}")
         return addresses
 
@@ -115,14 +121,20 @@ class Service:
         if self._watching is not None:
             self._watching.stop()
         self.workers.begin_stop()
+        if self._socket_path is not None:
+            # While it listens, so that it is surely its own and not a successor's.
+            self._socket_path.unlink(missing_ok=True)
         await self.http.drain(self._config.inference.drain_timeout_s)
-        await self.registry.close()
+        try:
+            await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            _logger.error("a model does not come to its end; stopping without it")  # noqa: TRY400  # says all
+            self.registry.abandon()
         await self.workers.close()
         self.http.close()  # what came back from workers too late
-        self._threads.close()
+        if not self._threads.close(_UNLOAD_TIMEOUT_S / 2):
+            _logger.error("an inference does not come to its end; stopping without it")
         self._regions.remove_all()
-        if self._socket_path is not None:
-            self._socket_path.unlink(missing_ok=True)
 
     def _screen(self, connection: Connection, head: Head) -> bool:
         """Turn away who may not ask; returns whether the request was passed on to a worker."""
@@ -157,7 +169,6 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
     Raises:
         TransportError: an address is in use or cannot be used.
-        EdgekitError: which models there are cannot be told.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -169,9 +180,7 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
-        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier))
-        # Without it nobody would hear why nothing is served: a model that fails alone raises nothing.
-        loading.add_done_callback(functools.partial(_stop_if_failed, stopping))
+        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier, stopping))
         await stopping.wait()
         notifier.say_stopping()
         loading.cancel()
@@ -185,16 +194,16 @@ def _announce(
     announce: Callable[[Sequence[str]], None],
     addresses: Sequence[str],
     notifier: Notifier,
+    stopping: asyncio.Event,
     loading: "asyncio.Future[None]",
 ) -> None:
-    if not loading.cancelled() and loading.exception() is None:
+    if loading.cancelled():
+        return
+    if loading.exception() is None:
         announce(addresses)
         notifier.say_ready(f"ready at {', '.join(addresses)}")
-
-
-def _stop_if_failed(stopping: asyncio.Event, loading: "asyncio.Future[None]") -> None:
-    if not loading.cancelled() and loading.exception() is not None:
-        stopping.set()
+    else:
+        stopping.set()  # where it is raised
 
 
 def _name(listener: socket.socket) -> str:

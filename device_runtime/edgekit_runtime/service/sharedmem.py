@@ -86,7 +86,7 @@ class Region:
         size_bytes = dtype.itemsize
         for size in shape:
             size_bytes *= size
-        self._check(offset_bytes, size_bytes)
+        self.check_place(offset_bytes, size_bytes)
         start = self.offset_bytes + offset_bytes
         if self._mapping is not None:
             array: Array = np.ndarray(shape, dtype, self._mapping, start)
@@ -102,16 +102,34 @@ class Region:
         Raises:
             RequestError: it does not fit into the region, or the segment was shrunk.
         """
-        self._check(offset_bytes, array.nbytes)
+        self.check_place(offset_bytes, array.nbytes)
         start = self.offset_bytes + offset_bytes
         if self._mapping is not None:
             np.ndarray(array.shape, array.dtype, self._mapping, start)[...] = array
             return
+        if self.descriptor < 0:
+            raise RequestError(400, f"region '{self.name}' was unregistered before the answer came")
         if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
             raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
-        os.pwritev(self.descriptor, [_view(array)], start)
+        try:
+            written_bytes = os.pwritev(self.descriptor, [_view(array)], start) if array.size else 0
+        except OSError as cause:  # a segment with holes, and no memory left to fill them
+            raise RequestError(400, f"region '{self.name}': cannot be written: {cause.strerror}") from cause
+        if written_bytes != array.nbytes:
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
 
-    def _check(self, offset_bytes: int, size_bytes: int) -> None:
+    def close(self) -> None:
+        """Close the file; what is mapped stays mapped as long as a request under way uses it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def check_place(self, offset_bytes: int, size_bytes: int) -> None:
+        """Return when that lies within the region.
+
+        Raises:
+            RequestError: it does not.
+        """
         if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
             raise RequestError(
                 400,
@@ -139,14 +157,18 @@ class Regions:
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions.values())
 
-    def find(self, name: str) -> Region:
+    def find(self, name: str, *, is_local: bool) -> Region:
         """Return the region `name`.
 
+        Args:
+            name: of the region.
+            is_local: whether the client came over the Unix socket; only such clients see what came over it.
+
         Raises:
-            RequestError: there is none.
+            RequestError: there is none for this client.
         """
         region = self._regions.get(name)
-        if region is None:
+        if region is None or (region.is_mapped and not is_local):
             raise RequestError(400, f"shared memory region '{name}' is not registered")
         return region
 
@@ -216,23 +238,22 @@ class Regions:
         if self.on_add is not None:
             self.on_add(region)
 
-    def remove(self, name: str) -> None:
-        """Forget the region; a request under way keeps its memory. Does nothing when there is none."""
-        region = self._regions.pop(name, None)
-        if region is not None:
-            os.close(region.descriptor)
-            if self.on_remove is not None:
-                self.on_remove(name)
+    def of(self, *, is_local: bool) -> list[Region]:
+        """Return the regions that a client can use; see `find`."""
+        return [region for region in self if is_local or not region.is_mapped]
 
-    def drop(self, region: Region) -> None:
-        """Forget `region` unless its name has become another one's."""
+    def remove(self, region: Region) -> None:
+        """Forget `region`, once or again; a request under way keeps its memory."""
+        region.close()
         if self._regions.get(region.name) is region:
-            self.remove(region.name)
+            del self._regions[region.name]
+            if self.on_remove is not None:
+                self.on_remove(region.name)
 
     def remove_all(self) -> None:
         """Forget all regions."""
-        for name in list(self._regions):
-            self.remove(name)
+        for region in list(self):
+            self.remove(region)
 
     def _check_new(self, name: str, offset_bytes: int, size_bytes: int) -> None:
         limits = self._limits

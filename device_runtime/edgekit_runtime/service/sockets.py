@@ -1,9 +1,12 @@
 """Listening sockets: the Unix socket, TCP, and those that systemd opened beforehand."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +15,8 @@ from edgekit_runtime.slots.places import SOCKET_NAME
 
 _BACKLOG: Final = 1024
 _MODE: Final = 0o660  # the user and the group of the service
+_LOCK_TRIES: Final = 100
+_LOCK_PAUSE_S: Final = 0.01
 _FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
 
 
@@ -37,13 +42,14 @@ def listen_unix(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        _remove_stale(path)
-        before = os.umask(0o777 & ~_MODE)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen(_BACKLOG)
+        with _alone_in(path.parent):
+            _remove_stale(path)
+            before = os.umask(0o777 & ~_MODE)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
+            listener.listen(_BACKLOG)
     except OSError as cause:
         listener.close()
         raise TransportError(f"cannot listen at {path}: {cause}; set unix_socket to another path") from cause
@@ -97,6 +103,22 @@ def take_inherited() -> list[socket.socket]:
     return taken
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let no other service look whether a socket here is stale, remove it and bind its own, meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOCK_TRIES):  # not for ever: whoever may read the folder can hold the lock
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _remove_stale(path: Path) -> None:
     """Remove a socket at `path` at which nobody listens."""
     try:
@@ -106,12 +128,15 @@ def _remove_stale(path: Path) -> None:
     if not is_socket:
         raise TransportError(f"{path} is no socket, so it is not replaced; set unix_socket to another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # somebody who listens and never accepts has a queue that is full
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-        else:
-            raise TransportError(
-                f"another service listens at {path}; stop it, or set unix_socket to another path"
-            )
+            return
+        except BlockingIOError:
+            pass
+        raise TransportError(
+            f"another service listens at {path}; stop it, or set unix_socket to another path"
+        )

@@ -16,6 +16,8 @@ from edgekit_runtime.service.http import HttpServer
 
 _READ_BYTES: Final = 64 << 10
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -38,30 +40,99 @@ def make_context(certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
-async def listen_tls(http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
-    """Accept TLS connections from `listener` and hand them to `http`, until the server is closed."""
+class TlsListener:
+    """Accepts TLS connections and hands them to an HTTP server.
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outer, inner = socket.socketpair()
-        outer.setblocking(False)
-        timeout_s = http.limits.transfer_s(_READ_BYTES)
-        with outer:
-            if http.is_full:
-                inner.close()
-            else:
-                http.adopt(inner, is_local=False)
+    There are bounds on them of their own, from before the handshake on: it is other machines that speak TLS,
+    a connection takes three descriptors and 256 KiB, and nobody has shown a token yet.
+    """
+
+    def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accept from now on.
+
+        Args:
+            http: takes the connections.
+            listener: a listening socket, which this owns from now on.
+            context: of the server's side.
+        """
+        self._http, self._listener, self._context = http, listener, context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shaking: set[asyncio.Task[None]] = set()
+        listener.setblocking(False)
+        http.loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept nothing more; the connections that are there go on, unfinished handshakes do not."""
+        if self._listener.fileno() >= 0:
+            self._http.loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        for task in list(self._shaking):
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                await asyncio.gather(_inwards(reader, outer), _outwards(outer, writer, timeout_s))
-            except (OSError, asyncio.TimeoutError) as cause:
-                _logger.debug("a TLS connection ended: %s", cause)
-            finally:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
+                connected, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors: others close some, or the next clients wait in the queue
+                self._http.loop.remove_reader(self._listener.fileno())
+                self._http.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
+                return
+            if self._http.is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
+                connected.close()
+                continue
+            connected.setblocking(False)
+            task = self._http.loop.create_task(self._serve(connected))
+            self._tasks.add(task)
+            self._shaking.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._shaking.discard)
 
-    return await asyncio.start_server(
-        serve, sock=listener, ssl=context, ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S, limit=_READ_BYTES
-    )
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._http.loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            reader, writer = await _shake_hands(connected, self._context)
+        except OSError as cause:
+            _logger.debug("a TLS handshake failed: %s", cause)
+            return
+        finally:
+            self._shaking.discard(asyncio.current_task())
+        try:
+            outer, inner = socket.socketpair()
+            outer.setblocking(False)
+            with outer:
+                if self._http.is_full:
+                    inner.close()
+                else:
+                    self._http.adopt(inner, is_local=False)
+                timeout_s = self._http.limits.read_timeout_s
+                await asyncio.gather(_inwards(reader, outer), _outwards(outer, writer, timeout_s))
+        except (OSError, asyncio.TimeoutError) as cause:
+            _logger.debug("a TLS connection ended: %s", cause)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def _shake_hands(
+    connected: socket.socket, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ_BYTES, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, connected, ssl=context, ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S
+        )
+    except BaseException:
+        connected.close()
+        raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def _inwards(reader: asyncio.StreamReader, outer: socket.socket) -> None:

@@ -17,7 +17,7 @@ class Timed(Protocol):
 
     Attributes:
         expires: the tick after which `on_timeout` is called; may be put off at any time.
-        looked_at: the tick at which the wheel looks at it next; the wheel's own.
+        looked_at: the tick at which the wheel looks at it next, `NEVER` where it does not; the wheel's own.
     """
 
     expires: int
@@ -79,7 +79,7 @@ class Wheel:
                 item.looked_at = NEVER
                 if item.expires <= self.now:
                     item.on_timeout()
-                else:
+                elif item.expires < NEVER:
                     self._put(item, item.expires)
         if self._buckets:
             self._timer = self._loop.call_later(TICK_S, self._turn)

@@ -123,7 +123,9 @@ class _Worker:
                 region.map()
             self._regions.put(region)
         elif kind is Kind.MAIN_FORGET_REGION:
-            self._regions.remove(payload.decode())
+            for region in self._regions.of(is_local=True):
+                if region.name == payload.decode():
+                    self._regions.remove(region)
         else:
             self._later.append((kind, payload, descriptors))
             self._loop.call_soon(self._take_later)
@@ -205,12 +207,12 @@ class _ForwardedRegions(Regions):
         super().__init__(limits)
         self._channel = channel
 
-    def find(self, name: str) -> Region:
+    def find(self, name: str, *, is_local: bool) -> Region:
         try:
-            return super().find(name)
+            return super().find(name, is_local=is_local)
         except EdgekitError:
             self._channel.receive()
-            return super().find(name)
+            return super().find(name, is_local=is_local)
 
 
 def _end(_reason: str) -> None:
