@@ -131,9 +131,10 @@ def test_metrics_of_a_running_service_are_printed(folder: Path, capsys: pytest.C
 
 
 def test_package_that_is_not_there_ends_the_start_with_its_name(folder: Path) -> None:
-    process = Served(folder, "--package", str(folder / "missing.edgepkg"))
+    (folder / "linear.edgepkg").unlink()
+    process = Served(folder)
     code, printed = process.end_by_itself()
-    assert (code, "missing.edgepkg" in printed) == (PackageError.exit_code, True), printed
+    assert (code, "linear.edgepkg" in printed) == (PackageError.exit_code, True), printed
     assert "ready" not in printed
     assert not process.socket_path.exists()
 
