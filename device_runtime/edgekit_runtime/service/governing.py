@@ -15,8 +15,9 @@ from edgekit_runtime.power.loads import LoadMeter
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.settings import BatteryLimit, Cost, Limits, Profile, Setting
 from edgekit_runtime.service.governed_lane import GovernedLane
-from edgekit_runtime.service.loading import LoadedWay
+from edgekit_runtime.service.instances import WarmRun
 from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.sessions.session import Session
 
 _WATTS: Final = 1.0  # of one busy thread: a guess that the governor corrects by a common factor
 _NO_SCORE: Final = 0.5
@@ -71,6 +72,25 @@ class GovernorOptions:
             battery = BatteryLimit(self.battery_floor, now_s + self.battery_hours * 3600)
         deadline_s = None if self.deadline_ms is None else self.deadline_ms / 1e3
         return Limits(self.power_w, self.temperature_c, battery, deadline_s, self.window_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedWay:
+    """A variant that is open with a number of threads, for a governor to choose.
+
+    Attributes:
+        variant: its name.
+        threads: of one run; 0 for those of the package.
+        instances: its sessions, which proved themselves.
+        warm_runs: what was measured before there was traffic.
+        figures: of the variant, from the manifest.
+    """
+
+    variant: str
+    threads: int
+    instances: tuple[Session, ...]
+    warm_runs: tuple[WarmRun, ...]
+    figures: Mapping[str, JsonValue]
 
 
 def make_profile(ways: tuple[LoadedWay, ...], options: GovernorOptions, max_batch: int) -> Profile:

@@ -6,18 +6,17 @@ It blocks, so it runs on a thread; it touches nothing of the service.
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, ConfigError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
 from edgekit_runtime.service.batching import rows_are_independent
+from edgekit_runtime.service.governing import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
@@ -32,9 +31,6 @@ from edgekit_runtime.sessions.session import (
 )
 from edgekit_runtime.sessions.tuned import recall_tuned
 from edgekit_runtime.variants import DEFAULT_VARIANT
-
-if TYPE_CHECKING:
-    from edgekit_runtime.service.governing import GovernorOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +68,7 @@ class ModelOptions:
     cache: bool = False
     drift: bool = True
     keep_loaded: bool = False
-    governor: "GovernorOptions | None" = None
+    governor: GovernorOptions | None = None
 
     def __post_init__(self) -> None:
         if self.isolation is not None and (self.rollout.kind != "swap" or self.governor is not None):
@@ -80,25 +76,6 @@ class ModelOptions:
                 "a model in a process of its own has neither a governor nor a rollout but 'swap'; leave out"
                 " isolation, or those"
             )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedWay:
-    """A variant that is open with a number of threads, for a governor to choose.
-
-    Attributes:
-        variant: its name.
-        threads: of one run; 0 for those of the package.
-        instances: its sessions, which proved themselves.
-        warm_runs: what was measured before there was traffic.
-        figures: of the variant, from the manifest.
-    """
-
-    variant: str
-    threads: int
-    instances: tuple[Session, ...]
-    warm_runs: tuple[WarmRun, ...]
-    figures: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +203,7 @@ def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) ->
 
 
 def _list_ways(
-    package: OpenedPackage, first: tuple[str, int], governor: "GovernorOptions"
+    package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
 ) -> list[tuple[str, int]]:
     """Return the variants and threads that a governor may choose, but for `first`, which is open already."""
     known = [variant.name for variant in package.manifest.all_variants]

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError, ManifestError
 from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.governing import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
@@ -84,8 +85,6 @@ def read_model(name: str, table: object) -> ModelOptions:
     scheduling = read_section(SchedulingLimits, tables["scheduling"], f"{where}.scheduling")
     governor = None
     if "governor" in table:
-        from edgekit_runtime.service.governing import GovernorOptions
-
         governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
     isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
     rollout = _read_rollout(single.rollout, tables, where)

@@ -4,12 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.power.settings import Setting
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.drift import Drift, DriftLane, DriftLimits
+from edgekit_runtime.service.governed_lane import GovernedLane
+from edgekit_runtime.service.governing import GovernorOptions, ModelGovernor, make_profile
 from edgekit_runtime.service.instances import WarmRun
 from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.loading import Loaded, ModelOptions
@@ -20,10 +22,6 @@ from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.served import DrainingLane, Served
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.sessions.session import Session
-
-if TYPE_CHECKING:
-    from edgekit_runtime.service.governed_lane import GovernedLane
-    from edgekit_runtime.service.governing import GovernorOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -69,9 +67,6 @@ class Stacking:
         own_lane: DrainingLane
         governed = governor = None
         if options.governor is not None and len(loaded.ways) > 0:
-            # Only here, since few models have a governor, and it is a tenth of what a service imports.
-            from edgekit_runtime.service.governing import ModelGovernor, make_profile
-
             own_lane = governed = self._make_governed(loaded, options.governor, metrics)
             profile = make_profile(loaded.ways, options.governor, loaded.scheduling.max_batch)
             governor = ModelGovernor(governed, metrics, profile, options.governor, time.monotonic())
@@ -95,12 +90,7 @@ class Stacking:
             governor=governor,
         )
 
-    def _make_governed(
-        self, loaded: Loaded, options: "GovernorOptions", metrics: LaneMetrics
-    ) -> "GovernedLane":
-        from edgekit_runtime.power.settings import Setting
-        from edgekit_runtime.service.governed_lane import GovernedLane
-
+    def _make_governed(self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics) -> GovernedLane:
         lanes = {
             (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
             for way in loaded.ways
