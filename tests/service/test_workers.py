@@ -37,7 +37,10 @@ LINEAR = "/v2/models/linear/infer"
 
 @pytest.fixture(scope="module")
 def isolated(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_isolated(maker, tmp_path_factory.mktemp("w"), slow=True) as service:
+    # The tests of this file share it and crash it often, which in life would reject the version.
+    with running_isolated(
+        maker, tmp_path_factory.mktemp("w"), slow=True, max_crashes=1000, max_delay_s=0.3
+    ) as service:
         yield service
 
 
