@@ -1,5 +1,6 @@
 import logging
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -249,3 +250,67 @@ def test_sum_of_rails_with_one_missing_is_missing(tree: Tree) -> None:
     readings = read(tree)
     assert readings.power_w is None
     assert readings.values["ina3221/VDD_GPU_SOC"] == pytest.approx(6.0)
+
+
+def test_rail_that_says_less_than_nothing_is_no_reading_and_its_reason_is_kept(tree: Tree) -> None:
+    tree.rail(1, "VDD_IN", 5000, -1000)
+    sensors = discover(Sysfs(tree.root))
+    readings = sensors.read(0.0)
+    assert (readings.power_w, readings.interval_j) == (None, None)
+    assert sensors.probes[0].fault == "-5 power_w, expected 0 to 2000"
+
+
+def test_counter_that_turns_around_goes_on_counting(tree: Tree) -> None:
+    range_uj = 65_532_610_987
+    tree.counter("intel-rapl:0", "package-0", range_uj - 3_000_000, range_uj)
+    sensors = discover(Sysfs(tree.root))
+    sensors.read(0.0)
+    tree.counter("intel-rapl:0", "package-0", 4_000_000, range_uj)
+    readings = sensors.read(1.0)
+    assert (readings.power_w, readings.interval_j) == (pytest.approx(7.0), pytest.approx(7.0))
+
+
+def test_counter_over_its_range_is_no_reading_and_the_next_one_bridges_it(tree: Tree) -> None:
+    tree.counter("intel-rapl:0", "package-0", 1_000_000)
+    sensors = discover(Sysfs(tree.root))
+    sensors.read(0.0)
+    tree.counter("intel-rapl:0", "package-0", 300_000_000_000)
+    assert sensors.read(1.0).power_w is None
+    tree.counter("intel-rapl:0", "package-0", 9_000_000)
+    readings = sensors.read(2.0)
+    assert (readings.interval_j, readings.interval_s) == (pytest.approx(8.0), 2.0)
+
+
+def test_zone_that_vanishes_leaves_the_others(tree: Tree) -> None:
+    tree.zone(0, "cpu-thermal", 60_000)
+    tree.zone(1, "gpu-thermal", 50_000)
+    sensors = discover(Sysfs(tree.root))
+    assert sensors.read(0.0).temperature_c == pytest.approx(60.0)
+    shutil.rmtree(tree.root / "class/thermal/thermal_zone0")
+    assert sensors.read(1.0).temperature_c == pytest.approx(50.0)
+    shutil.rmtree(tree.root / "class/thermal/thermal_zone1")
+    assert sensors.read(2.0).temperature_c is None
+
+
+def test_battery_that_is_taken_out_and_put_back_is_read_again(tree: Tree) -> None:
+    tree.battery(energy_now=24_000_000, energy_full=50_000_000, power_now=7_500_000)
+    sensors = discover(Sysfs(tree.root))
+    assert sensors.read(0.0).power_w == pytest.approx(7.5)
+    shutil.rmtree(tree.root / "class/power_supply/BAT0")
+    gone = sensors.read(1.0)
+    assert (gone.battery, gone.power_w, gone.interval_j) == (None, None, None)
+    tree.battery(energy_now=23_000_000, energy_full=50_000_000, power_now=6_000_000)
+    back = sensors.read(2.0)
+    assert back.battery is not None
+    assert (back.battery.charge, back.power_w) == (pytest.approx(0.46), pytest.approx(6.0))
+    assert back.interval_j is None  # nobody knows what was drawn in between
+
+
+def test_battery_whose_charger_is_plugged_in_and_out_gives_power_only_without_it(tree: Tree) -> None:
+    tree.battery(capacity=50, power_now=7_500_000)
+    sensors = discover(Sysfs(tree.root))
+    seen = []
+    for second, status in enumerate(("Discharging", "Charging", "Full", "Discharging")):
+        tree.battery(capacity=50, power_now=0 if status == "Full" else 7_500_000, status=status)
+        seen.append(sensors.read(float(second)).power_w)
+    assert seen == [7.5, None, None, 7.5]

@@ -79,9 +79,38 @@ def test_old_calls_lose_weight() -> None:
 
 
 def test_without_a_reference_counts_are_still_stated() -> None:
-    document = looked(Drift([IMAGE], [LOGITS], {}), 20)
+    document = looked(Drift([IMAGE], [LOGITS], {"score": {"metric": "top1", "value": 0.9}}), 20)
     assert "psi" not in document["inputs"]["image"]
     assert sum(document["outputs"]["logits"]["classes"]) == 20
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {},
+        {
+            "score": {"metric": "agreement", "value": 1.0}
+        },  # chosen by the shape alone where nothing has labels
+        {"score": {"metric": "mae.py (sha256 0123456789ab)", "value": 0.9}},
+        {  # it was looked at when the package was made, and left out
+            "reference": {
+                "inputs": {},
+                "outputs": {"other": {"low": 0, "high": 1, "edges": [], "shares": [1.0]}},
+            },
+            "score": {"metric": "top1", "value": 0.9},
+        },
+        {
+            "reference": {
+                "inputs": {},
+                "outputs": {"logits": {"low": -5, "high": 5, "edges": [0], "shares": [0.5, 0.5]}},
+            }
+        },
+    ],
+)
+def test_output_that_nothing_says_to_be_classes_is_watched_by_its_values(figures: dict[str, Any]) -> None:
+    stated = looked(Drift([IMAGE], [LOGITS], figures), 20)["outputs"]["logits"]
+    assert "classes" not in stated
+    assert 3.0 <= stated["high"] <= 5.0
 
 
 def test_probabilities_and_their_logits_look_the_same() -> None:

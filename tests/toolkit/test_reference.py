@@ -7,6 +7,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
+from tests.toolkit.package_run import TINY as MODELS
 from tests.toolkit.package_run import mlp, model_of, tensor
 
 from edgekit_runtime.service.reference import ClassReference, ValueReference, parse_references
@@ -36,7 +37,7 @@ def draw(count: int, *shape: int) -> NDArray[np.float32]:
 
 def test_reference_is_what_a_device_reads() -> None:
     samples = draw(40, 8)
-    found = drift_reference(mlp(), part(samples))
+    found = drift_reference(mlp(), part(samples), says_classes=True)
     assert found is not None
     inputs, outputs = parse_references({"reference": found})
     assert (found["samples"], inputs.keys(), outputs.keys()) == (40, {"x"}, {"y"})
@@ -44,6 +45,52 @@ def test_reference_is_what_a_device_reads() -> None:
     assert inputs["x"].high == pytest.approx(samples.max(), rel=1e-5)
     assert sum(inputs["x"].shares) == pytest.approx(1, abs=1e-3)  # rounded to four digits
     assert isinstance(outputs["y"], ClassReference)
+
+
+TINY = ("digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn")
+
+
+def tiny_model(name: str, *, softmax: bool = False) -> tuple[onnx.ModelProto, Part]:
+    """A model of models/tiny with its calibration samples; its output is `logits` or `probabilities`."""
+    model = onnx.load(MODELS / f"{name}.onnx")
+    if softmax:
+        model.graph.node.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1))
+        model.graph.output[0].name = "probabilities"
+    (given,) = (one.name for one in model.graph.input)
+    with np.load(MODELS / f"{name}.calib.npz") as arrays:
+        rows = arrays[given]
+
+    def stream(_: int) -> Iterator[tuple[Feeds, None]]:
+        return (({given: row[None]}, None) for row in rows)
+
+    return model, Part("user", len(rows), "0" * 64, False, stream)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_of_a_real_model_are_classes_only_where_that_is_said(name: str) -> None:
+    model, samples = tiny_model(name)
+    for says_classes, kind in ((True, ClassReference), (False, ValueReference)):
+        _, outputs = parse_references(
+            {"reference": drift_reference(model, samples, says_classes=says_classes)}
+        )
+        assert isinstance(outputs["logits"], kind)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_probabilities_of_a_real_model_show_that_they_are_classes(name: str) -> None:
+    model, samples = tiny_model(name, softmax=True)
+    _, outputs = parse_references({"reference": drift_reference(model, samples)})
+    classes = outputs["probabilities"]
+    assert isinstance(classes, ClassReference)
+    assert classes.is_probabilities
+
+
+def test_numbers_that_add_up_to_one_only_sometimes_are_no_classes() -> None:
+    shape = [1, 2]
+    copy = model_of([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", shape)], [tensor("y", shape)])
+    samples = np.float32([[[0.5, 0.5]], [[0.2, 0.8]], [[3.0, 4.0]]])
+    _, outputs = parse_references({"reference": drift_reference(copy, part(samples))})
+    assert isinstance(outputs["y"], ValueReference)
 
 
 def test_same_samples_give_the_same_reference() -> None:

@@ -15,6 +15,7 @@ from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
 from edgekit_toolkit.artifacts import content_of, engine_of, open_model
+from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
@@ -139,7 +140,8 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
             optimised = optimise(floats, batch=request.batch, feeds=feeds)
             floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
     with phases.phase("look at the samples"):
-        reference = drift_reference(floats, samples.calibration)
+        says_classes = _says_classes(request, source, samples)
+        reference = drift_reference(floats, samples.calibration, says_classes=says_classes)
     return Prepared(
         source=source,
         dims=dims,
@@ -149,6 +151,13 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         floats=floats,
         reference=reference,
     )
+
+
+def _says_classes(request: Request, source: SourceModel, samples: Samples) -> bool:
+    """Whether something else than its shape says that the first output is class scores."""
+    if request.metric in ("top1", "top5") or (request.metric == "auto" and samples.evaluation.labelled):
+        return True
+    return request.labels is not None and len(class_names(request.labels)) == source.outputs[0].shape[-1]
 
 
 def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.service.drift import class_output, pick
 from edgekit_runtime.service.reference import ValueReference
-from edgekit_runtime.service.sketches import ClassSketch, ValueSketch
+from edgekit_runtime.service.sketches import ClassSketch, ValueSketch, are_probabilities
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.artifacts import Model, open_model, specs_of
 from edgekit_toolkit.samples import Part, feeds_only
@@ -63,12 +63,14 @@ class _Seen:
         }
 
 
-def drift_reference(model: Model, calibration: Part) -> dict[str, Any] | None:
+def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
     """Return `figures.reference` of a manifest; None where no sample was given, or none shows anything.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
         calibration: samples, `_SAMPLES` of which are used, spread over all: they often come sorted by class.
+        says_classes: whether the first output is known to be class scores. Otherwise it counts as such only
+            where it is probabilities in all samples: logits look like any other numbers.
 
     Raises:
         BackendError: the model does not run on a sample.
@@ -81,8 +83,8 @@ def drift_reference(model: Model, calibration: Part) -> dict[str, Any] | None:
     classes = class_output(outputs)
     answers = None if classes is None else ClassSketch(int(classes.shape[1]))
     given = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
-    made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f" and spec is not classes}
-    count = 0
+    made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
+    count, is_certain = 0, True
     step = max(1, calibration.count // _SAMPLES)
     for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
         found = dict(zip(names, run(feeds), strict=True))
@@ -93,10 +95,11 @@ def drift_reference(model: Model, calibration: Part) -> dict[str, Any] | None:
         if classes is not None and answers is not None:
             for row in found[classes.name]:
                 answers.add(row)
+                is_certain = is_certain and (says_classes or are_probabilities(row))
         count += 1
     known_inputs = {name: seen.to_json() for name, seen in given.items() if seen.values}
     known_outputs = {name: seen.to_json() for name, seen in made.items() if seen.values}
-    if classes is not None and answers is not None and any(answers.classes):
+    if classes is not None and answers is not None and is_certain and any(answers.classes):
         known_outputs[classes.name] = _class_reference(answers)
     if not known_inputs and not known_outputs:
         return None

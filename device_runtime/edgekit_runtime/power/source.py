@@ -45,8 +45,9 @@ class PowerSource:
         """
         numbers = [values.get(name) for name in self.names]
         known = [number for number in numbers if number is not None]
-        # A battery that is being charged says nothing of what the device draws.
         total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
+        if total == 0 and not self.counts:
+            total = None  # who reads this draws something: a full battery on a charger says 0
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         interval = self._count(total, seconds) if self.counts else self._join(total, seconds)
         if total is not None or not self.counts:

@@ -82,7 +82,7 @@ class Drift:
             for spec in inputs[:_MAX_TENSORS]
             if DTYPES[spec.dtype].kind in "fiu"
         }
-        classes = class_output(outputs)
+        classes = class_output(outputs) if not after and _is_scored_by_class(figures) else None
         self._outputs: dict[str, ValueSketch] = {}
         self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
@@ -210,10 +210,20 @@ def pick(array: Array, phase: float) -> Array:
 
 
 def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the first output, where it is class scores [samples, classes >= 2]; otherwise None."""
+    """Return the first output, where it has the shape of class scores [samples, classes >= 2]; or None.
+
+    A regression, a time series and an embedding have that shape, too: something else has to say that it is
+    classes.
+    """
     first = outputs[0]
     is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and _class_count(first) >= 2
     return first if is_scores else None
+
+
+def _is_scored_by_class(figures: Mapping[str, JsonValue]) -> bool:
+    # Not `agreement`: that is chosen by the shape alone where samples have no labels.
+    score = figures.get("score")
+    return isinstance(score, Mapping) and score.get("metric") in ("top1", "top5")
 
 
 def _class_count(spec: TensorSpec) -> int:

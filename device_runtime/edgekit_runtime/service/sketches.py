@@ -181,8 +181,7 @@ class ClassSketch:
             scores: float [classes], logits or probabilities.
         """
         if self.is_probabilities is None:
-            total, low = float(scores.sum(dtype=np.float64)), float(scores.min())
-            self.is_probabilities = low >= 0 and abs(total - 1) < 1e-2
+            self.is_probabilities = are_probabilities(scores)
         if self.is_probabilities:
             scores = np.log(np.maximum(scores, _LEAST_PROBABILITY))
         best = int(scores.argmax())  # of a NaN, where there is one
@@ -223,6 +222,11 @@ class ClassSketch:
             "confidence_psi": find_distance(self.confidence, self.reference.confidence),
             "classes_psi": find_distance(self.classes, self.reference.classes),
         }
+
+
+def are_probabilities(scores: Array) -> bool:
+    """Return whether the values of a row are at least 0 and add up to 1, within 1 %."""
+    return float(scores.min()) >= 0 and abs(float(scores.sum(dtype=np.float64)) - 1) < 1e-2
 
 
 def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
