@@ -342,7 +342,7 @@ def profile(folder: Path) -> None:
         await service.registry.load_all()
         ours, theirs = socket.socketpair()
         connection = service.http.adopt(theirs, is_local=True)
-        name = service.registry.find("small", None).codec.inputs[0].name
+        name = service.registry.models.find("small", None).codec.inputs[0].name
         request = record_request(name, x)
 
         def ask(times: int) -> None:

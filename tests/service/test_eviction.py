@@ -2,35 +2,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit_runtime.service.eviction import Loaded, MemoryCapError, choose_evictions
+from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
 
 
 def test_what_fits_evicts_nothing() -> None:
-    assert choose_evictions([Loaded("a", 60, 1.0)], 40, 100) == ()
+    assert choose_evictions([Resident("a", 60, 1.0)], 40, 100) == ()
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    models = [Loaded("new", 30, 9.0), Loaded("old", 30, 1.0), Loaded("middle", 30, 5.0)]
+    models = [Resident("new", 30, 9.0), Resident("old", 30, 1.0), Resident("middle", 30, 5.0)]
     assert [m.name for m in choose_evictions(models, 30, 100)] == ["old"]
     assert [m.name for m in choose_evictions(models, 60, 100)] == ["old", "middle"]
 
 
 def test_pinned_and_busy_models_stay() -> None:
     models = [
-        Loaded("pinned", 30, 1.0, is_pinned=True),
-        Loaded("busy", 30, 2.0, is_busy=True),
-        Loaded("idle", 30, 3.0),
+        Resident("pinned", 30, 1.0, is_pinned=True),
+        Resident("busy", 30, 2.0, is_busy=True),
+        Resident("idle", 30, 3.0),
     ]
     assert [m.name for m in choose_evictions(models, 30, 100)] == ["idle"]
 
 
 def test_a_small_old_model_stays_where_a_larger_one_must_go_anyway() -> None:
-    models = [Loaded("small", 5, 1.0), Loaded("large", 60, 2.0)]
+    models = [Resident("small", 5, 1.0), Resident("large", 60, 2.0)]
     assert [m.name for m in choose_evictions(models, 50, 70)] == ["large"]
 
 
 def test_busy_models_in_the_way_are_told_to_try_again() -> None:
-    models = [Loaded("busy", 60, 1.0, is_busy=True)]
+    models = [Resident("busy", 60, 1.0, is_busy=True)]
     with pytest.raises(MemoryCapError, match="busy, try again") as caught:
         choose_evictions(models, 60, 100, retry_after_s=2.0)
     assert caught.value.retry_after_s == 2.0
@@ -38,18 +38,18 @@ def test_busy_models_in_the_way_are_told_to_try_again() -> None:
 
 def test_pinned_models_in_the_way_are_named() -> None:
     with pytest.raises(MemoryCapError, match=r"20 are missing.*unpin one of \['p'\]") as caught:
-        choose_evictions([Loaded("p", 60, 1.0, is_pinned=True)], 60, 100)
+        choose_evictions([Resident("p", 60, 1.0, is_pinned=True)], 60, 100)
     assert caught.value.retry_after_s is None
 
 
 def test_a_model_larger_than_the_cap_is_told_so() -> None:
     with pytest.raises(MemoryCapError, match=r"raise the cap$"):
-        choose_evictions([Loaded("a", 60, 1.0)], 101, 100)
+        choose_evictions([Resident("a", 60, 1.0)], 101, 100)
 
 
 MODELS = st.lists(
     st.builds(
-        Loaded,
+        Resident,
         st.uuids().map(str),
         st.integers(0, 50),
         st.floats(0, 10),
@@ -62,7 +62,7 @@ MODELS = st.lists(
 
 @given(MODELS, st.integers(0, 100), st.integers(1, 150))
 def test_evictions_suffice_touch_no_pinned_or_busy_model_and_hold_none_that_could_stay(
-    models: list[Loaded], needed: int, cap: int
+    models: list[Resident], needed: int, cap: int
 ) -> None:
     total = sum(m.size_bytes for m in models) + needed
     free_bytes = sum(m.size_bytes for m in models if not m.is_pinned and not m.is_busy)

@@ -132,7 +132,7 @@ class Device:
             new.replace(self._tree.root / "class/hwmon/hwmon3/curr1_input")
 
     def _busy_s(self) -> float:
-        runs = self._service.service.registry.find("linear", None).metrics.runs
+        runs = self._service.service.registry.models.find("linear", None).metrics.runs
         return sum(run.infer_s for run in list(runs.values()))
 
 
@@ -159,7 +159,7 @@ def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: Package
         wait_until(lambda: sum(traffic.counts.values()) > 200)
         found = setting(service)
         assert (found["batch"] in (1, 4), found["threads"] in (1, 2)) == (True, True)
-        ways = service.call(lambda: service.service.registry.find("linear", None).loaded.ways)
+        ways = service.call(lambda: service.service.registry.models.find("linear", None).loaded.ways)
         assert {(way.variant, way.threads) for way in ways} == {
             *(("default", 1), ("default", 2)),
             *(("frugal", 1), ("frugal", 2)),

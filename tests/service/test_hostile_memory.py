@@ -178,7 +178,7 @@ def test_indices_in_shared_memory_cannot_change_after_they_were_read(
     """Engines check indices and then use them; a client that changes them in between reads anything."""
     with gather_service(maker, tmp_path) as service, service.connect() as client, memfd(64) as descriptor:
         assert register(client, "i", [descriptor], byte_size=64).status == 200
-        codec = service.service.registry.find("echo", None).codec
+        codec = service.service.registry.models.find("echo", None).codec
         place = {"shared_memory_region": "i", "shared_memory_byte_size": 48}
         entry = {"name": "in", "datatype": "INT64", "shape": [2, 3], "parameters": place}
         text = json.dumps({"inputs": [entry]}).encode()

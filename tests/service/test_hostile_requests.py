@@ -258,7 +258,7 @@ def test_connection_whose_request_took_long_still_times_out_when_idle(
         with service.connect() as client:
             replies = Replies(client)
             held: list[Any] = []
-            kind = type(service.service.registry.find("linear", None).lane)
+            kind = type(service.service.registry.models.find("linear", None).lane)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(kind, "submit", lambda _lane, one: held.append(one))
                 client.sendall(infer_bytes(X))

@@ -87,7 +87,7 @@ def test_good_version_is_tried_and_takes_over(
         assert 'edgekit_rollout_answers{model="linear",version="2.0.0"}' in metrics(service)
         for y in ask_many(service, 1500, pause_s=pause_s):
             np.testing.assert_array_equal(y, X @ WEIGHT)
-            if service.call(lambda: service.service.registry.find("linear", None).version) == "2.0.0":
+            if service.call(lambda: service.service.registry.models.find("linear", None).version) == "2.0.0":
                 break
         wait_until(lambda: served_version(service) == "2.0.0")
         assert [line[:3] for line in index(service)] == [("linear", "2.0.0", "READY")]

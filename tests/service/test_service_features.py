@@ -264,12 +264,12 @@ def test_what_tuning_found_is_what_the_service_runs_with(maker: PackageMaker, fo
         manifest = package.manifest
         keep_tuned(manifest, manifest.backend, Tuned("throughput", {"arena": False}, instances=3, batch=4))
     with serve(maker, folder) as service:
-        loaded = service.call(lambda: service.service.registry.find("linear", None).loaded)
+        loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)
         assert (len(loaded.instances), loaded.scheduling.max_batch) == (3, 4)
         np.testing.assert_array_equal(next(ask_many(service, 1)), X @ WEIGHT)
     stated = ModelOptions(instances=2, scheduling=SchedulingLimits(max_batch=2))
     with serve(maker, folder, models={"linear": stated}) as service:
-        loaded = service.call(lambda: service.service.registry.find("linear", None).loaded)
+        loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)
         assert (len(loaded.instances), loaded.scheduling.max_batch) == (2, 2)
 
 

@@ -10,7 +10,7 @@ from edgekit_runtime.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Resident:
     """A model in memory.
 
     Attributes:
@@ -33,8 +33,8 @@ class MemoryCapError(UnavailableError):
 
 
 def choose_evictions(
-    loaded: Sequence[Loaded], needed_bytes: int, cap_bytes: int, *, retry_after_s: float = 1.0
-) -> tuple[Loaded, ...]:
+    loaded: Sequence[Resident], needed_bytes: int, cap_bytes: int, *, retry_after_s: float = 1.0
+) -> tuple[Resident, ...]:
     """Return the models to unload, in this order, before one of `needed_bytes` is loaded.
 
     Args:
@@ -50,7 +50,7 @@ def choose_evictions(
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:
         return ()
-    chosen: list[Loaded] = []
+    chosen: list[Resident] = []
     for model in sorted(loaded, key=lambda model: (model.used_s, model.name)):
         if model.is_pinned or model.is_busy or not model.size_bytes:
             continue
@@ -68,7 +68,7 @@ def choose_evictions(
     )
 
 
-def _without_needless(chosen: list[Loaded], spare_bytes: int) -> tuple[Loaded, ...]:
+def _without_needless(chosen: list[Resident], spare_bytes: int) -> tuple[Resident, ...]:
     """Return the chosen ones but those that a larger, later one made needless, the last used first."""
     kept = list(chosen)
     for model in reversed(chosen[:-1]):

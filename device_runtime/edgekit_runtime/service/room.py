@@ -1,16 +1,25 @@
 """Keeping all models under one memory cap: what a model takes, and which others go for it."""
 
+import asyncio
+import contextlib
+import functools
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.archive import read_unverified_manifest
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service.eviction import Loaded, choose_evictions
-from edgekit_runtime.service.memory import needed_bytes
-from edgekit_runtime.service.served import Served
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
+from edgekit_runtime.service.keeping import Keeper
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.memory import available_bytes, needed_bytes
+from edgekit_runtime.service.metrics import ServiceMetrics
+from edgekit_runtime.service.model import Model
+from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,40 +72,97 @@ def size_of(manifest: Manifest, path: Path) -> int:
     return needed_bytes([Installed(manifest.name, manifest.version, path)])
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """A model in memory, as the registry knows it.
+class Room:
+    """Says in which order a model is swapped, and unloads others for it where the memory cap asks for it.
 
     Attributes:
-        name: of the model.
-        versions: that are loaded.
-        loaded_s: when, on the clock of the schedulers.
-        is_pinned: whether it must stay.
-        is_changing: whether it is being loaded, swapped or unloaded now.
+        lock: held while room is made and used, so that no two models are given the same.
     """
 
-    name: str
-    versions: tuple[Served, ...]
-    loaded_s: float
-    is_pinned: bool
-    is_changing: bool
+    def __init__(
+        self,
+        keeper: Keeper,
+        models: Mapping[str, Model],
+        options: Mapping[str, ModelOptions],
+        memory: ModelMemory,
+        metrics: ServiceMetrics,
+    ) -> None:
+        """Look after the memory of `models`.
 
+        Args:
+            keeper: frees what is unloaded.
+            models: by name, as they change.
+            options: by name, for the models that have some of their own.
+            memory: the cap.
+            metrics: where what is unloaded is counted.
+        """
+        self._keeper, self._models, self._options = keeper, models, options
+        self._memory, self._metrics = memory, metrics
+        self.lock = asyncio.Lock()
 
-def choose_victims(residents: Iterable[Resident], needed: int, max_bytes: int) -> tuple[str, ...]:
-    """Return the names of the models to unload before one that needs `needed` bytes is loaded.
+    async def choose_order(self, name: str, model: Model, *, for_others: bool) -> SwapOrder | None:
+        """Return the order of the swap, with room made for it; None where the model is to wait for a request.
 
-    Raises:
-        MemoryCapError: it does not fit, now or ever.
-    """
-    found = [
-        Loaded(
-            one.name,
-            sum(size_of(served.loaded.manifest, served.loaded.path) for served in one.versions),
-            max([one.loaded_s, *(served.metrics.last_s or 0.0 for served in one.versions)]),
-            one.is_pinned,
-            one.is_changing or any(served.metrics.waiting for served in one.versions),
+        Args:
+            name: of the model.
+            model: what serves now.
+            for_others: whether others may be unloaded for it.
+
+        Raises:
+            MemoryCapError: the cap leaves no room.
+        """
+        if not model.versions and self._memory.max_bytes is None:
+            return "availability"
+        options = self._options.get(name, ModelOptions())
+        packages = await self._keeper.on_thread(functools.partial(self._keeper.source.find, name))
+        with contextlib.suppress(RequestError):  # opening says what is missing
+            packages = options.policy.choose(name, packages)
+        order: SwapOrder = "availability"
+        if model.versions:
+            order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
+        if self._memory.max_bytes is None:
+            return order
+        needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages))
+        if order == "availability":
+            try:
+                await self._make_room(needed, for_others=for_others)
+            except MemoryCapError as error:
+                if not model.versions:
+                    if for_others or error.retry_after_s is None:
+                        raise
+                    return None
+            else:
+                return order
+        await self._make_room(needed, for_others=for_others, without=name)
+        return "resource"
+
+    async def _make_room(self, needed: int, *, for_others: bool, without: str = "") -> None:
+        cap_bytes = self._memory.max_bytes or 0
+        while victims := choose_evictions(self._list_residents(for_others, without), needed, cap_bytes):
+            # Without its lock, which a load of it may hold that waits for this one to end.
+            name = victims[0].name
+            model = self._models[name]
+            _logger.info("model '%s' is unloaded to make room for another", name)
+            self._metrics.swaps[name, "evicted"].value += 1
+            old = model.take_out(self._keeper)
+            model.state, model.is_evicted = "UNAVAILABLE", True
+            model.reason = "unloaded to make room for others; its next request loads it"
+            await self._keeper.retire(old)
+
+    def _list_residents(self, for_others: bool, without: str) -> list[Resident]:
+        # At the start nothing goes for another: each model that fits is loaded, in their order.
+        return [
+            self._describe(name, model, is_busy=not for_others)
+            for name, model in self._models.items()
+            if model.versions and name != without
+        ]
+
+    def _describe(self, name: str, model: Model, *, is_busy: bool) -> Resident:
+        versions = model.versions.values()
+        return Resident(
+            name,
+            sum(size_of(served.loaded.manifest, served.loaded.path) for served in versions),
+            max([model.loaded_s, *(served.metrics.last_s or 0.0 for served in versions)]),
+            self._options.get(name, ModelOptions()).keep_loaded,
+            is_busy or model.lock.locked() or any(served.metrics.waiting for served in versions),
         )
-        for one in residents
-        if one.versions
-    ]
-    return tuple(victim.name for victim in choose_evictions(found, needed, max_bytes))

@@ -53,7 +53,7 @@ class Routes:
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
         """
-        self._registry = registry
+        self._registry, self._models = registry, registry.models
         self._regions = regions
         self._metrics = metrics
         self._owned: dict[Connection, list[Region]] = {}
@@ -89,7 +89,7 @@ class Routes:
             case ["metrics"]:
                 return _READ, self._answer_metrics
             case ["v2", "models", "stats"]:
-                return _READ, _reply_with(lambda: _describe_statistics(self._registry.served()))
+                return _READ, _reply_with(lambda: _describe_statistics(self._models.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:
                 return self._find_model(name, version, rest)
             case ["v2", "models", name, *rest] if len(rest) <= 1:
@@ -115,7 +115,7 @@ class Routes:
             case ["ready"]:
                 return _READ, _reply_with(lambda: self._describe_ready(name, version))
             case ["stats"]:
-                return _READ, _reply_with(lambda: _describe_statistics([self._registry.find(name, version)]))
+                return _READ, _reply_with(lambda: _describe_statistics([self._models.find(name, version)]))
         return None
 
     def _find_memory(self, rest: list[str]) -> tuple[tuple[str, ...], Action] | None:
@@ -138,7 +138,7 @@ class Routes:
         self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
     ) -> None:
         try:
-            served = self._registry.find(name, version)
+            served = self._models.find(name, version)
         except EvictedError:
             self._when_loaded(
                 name, connection, functools.partial(self._infer, name, version, connection, head, body)
@@ -185,7 +185,7 @@ class Routes:
     # Everything else
 
     def _answer_ready(self, connection: Connection, _head: Head, _body: memoryview) -> None:
-        is_ready = self._registry.is_ready()
+        is_ready = self._models.is_ready()
         connection.answer(*make_json({"ready": is_ready}, 200 if is_ready else 503))
 
     def _answer_metrics(self, connection: Connection, _head: Head, _body: memoryview) -> None:
@@ -217,15 +217,15 @@ class Routes:
 
     def _describe_ready(self, name: str, version: str | None) -> dict[str, Any]:
         with contextlib.suppress(EvictedError):  # its next request loads it
-            self._registry.find(name, version)
+            self._models.find(name, version)
         return {"name": name, "ready": True}
 
     def _describe_model(self, name: str, version: str | None) -> dict[str, Any]:
-        served = self._registry.find(name, version)
+        served = self._models.find(name, version)
         manifest = served.loaded.manifest
         return {
             "name": name,
-            "versions": self._registry.versions_of(name),
+            "versions": self._models.versions_of(name),
             "platform": f"edgekit_{manifest.backend.name}",
             "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
             "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],

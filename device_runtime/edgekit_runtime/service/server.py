@@ -151,12 +151,12 @@ class Service:
     def _write_metrics(self) -> bytes:
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
-        return write_metrics(self.registry.served(), self.metrics, connections, restarts).encode()
+        return write_metrics(self.registry.models.served(), self.metrics, connections, restarts).encode()
 
     def watch(self) -> None:
         """Look at trials, sensors and governors once a second from now on."""
         if self._watching is None:
-            self._watching = Watching(self.registry, self.metrics, self._config.power, self.http.loop)
+            self._watching = Watching(self.registry.models, self.metrics, self._config.power, self.http.loop)
 
 
 async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.power.energy import EnergyMeter
     from edgekit_runtime.power.sampling import Sampling
     from edgekit_runtime.power.sensors import Sensors
-    from edgekit_runtime.service.registry import Registry
+    from edgekit_runtime.service.catalogue import Catalogue
 
 _NO_READINGS: Final = Readings(at_s=float("-inf"))
 
@@ -53,16 +53,16 @@ class Power:
 class Watching:
     """One timer."""
 
-    def __init__(self, registry: "Registry", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
+    def __init__(self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
         """Begin.
 
         Args:
-            registry: of the models.
+            models: that are watched.
             metrics: where power, energy and temperature go.
             power: where sensors are.
             loop: on whose thread all this happens but for reading.
         """
-        self._registry, self._metrics, self._power, self._loop = registry, metrics, power, loop
+        self._models, self._metrics, self._power, self._loop = models, metrics, power, loop
         self._sensors: Sensors | None = None
         self._sampling: Sampling | None = None
         self._meter: EnergyMeter | None = None
@@ -84,10 +84,10 @@ class Watching:
             # Not before: who waits for the first answer does not need it.
             self._has_begun = True
             self._begin()
-        self._registry.look()
+        self._models.look()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
-        served = self._registry.served()
+        served = self._models.served()
         if self._sensors is not None:
             self._say(self._sensors, readings)
         if self._meter is not None:

@@ -192,7 +192,7 @@ class _Worker:
         """Show life, and what was counted if there is news."""
         self._loop.call_later(BEAT_S, self._beat)
         snapshot = b""
-        for served in self._service.registry.served():
+        for served in self._service.registry.models.served():
             snapshot = write_snapshot(served.metrics)
         self._channel.send(Kind.WORKER_BEAT, b"" if snapshot == self._said else snapshot)
         self._said = snapshot

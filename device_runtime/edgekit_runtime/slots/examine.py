@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.slots.folder import Loaded, ModelFolder
+from edgekit_runtime.slots.folder import FoundState, ModelFolder
 from edgekit_runtime.slots.state import Installed
 
 
@@ -25,7 +25,7 @@ class Place:
     problem: str | None
 
 
-def examine(folder: ModelFolder, loaded: Loaded) -> tuple[Place, ...]:
+def examine(folder: ModelFolder, loaded: FoundState) -> tuple[Place, ...]:
     """Return the packages that a state names, each verified."""
     state = loaded.state
     named = (("active", state.active), ("spare", state.spare), ("factory", state.factory))

@@ -73,7 +73,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class FoundState:
     """A state, and how it was come by.
 
     Attributes:
@@ -121,7 +121,7 @@ class ModelFolder:
         """
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
-    def load(self) -> Loaded:
+    def load(self) -> FoundState:
         """Return the state, or a new one made from the packages where it is missing or damaged.
 
         Nothing is written.
@@ -131,19 +131,19 @@ class ModelFolder:
             state = parse_state(read_own_file(where, _MAX_STATE_BYTES), str(where))
         except FileNotFoundError:
             found = self._find_packages()
-            return Loaded(found, None if found.current is None else f"{where}: is missing")
+            return FoundState(found, None if found.current is None else f"{where}: is missing")
         except (DamagedStateError, ForeignFileError) as cause:
-            return Loaded(self._find_packages(), str(cause))
+            return FoundState(self._find_packages(), str(cause))
         except NewerStateError as cause:
-            return Loaded(self._find_packages(), str(cause), replaceable=False)
+            return FoundState(self._find_packages(), str(cause), replaceable=False)
         except OSError as cause:  # the disk may give it out the next time
             problem = f"{where}: cannot be read: {cause.strerror}"
-            return Loaded(self._find_packages(), problem, replaceable=False)
+            return FoundState(self._find_packages(), problem, replaceable=False)
         if state.model != self.model:
-            return Loaded(self._find_packages(), f"{where}: is of model '{state.model}'")
-        return Loaded(state)
+            return FoundState(self._find_packages(), f"{where}: is of model '{state.model}'")
+        return FoundState(state)
 
-    def record(self, loaded: Loaded, state: ModelState) -> None:
+    def record(self, loaded: FoundState, state: ModelState) -> None:
         """Replace the state that was loaded, in one step that a power cut does or undoes as a whole.
 
         A state that has not changed and is whole is not written.

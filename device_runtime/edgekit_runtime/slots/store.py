@@ -20,7 +20,7 @@ from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
 from edgekit_runtime.slots.examine import Place, examine
-from edgekit_runtime.slots.folder import Loaded, Reading, identify
+from edgekit_runtime.slots.folder import FoundState, Reading, identify
 from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
@@ -77,7 +77,7 @@ class Slots:
         """
         return self._folders.names()
 
-    def load(self, model: str) -> Loaded:
+    def load(self, model: str) -> FoundState:
         """Return the state of `model` as it is recorded, or as its packages tell where that is damaged.
 
         Raises:
@@ -85,7 +85,7 @@ class Slots:
         """
         return self._folders.find(model).load()
 
-    def examine(self, model: str) -> tuple[Loaded, tuple[Place, ...]]:
+    def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
         """Return the state of `model` and its packages, each verified, for people.
 
         Raises:
