@@ -88,16 +88,17 @@ class PackageFiles:
         files = []
         for path in self._paths:
             files += sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
-        found, problem = [], None
+        found, unreadable, problem = [], {}, None
         for path in files:
             try:
                 found.append(self._describe(path))
-                self._unreadable.pop(path, None)
             except PackageError as error:  # noqa: PERF203  # one that is none stops no other
                 problem = error
+                unreadable[path] = str(error)
                 if self._unreadable.get(path) != str(error):
-                    self._unreadable[path] = str(error)
                     _logger.warning("%s", error)
+        # Only of the files that are there now: each swap may bring another one.
+        self._seen, self._unreadable = dict(found), unreadable
         if problem is not None and not found:
             raise problem
         return found

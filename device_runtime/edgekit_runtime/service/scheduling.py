@@ -79,7 +79,7 @@ class Scheduler:
         self._per_call_s = self._per_run_s = 0.0
         self._is_open = True
         self._drained: Callable[[], None] | None = None
-        self._alarm = Alarm(loop, self._wake)
+        self._alarm = Alarm(loop)
         self.used_s = 0.0
 
     def submit(self, call: Call) -> None:
@@ -273,7 +273,7 @@ class Scheduler:
         deadline_s = self._waiting.next_deadline_s
         wake_s = min(deadline_s, self._due_s()) if is_delayed and self._waiting.rows else deadline_s
         if wake_s < math.inf:
-            self._alarm.set(wake_s, self._clock(), is_exact=is_delayed)
+            self._alarm.set(self._wake, wake_s, self._clock(), is_exact=is_delayed)
 
     def _wake(self) -> None:
         self._late += self._waiting.expire(self._clock())

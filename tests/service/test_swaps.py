@@ -1,0 +1,75 @@
+"""What is left of a version once another one has taken its place."""
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.runtime.conftest import PackageMaker
+from tests.service.service_parts import Running, make_config, running
+from tests.service.wiring_parts import infer, load, statistics, write
+
+from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+
+_SWAPS = 20
+
+
+def count_ours() -> Counter[str]:
+    """Return how many objects of each of our classes there are, garbage that was not collected among them."""
+    kinds = Counter(type(one) for one in gc.get_objects())
+    return Counter(
+        {
+            kind.__qualname__: count
+            for kind, count in kinds.items()
+            if str(kind.__module__).startswith("edgekit_runtime.")
+        }
+    )
+
+
+def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, count: int) -> None:
+    """Swap to version after version, with requests between, and leave the last two packages there."""
+    for number in range(first, first + count):
+        write(maker, folder, f"{number}.0.0")
+        (folder / f"linear-{number - 2}.0.0.edgepkg").unlink(missing_ok=True)
+        assert load(service).status == 200
+        assert infer(service).json["model_version"] == f"{number}.0.0"
+        statistics(service)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ModelOptions(swap="availability"),
+        ModelOptions(swap="resource"),
+        ModelOptions(
+            swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
+        ),
+        ModelOptions(swap="availability", governor=GovernorOptions(power_w=100.0)),
+    ],
+    ids=["availability", "resource", "batches and cache", "governor"],
+)
+def test_swaps_leave_nothing_of_ours_behind(
+    maker: PackageMaker, tmp_path: Path, options: ModelOptions
+) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    write(maker, packages, "1.0.0")
+    config = make_config(tmp_path, models={"linear": options})
+    with running(config, PackageFiles([packages], maker.trust)) as service:
+        swap_often(service, maker, packages, 2, 5)  # what is made once and stays
+        gc.collect()
+        gc.disable()  # what waits for the collector is memory too: hundreds of swaps pass before it looks
+        try:
+            before = count_ours()
+            swap_often(service, maker, packages, 7, _SWAPS)
+            more = {
+                name: count - before[name]
+                for name, count in count_ours().items()
+                if count - before[name] >= _SWAPS // 2
+            }
+        finally:
+            gc.enable()
+        assert more == {}
