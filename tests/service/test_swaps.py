@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import infer, load, statistics, write
+from tests.service.wiring_parts import ask_many, infer, load, statistics, wait_until, write
 
+from edgekit_runtime.service.canary import Gates
 from edgekit_runtime.service.governing import GovernorOptions
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.shadow_lane import ShadowOptions
 
-_SWAPS = 20
+_SWAPS = 10
+_GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=20)
+_SHADOW = ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
 
 
 def count_ours() -> Counter[str]:
@@ -35,8 +40,14 @@ def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, 
         write(maker, folder, f"{number}.0.0")
         (folder / f"linear-{number - 2}.0.0.edgepkg").unlink(missing_ok=True)
         assert load(service).status == 200
-        assert infer(service).json["model_version"] == f"{number}.0.0"
+        wait_until(lambda: ask_for_version(service) == f"{number}.0.0")  # noqa: B023  # waits here
         statistics(service)
+
+
+def ask_for_version(service: Running) -> str:
+    list(ask_many(service, 3, pause_s=0.002))  # a shadow runs in pauses
+    version: str = infer(service).json["model_version"]
+    return version
 
 
 @pytest.mark.parametrize(
@@ -48,8 +59,10 @@ def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, 
             swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
         ),
         ModelOptions(swap="availability", governor=GovernorOptions(power_w=100.0)),
+        ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=_GATES)),
+        ModelOptions(rollout=Rollout(kind="shadow", gates=_GATES, shadow=_SHADOW)),
     ],
-    ids=["availability", "resource", "batches and cache", "governor"],
+    ids=["availability", "resource", "batches and cache", "governor", "canary", "shadow"],
 )
 def test_swaps_leave_nothing_of_ours_behind(
     maker: PackageMaker, tmp_path: Path, options: ModelOptions

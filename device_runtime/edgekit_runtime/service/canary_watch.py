@@ -61,7 +61,7 @@ class Watch:
             clock: in seconds.
         """
         self._gates = gates
-        self._report = report
+        self._report: Callable[[Promote | Rollback], None] | None = report
         self._defer = defer
         self._clock = clock
         self._begin_s = clock()
@@ -129,8 +129,9 @@ class Watch:
         self._defer(0.0, self._tell)
 
     def _tell(self) -> None:
-        if self.verdict is not None:
-            self._report(self.verdict)
+        report, self._report = self._report, None  # it holds both versions, and this would be a cycle
+        if self.verdict is not None and report is not None:
+            report(self.verdict)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""

@@ -159,7 +159,6 @@ def unload(sessions: Sequence[Session]) -> None:
     """Close sessions and give their memory back to the system."""
     for session in sessions:
         session.close()
-    gc.collect(0)
     trim_memory()
 
 
