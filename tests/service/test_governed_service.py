@@ -211,5 +211,5 @@ def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
     tree.root.mkdir()
     options = ModelOptions(governor=GovernorOptions(power_w=3.0, variants=("none",)))
     with serve(maker, tree, options) as service:
-        (line,) = service.call(service.service.registry.index)
+        (line,) = service.do(service.service.registry.index())
         assert "has no variant 'none'" in line.reason

@@ -5,17 +5,16 @@ import json
 import os
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.gates import ON_THREADS, Gate
 from tests.service.service_parts import (
-    Array,
     Manifest_,
     Replies,
     Running,
@@ -29,21 +28,14 @@ from tests.service.service_parts import (
     write_model,
 )
 from tests.service.test_sharedmem import REGION, infer_in, memfd, open_descriptors, register
+from tests.service.wiring_parts import wait_until
 
 from edgekit_runtime.service.http_limits import HttpLimits
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sharedmem import RegionLimits
-from edgekit_runtime.sessions.ort import OrtSession
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 Y = X @ WEIGHT
-
-
-def wait_until(holds: Any, seconds: float = 10.0) -> None:
-    deadline_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline_s, "did not come about"
-        time.sleep(0.01)
 
 
 def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) -> None:
@@ -70,56 +62,19 @@ def test_registering_again_and_again_on_one_connection_leaks_nothing(linear: Run
         assert open_descriptors() <= before + 3
 
 
-class Gated:
-    """A session of `linear` that waits for a gate."""
-
-    is_concurrent = True
-
-    def __init__(self, session: OrtSession, gate: threading.Event) -> None:
-        self._session, self._gate = session, gate
-        self.inputs, self.outputs = session.inputs, session.outputs
-
-    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        assert self._gate.wait(20)
-        return self._session.run(inputs)
-
-    def close(self) -> None:
-        self._session.close()
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Closes, when cleared, every session that is opened from now on."""
-    from edgekit_runtime.service import loading
-
-    opened, event = loading.open_preferred, threading.Event()
-    event.set()
-
-    def open_gated(*args: Any, **options: Any) -> Any:
-        variant, session = opened(*args, **options)
-        return variant, Gated(session, event)
-
-    monkeypatch.setattr(loading, "open_preferred", open_gated)
-    return event
-
-
-@pytest.fixture
-def gated(maker: PackageMaker, tmp_path: Path, gate: threading.Event) -> Iterator[Running]:
-    from edgekit_runtime.service.limits import SchedulingLimits
-    from edgekit_runtime.service.loading import ModelOptions
-
-    options = {"linear": ModelOptions(scheduling=SchedulingLimits(short_s=0))}
+def gated(maker: PackageMaker, tmp_path: Path, gate: Gate) -> Iterator[Running]:
     limits = RegionLimits(allows_posix=True)
-    with running_linear(maker, tmp_path, models=options, shared_memory=limits) as service:
+    with running_linear(maker, tmp_path, models={"linear": ON_THREADS}, shared_memory=limits) as service:
         yield service
-        gate.set()
+        gate.open()
 
 
 def test_answer_of_a_client_that_left_is_not_written_to_the_memory_of_another(
-    gated: Running, gate: threading.Event
+    gated: Running, gate: Gate
 ) -> None:
     with memfd(64) as mine, memfd(64) as theirs:
-        gate.clear()
+        gate.shut()
         with gated.connect() as leaver:
             os.pwrite(mine, X.tobytes(), 0)
             assert register(leaver, "r", [mine], byte_size=64).status == 200
@@ -129,38 +84,34 @@ def test_answer_of_a_client_that_left_is_not_written_to_the_memory_of_another(
             client.sendall(post_bytes(f"{REGION}/r/unregister", b""))
             assert Replies(client).next().status == 200
             assert register(client, "r", [theirs], byte_size=64).status == 200
-            gate.set()
+            gate.open()
             Replies(leaver).next()
         with client:
             assert os.pread(theirs, 64, 0) == bytes(64)
 
 
-def test_segment_unregistered_while_its_request_is_under_way_is_said(
-    gated: Running, gate: threading.Event
-) -> None:
+def test_segment_unregistered_while_its_request_is_under_way_is_said(gated: Running, gate: Gate) -> None:
     path = Path("/dev/shm") / f"edgekit-test-{secrets.token_hex(6)}"  # noqa: S108
     path.write_bytes(X.tobytes() + bytes(48))
     try:
         stated = json.dumps({"key": path.name, "byte_size": 64}).encode()
         assert ask(gated, post_bytes(f"{REGION}/p/register", stated)).status == 200
-        gate.clear()
+        gate.shut()
         with gated.connect() as client:
             client.sendall(infer_in("p", out=16))
             wait_until(lambda: gated.call(lambda: any(c._is_busy for c in gated.service.http._connections)))
             assert ask(gated, post_bytes(f"{REGION}/p/unregister", b"")).status == 200
-            gate.set()
+            gate.open()
             reply = Replies(client).next()
             assert (reply.status, "unregistered" in reply.json["error"]) == (400, True)
     finally:
         path.unlink()
 
 
-def test_output_place_that_cannot_be_is_refused_before_the_model_runs(
-    gated: Running, gate: threading.Event
-) -> None:
+def test_output_place_that_cannot_be_is_refused_before_the_model_runs(gated: Running, gate: Gate) -> None:
     with gated.connect() as client, memfd(64) as descriptor:
         assert register(client, "o", [descriptor], byte_size=64).status == 200
-        gate.clear()
+        gate.shut()
         client.sendall(infer_in("o", out=60))
         assert Replies(client).next().status == 400
 

@@ -7,15 +7,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.gates import ON_THREADS, Gate
 from tests.service.service_parts import (
-    Array,
     Replies,
     Running,
     ask,
@@ -29,6 +27,7 @@ from tests.service.service_parts import (
 from tests.service.test_serve_command import Served, folder
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.service.config import Inference
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
 
@@ -113,56 +112,20 @@ def test_storm_of_loads_unloads_and_inferences_ends_well(maker: PackageMaker, tm
         assert ask(service, get_bytes("/v2/models/echo/ready")).status == 200
 
 
-class Stuck:
-    """A session that never comes back, once it is told to."""
-
-    is_concurrent = True
-
-    def __init__(self, session: Any, release: threading.Event) -> None:
-        self._session, self._release = session, release
-        self.inputs, self.outputs = session.inputs, session.outputs
-
-    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        assert self._release.wait(60)
-        found: Mapping[str, Array] = self._session.run(inputs)
-        return found
-
-    def close(self) -> None:
-        self._session.close()
-
-
 def test_model_that_hangs_does_not_keep_the_service_from_stopping(
-    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maker: PackageMaker, tmp_path: Path, gate: Gate
 ) -> None:
-    from edgekit_runtime.service import loading
-    from edgekit_runtime.service.config import Inference
-    from edgekit_runtime.service.limits import SchedulingLimits
-    from edgekit_runtime.service.loading import ModelOptions
-
-    opened, release = loading.open_preferred, threading.Event()
-    release.set()
-
-    def open_stuck(*args: Any, **options: Any) -> Any:
-        variant, session = opened(*args, **options)
-        return variant, Stuck(session, release)
-
-    monkeypatch.setattr(loading, "open_preferred", open_stuck)
     maker.write(tmp_path / "linear.edgepkg")
-    config = make_config(
-        tmp_path,
-        inference=Inference(drain_timeout_s=1.0),
-        models={"linear": ModelOptions(scheduling=SchedulingLimits(short_s=0))},
-    )
+    config = make_config(tmp_path, inference=Inference(drain_timeout_s=1.0), models={"linear": ON_THREADS})
     service = Running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust))
-    release.clear()
+    gate.shut()
     with service.connect() as client:
         client.sendall(infer_bytes(X))
         time.sleep(0.2)
         began_s = time.monotonic()
-        threading.Timer(15, release.set).start()
+        threading.Timer(15, gate.open).start()
         service.stop()
         assert time.monotonic() - began_s < 8
-    release.set()
 
 
 def test_only_package_that_is_none_ends_the_service_with_a_reason(folder: Path) -> None:

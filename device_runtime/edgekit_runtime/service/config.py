@@ -70,7 +70,8 @@ class Inference:
 
     Attributes:
         max_json_bytes: of one request's JSON, tensors in it included.
-        drain_timeout_s: how long requests under way may take after SIGTERM.
+        drain_timeout_s: how long requests under way may take after SIGTERM, and calls under way of a version
+            that is unloaded.
     """
 
     max_json_bytes: int = 8 << 20

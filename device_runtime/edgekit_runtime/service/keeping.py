@@ -7,7 +7,7 @@ need twice the memory for loading. All else is on the thread of the event loop.
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from edgekit_runtime.archive import Limits
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
+from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.signing import TrustStore
@@ -28,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where packages lie; all but `names` may wait for the disk and for engines, and run on a thread.
+    """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
 
     Attributes:
         trust: whose packages are accepted.
@@ -39,7 +40,11 @@ class Source(Protocol):
     limits: Limits
 
     def names(self) -> Sequence[str]:
-        """Return the names of all installed models."""
+        """Return the names of all installed models; on any thread.
+
+        Raises:
+            EdgekitError: they cannot be listed.
+        """
 
     def find(self, name: str) -> Sequence[Installed]:
         """Return the packages of a model that may be opened.
@@ -85,17 +90,30 @@ class Source(Protocol):
 
 
 class Keeper:
-    """Opens what is to be served, and frees what is not."""
+    """Opens what is to be served, and frees what is not.
 
-    def __init__(self, source: Source, make_served: MakeServed) -> None:
+    Attributes:
+        source: where packages lie.
+        make_served: makes what takes the calls of a version, on the loop's thread.
+        leaving: what no request finds any more, and whose memory is not free yet.
+    """
+
+    def __init__(
+        self, source: Source, make_served: MakeServed, metrics: ServiceMetrics, drain_timeout_s: float
+    ) -> None:
         """Keep nothing yet.
 
         Args:
             source: where packages lie.
-            make_served: makes what takes the calls of a version, on the loop's thread.
+            make_served: see `Keeper`.
+            metrics: where versions that do not come to their end are counted.
+            drain_timeout_s: how long calls under way are waited for.
         """
         self.source, self.make_served = source, make_served
+        self.leaving: set[Served] = set()
+        self._metrics, self._drain_timeout_s = metrics, drain_timeout_s
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
+        self._lister = ThreadPoolExecutor(1, "edgekit-list")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
 
@@ -108,15 +126,53 @@ class Keeper:
         """Return the version whose package lies at `path`."""
         return self.make_served(await self.on_thread(functools.partial(self.source.reopen, path, options)))
 
-    async def retire(self, old: Sequence[Served]) -> None:
-        """Let what is under way end, then free the sessions."""
-        for served in old:
-            drained = asyncio.get_running_loop().create_future()
-            served.own_lane.drain(functools.partial(_settle, drained))
-            await drained
-            if served.cache is not None:
-                served.cache.close()
-            await self.on_thread(functools.partial(unload, served.loaded.sessions))
+    async def list_names(self) -> Sequence[str]:
+        """Return the names of all installed models; waits for the disk, and for no model that is loading.
+
+        Raises:
+            EdgekitError: they cannot be listed.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._lister, self.source.names)
+
+    async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
+        """Let the calls under way end; returns whether they did in time.
+
+        Args:
+            served: whose; it takes no more calls.
+            late: called when they end after that.
+        """
+        if served.cache is not None:
+            served.cache.close()
+        drained = asyncio.get_running_loop().create_future()
+        served.own_lane.drain(functools.partial(_settle, drained))
+        await asyncio.wait([drained], timeout=self._drain_timeout_s)
+        if drained.done():
+            return True
+        if late is not None:
+            drained.add_done_callback(lambda _: late())
+        name = served.loaded.manifest.name
+        self._metrics.swaps[name, "hung"].value += 1
+        _logger.error(
+            "%s %s: a call does not come to its end within %g s; going on without it, and its memory stays"
+            " taken until it does",
+            *(name, served.version, self._drain_timeout_s),
+        )
+        return False
+
+    async def retire(self, old: Iterable[Served]) -> None:
+        """Let what is under way end, then free the sessions; those of a call that hangs once it ends."""
+        await asyncio.gather(*map(self._retire, old))
+
+    async def _retire(self, served: Served) -> None:
+        self.leaving.add(served)
+        free = functools.partial(self._free, served)
+        if await self.drain(served, free):
+            await free()
+
+    def _free(self, served: Served) -> "asyncio.Future[None]":
+        freed = asyncio.get_running_loop().run_in_executor(self._thread, unload, served.loaded.sessions)
+        freed.add_done_callback(lambda _: self.leaving.discard(served))
+        return freed
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns on the thread for loading."""
@@ -152,12 +208,14 @@ class Keeper:
         self._thread.submit(self._record, name, version)
 
     def shutdown(self) -> None:
-        """End the thread, after what it has to do."""
+        """End the threads, after what they have to do."""
         self._thread.shutdown()
+        self._lister.shutdown()
 
     def abandon(self) -> None:
-        """End without what it still has to do."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End without what they still have to do."""
+        for thread in (self._thread, self._lister):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _confirm_after(self, name: str, version: str) -> None:
         confirm = functools.partial(self.confirm, name, version)

@@ -6,7 +6,8 @@ All of it happens on the thread of the event loop; what waits for the disk and f
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
@@ -17,7 +18,7 @@ from edgekit_runtime.service.loading import ModelOptions, settle
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.rollouts import Rollouts
-from edgekit_runtime.service.room import ModelMemory, Room
+from edgekit_runtime.service.room import ModelMemory, Plan, Room
 from edgekit_runtime.service.served import Served
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class Registry:
     Attributes:
         models: as requests find them.
         metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
-            `rolled_back`, `evicted` and `unloaded`.
+            `rolled_back`, `evicted`, `unloaded` and `hung`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Registry:
         *,
         memory: ModelMemory | None = None,
         metrics: ServiceMetrics | None = None,
+        drain_timeout_s: float = 30.0,
     ) -> None:
         """Make a registry without models.
 
@@ -49,14 +51,15 @@ class Registry:
             options: by name, for the models that have some of their own.
             memory: that all models may take together; by default there is no cap.
             metrics: where changes are counted.
+            drain_timeout_s: how long calls under way of a version are waited for when it goes.
         """
         self._source = source
-        self._keeper = Keeper(source, make_served)
+        self.metrics = metrics or ServiceMetrics()
+        self._keeper = Keeper(source, make_served, self.metrics, drain_timeout_s)
         self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = metrics or ServiceMetrics()
         self._room = Room(self._keeper, self.models.by_name, options, self._memory, self.metrics)
         self._rollouts = Rollouts(self._keeper, self.metrics, self._start)
 
@@ -80,17 +83,17 @@ class Registry:
         except EdgekitError as error:
             _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
 
-    def index(self) -> list[Status]:
+    async def index(self) -> list[Status]:
         """Return the state of all models, installed or loaded.
 
         Raises:
             EdgekitError: the installed ones cannot be listed.
         """
-        return self.models.describe(self._source.names())
+        return self.models.describe(await self._keeper.list_names())
 
     async def load_all(self) -> None:
         """Load all installed models; one that fails is said in the log and does not stop the others."""
-        names = self._source.names()
+        names = await self._keeper.list_names()
         for name in names:
             self.models.by_name.setdefault(name, Model()).state = "LOADING"
         for name in names:
@@ -113,16 +116,13 @@ class Registry:
         Raises:
             EdgekitError: that says why.
         """
-        model = self.models.by_name.get(name) or Model()
-        if name in self._source.names():
-            self.models.by_name[name] = model
+        model = await self._find_or_add(name)
         async with model.lock:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
                 await self._swap(name, model, for_others=for_others)
             except EdgekitError as error:
-                if name in self.models.by_name:  # else any client could make up names that stay
-                    self.metrics.swaps[name, "failed"].value += 1
+                self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
                 model.is_evicted = model.is_evicted and isinstance(error, UnavailableError)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
@@ -176,47 +176,70 @@ class Registry:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        async with self._room.lock:
-            for model in self.models.by_name.values():
-                async with model.lock:
-                    await self._keeper.retire(model.take_out(self._keeper))
+        for model in self.models.by_name.values():
+            async with model.lock:
+                await self._keeper.retire(model.take_out(self._keeper))
         self._keeper.shutdown()
 
     def abandon(self) -> None:
         """Wait for nothing any more, where `close` takes too long."""
         self._keeper.abandon()
 
+    async def _find_or_add(self, name: str) -> Model:
+        model = self.models.by_name.get(name)
+        if model is None:  # added only where it is installed: any client could make up names that stay
+            if name not in await self._keeper.list_names():
+                await self._keeper.on_thread(functools.partial(self._source.find, name))  # may know why not
+                raise RequestError(404, f"model '{name[:80]}' is not installed")
+            model = self.models.by_name.setdefault(name, Model())
+        return model
+
     async def _swap(self, name: str, model: Model, *, for_others: bool) -> None:
         options = self._options.get(name, ModelOptions())
+        is_swap = bool(model.versions)
         async with self._room.lock:
-            order = await self._room.choose_order(name, model, for_others=for_others)
-            if order is None:
+            plan = await self._room.plan(name, model, for_others=for_others)
+            if plan is None:
                 model.state, model.is_evicted = "UNAVAILABLE", True
                 model.reason = "the memory cap leaves no room; its next request loads it"
                 return
             if options.rollout.kind != "swap" and await self._rollouts.begin(name, model, options):
                 return
-            if order == "resource":
-                fresh = await self._reopen_or_open(name, model, options)
-            else:
-                fresh = await self._keeper.open(name, options)
+            fresh = [] if plan.order == "resource" else await self._keeper.open(name, options)
+        if plan.order == "resource":
+            fresh = await self._unload_and_open(name, model, options, plan)
         old = model.take_out(self._keeper)
         model.put_in(fresh)
-        self.models.by_name[name] = model
-        if old:
+        if is_swap:
             self.metrics.swaps[name, "swapped"].value += 1
         await self._keeper.retire(old)
         self._keeper.confirm_later(fresh)
 
-    async def _reopen_or_open(self, name: str, model: Model, options: ModelOptions) -> list[Served]:
+    async def _unload_and_open(
+        self, name: str, model: Model, options: ModelOptions, plan: Plan
+    ) -> list[Served]:
         """Unload first; where the new version cannot be opened, what was there before serves again."""
         before = [served.loaded.path for served in model.versions.values()]
+        # Without the lock of the room: no other model waits for the calls of this one.
         await self._keeper.retire(model.take_out(self._keeper))
-        try:
-            return await self._keeper.open(name, options)
-        except EdgekitError:
-            model.put_in([await self._keeper.reopen(path, options) for path in before])
-            raise
+        async with self._room.lock:
+            try:
+                await self._room.make(plan, without=name)
+                return await self._keeper.open(name, options)
+            except Exception:
+                await self._bring_back(model, before, options)
+                raise
+
+    async def _bring_back(self, model: Model, paths: Sequence[Path], options: ModelOptions) -> None:
+        back = []
+        for path in paths:
+            try:
+                back.append(await self._keeper.reopen(path, options))
+            except EdgekitError as error:  # noqa: PERF203  # each is a try of its own
+                _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
+        if back:
+            model.put_in(back)
+            self._keeper.confirm_later(back)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

@@ -50,7 +50,8 @@ class Rollouts:
         if model.trial is not None:
             if model.trial.candidate.version == newest.version:
                 return True
-            await self._drop(model, model.trial)
+            # Not waited for: the room is locked, and no other model waits for the calls of this one.
+            self._start(self._keeper.retire([_end(model, model.trial)]))
         if model.default is None and not await self._bring_back(name, model, newest, options):
             return False
         current = model.default
@@ -112,7 +113,7 @@ class Rollouts:
         if trial.rollout.kind == "shadow":
             # As it was loaded: on the loop where it is short enough.
             trial.end()
-            await _drain(fresh)
+            await self._keeper.drain(fresh)
             limits = dataclasses.replace(
                 fresh.loaded.scheduling, short_s=trial.current.loaded.scheduling.short_s
             )
@@ -126,7 +127,7 @@ class Rollouts:
     async def _roll_back(self, name: str, model: Model, trial: Trial, verdict: Rollback) -> None:
         version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"
         _logger.warning("%s %s is rolled back: %s", name, version, reason)
-        await self._drop(model, trial)
+        candidate = _end(model, trial)
         model.failed[version] = f"rolled back: {reason}"
         self._metrics.swaps[name, "rolled_back"].value += 1
         reject = functools.partial(self._keeper.source.reject, name, version, reason)
@@ -134,19 +135,12 @@ class Rollouts:
             await self._keeper.on_thread(reject)
         except EdgekitError as error:
             _logger.warning("%s %s is rolled back, which is not recorded: %s", name, version, error)
-
-    async def _drop(self, model: Model, trial: Trial) -> None:
-        """Let all calls go to the version in use, and free the candidate."""
-        trial.end()
-        model.trial = None
-        model.versions.pop(trial.candidate.version, None)
-        await self._keeper.retire([trial.candidate])
+        await self._keeper.retire([candidate])
 
 
-async def _drain(served: Served) -> None:
-    """Let what is under way end, without freeing the sessions."""
-    drained = asyncio.Event()
-    served.own_lane.drain(drained.set)
-    await drained.wait()
-    if served.cache is not None:
-        served.cache.close()
+def _end(model: Model, trial: Trial) -> Served:
+    """Let all calls go to the version in use, and return the candidate."""
+    trial.end()
+    model.trial = None
+    model.versions.pop(trial.candidate.version, None)
+    return trial.candidate

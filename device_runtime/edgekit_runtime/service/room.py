@@ -17,6 +17,7 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes, needed_bytes
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
+from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 
 _logger = logging.getLogger(__name__)
@@ -63,6 +64,10 @@ def _estimate(path: Path) -> int:
     return size_of(manifest, path)
 
 
+def _count_bytes(versions: Iterable[Served]) -> int:
+    return sum(size_of(served.loaded.manifest, served.loaded.path) for served in versions)
+
+
 def size_of(manifest: Manifest, path: Path) -> int:
     """Return what the package says of its memory, or a multiple of its size where it says nothing."""
     estimate = manifest.figures.get("memory_estimate")
@@ -70,6 +75,21 @@ def size_of(manifest: Manifest, path: Path) -> int:
     if isinstance(stated, int) and stated > 0:
         return stated
     return needed_bytes([Installed(manifest.name, manifest.version, path)])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model is to be loaded.
+
+    Attributes:
+        order: of a swap.
+        needed_bytes: by what is to be loaded; 0 where no cap asks for it.
+        for_others: whether others may be unloaded for it.
+    """
+
+    order: SwapOrder
+    needed_bytes: int
+    for_others: bool
 
 
 class Room:
@@ -100,8 +120,8 @@ class Room:
         self._memory, self._metrics = memory, metrics
         self.lock = asyncio.Lock()
 
-    async def choose_order(self, name: str, model: Model, *, for_others: bool) -> SwapOrder | None:
-        """Return the order of the swap, with room made for it; None where the model is to wait for a request.
+    async def plan(self, name: str, model: Model, *, for_others: bool) -> Plan | None:
+        """Return how to load a model, with room made for it; None where it is to wait for a request.
 
         Args:
             name: of the model.
@@ -112,7 +132,7 @@ class Room:
             MemoryCapError: the cap leaves no room.
         """
         if not model.versions and self._memory.max_bytes is None:
-            return "availability"
+            return Plan("availability", 0, for_others)
         options = self._options.get(name, ModelOptions())
         packages = await self._keeper.on_thread(functools.partial(self._keeper.source.find, name))
         with contextlib.suppress(RequestError):  # opening says what is missing
@@ -121,24 +141,39 @@ class Room:
         if model.versions:
             order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
         if self._memory.max_bytes is None:
-            return order
+            return Plan(order, 0, for_others)
         needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages))
         if order == "availability":
+            beside = Plan(order, needed, for_others)
             try:
-                await self._make_room(needed, for_others=for_others)
+                await self.make(beside)
             except MemoryCapError as error:
                 if not model.versions:
                     if for_others or error.retry_after_s is None:
                         raise
                     return None
             else:
-                return order
-        await self._make_room(needed, for_others=for_others, without=name)
-        return "resource"
+                return beside
+        instead = Plan("resource", needed, for_others)
+        await self.make(instead, without=name)
+        return instead
 
-    async def _make_room(self, needed: int, *, for_others: bool, without: str = "") -> None:
-        cap_bytes = self._memory.max_bytes or 0
-        while victims := choose_evictions(self._list_residents(for_others, without), needed, cap_bytes):
+    async def make(self, plan: Plan, *, without: str = "") -> None:
+        """Unload others until there is room.
+
+        Args:
+            plan: of what is to be loaded.
+            without: name of a model that does not count, since it makes way itself.
+
+        Raises:
+            MemoryCapError: the cap leaves no room.
+        """
+        cap_bytes = self._memory.max_bytes
+        if cap_bytes is None:
+            return
+        while victims := choose_evictions(
+            self._list_residents(plan.for_others, without), plan.needed_bytes, cap_bytes
+        ):
             # Without its lock, which a load of it may hold that waits for this one to end.
             name = victims[0].name
             model = self._models[name]
@@ -150,18 +185,24 @@ class Room:
             await self._keeper.retire(old)
 
     def _list_residents(self, for_others: bool, without: str) -> list[Resident]:
+        # What hangs was given up, and still has its memory.
+        leaving = [
+            Resident(served.loaded.manifest.name, _count_bytes([served]), 0.0, is_busy=True)
+            for served in self._keeper.leaving
+        ]
         # At the start nothing goes for another: each model that fits is loaded, in their order.
-        return [
+        loaded = [
             self._describe(name, model, is_busy=not for_others)
             for name, model in self._models.items()
-            if model.versions and name != without
+            if model.versions
         ]
+        return [resident for resident in (*loaded, *leaving) if resident.name != without]
 
     def _describe(self, name: str, model: Model, *, is_busy: bool) -> Resident:
         versions = model.versions.values()
         return Resident(
             name,
-            sum(size_of(served.loaded.manifest, served.loaded.path) for served in versions),
+            _count_bytes(versions),
             max([model.loaded_s, *(served.metrics.last_s or 0.0 for served in versions)]),
             self._options.get(name, ModelOptions()).keep_loaded,
             is_busy or model.lock.locked() or any(served.metrics.waiting for served in versions),

@@ -194,12 +194,15 @@ class Routes:
 
     def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
         wants_ready = len(body) > 0 and _load_small(body).get("ready") is True
-        lines = [
-            {"name": line.name, "version": line.version, "state": line.state, "reason": line.reason}
-            for line in self._registry.index()
-            if not wants_ready or line.state == "READY"
-        ]
-        connection.answer(*make_json(lines))
+
+        async def list_models() -> list[dict[str, str]]:
+            return [
+                {"name": line.name, "version": line.version, "state": line.state, "reason": line.reason}
+                for line in await self._registry.index()
+                if not wants_ready or line.state == "READY"
+            ]
+
+        self._answer_later(connection, list_models(), "listing the models")
 
     def _describe_server(self) -> dict[str, Any]:
         return {"name": "edgekit", "version": __version__, "extensions": list(_EXTENSIONS)}
@@ -250,16 +253,21 @@ class Routes:
                 400, "models come from signed packages: config and files in a request are refused"
             )
 
+        self._answer_later(connection, change(name), f"changing model '{name}'")
+
+    def _answer_later(self, connection: Connection, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Answer with the JSON of what `work` returns; nothing becomes an empty object."""
+
         async def act() -> None:
             try:
-                await change(name)
+                value = await work
             except EdgekitError as error:
                 connection.answer(*make_error(error))
             except Exception:
-                _logger.exception("changing model '%s' failed inside the service", name)
+                _logger.exception("%s failed inside the service", what)
                 connection.answer(*make_error(RequestError(500, "the service failed; its log says why")))
             else:
-                connection.answer(*make_json({}))
+                connection.answer(*make_json({} if value is None else value))
 
         self._start(act())
 

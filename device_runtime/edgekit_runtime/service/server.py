@@ -79,7 +79,14 @@ class Service:
             drift=config.drift,
             max_json_bytes=config.inference.max_json_bytes,
         )
-        self.registry = Registry(source, stacking.make, models, memory=config.memory, metrics=self.metrics)
+        self.registry = Registry(
+            source,
+            stacking.make,
+            models,
+            memory=config.memory,
+            metrics=self.metrics,
+            drain_timeout_s=config.inference.drain_timeout_s,
+        )
         routes = Routes(self.registry, self._regions, self._write_metrics)
         self._watching: Watching | None = None
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)

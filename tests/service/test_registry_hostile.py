@@ -1,0 +1,140 @@
+"""Loading and unloading while models hang, disks are slow and clients fight over one model."""
+
+import dataclasses
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.gates import ON_THREADS, Gate
+from tests.service.service_parts import Replies, Running, ask, infer_bytes, make_config, post_bytes, running
+from tests.service.wiring_parts import X, changed, index, infer, load, metrics, wait_until, write
+
+from edgekit_runtime.service.config import Inference
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.room import ModelMemory, estimate_bytes
+from edgekit_runtime.service.versions import Installed
+
+Y = (X @ WEIGHT).tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "packages"
+    found.mkdir()
+    return found
+
+
+def serve(source: PackageFiles, folder: Path, *, drain_timeout_s: float = 0.5, **sections: Any) -> Any:
+    sections = {"models": {"linear": ON_THREADS}, **sections}
+    inference = Inference(drain_timeout_s=drain_timeout_s)
+    return running(make_config(folder.parent, inference=inference, **sections), source)
+
+
+def hang(service: Running, gate: Gate) -> socket.socket:
+    """Return a client with a request that hangs."""
+    gate.shut()
+    client = service.connect()
+    client.sendall(infer_bytes(X))
+    models = service.service.registry.models
+    wait_until(lambda: service.call(lambda: not models.find("linear", None).own_lane.is_idle))
+    return client
+
+
+def test_unloading_a_model_that_hangs_ends_and_is_said(
+    maker: PackageMaker, folder: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(PackageFiles([folder], maker.trust), folder) as service, hang(service, gate) as client:
+        with caplog.at_level(logging.ERROR):
+            assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+        assert "linear 1.0.0: a call does not come to its end within 0.5 s" in caplog.text
+        assert 'edgekit_swaps_total{model="linear",outcome="hung"} 1' in metrics(service)
+        gate.open()
+        assert Replies(client).next().binary == Y
+        wait_until(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+
+
+@pytest.mark.parametrize("order", ["availability", "resource"])
+def test_model_that_hangs_is_swapped_all_the_same(
+    maker: PackageMaker, folder: Path, gate: Gate, order: Any
+) -> None:
+    write(maker, folder, "1.0.0")
+    models = {"linear": dataclasses.replace(ON_THREADS, swap=order)}
+    with (
+        serve(PackageFiles([folder], maker.trust), folder, models=models) as service,
+        hang(service, gate) as client,
+    ):
+        write(changed(maker, 2.0), folder, "2.0.0")
+        assert load(service).status == 200
+        assert infer(service).json["model_version"] == "2.0.0"
+        gate.open()
+        assert Replies(client).next().binary == Y
+
+
+def test_model_that_hangs_keeps_no_other_from_being_loaded(
+    maker: PackageMaker, folder: Path, gate: Gate
+) -> None:
+    write(maker, folder, "1.0.0")
+    write(maker, folder, "1.0.0", name="other")
+    models = {"linear": dataclasses.replace(ON_THREADS, swap="resource")}
+    source = PackageFiles([folder], maker.trust)
+    with serve(source, folder, drain_timeout_s=20.0, models=models) as service, hang(service, gate) as client:
+        thread = threading.Thread(target=load, args=(service,))
+        thread.start()
+        wait_until(lambda: ("linear", "", "LOADING", "loading") in index(service))
+        began_s = time.monotonic()
+        assert load(service, "other").status == 200
+        assert time.monotonic() - began_s < 10
+        assert thread.is_alive()
+        gate.open()
+        thread.join(20)
+        assert Replies(client).next().binary == Y
+
+
+def test_memory_of_a_model_that_hangs_still_counts_under_the_cap(
+    maker: PackageMaker, folder: Path, gate: Gate
+) -> None:
+    path = write(maker, folder, "1.0.0")
+    write(maker, folder, "1.0.0", name="other")
+    cap = ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])))
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap) as service:
+        with hang(service, gate) as client:
+            assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+            reply = load(service, "other")
+            assert (reply.status, "busy" in reply.json["error"]) == (503, True)
+            gate.open()
+            assert Replies(client).next().binary == Y
+        wait_until(lambda: load(service, "other").status == 200)
+
+
+class SlowDisk(PackageFiles):
+    """Packages on a disk that answers only while `is_up` is set."""
+
+    __slots__ = ("is_up",)
+
+    def __init__(self, paths: Sequence[Path], trust: Any) -> None:
+        super().__init__(paths, trust)
+        self.is_up = threading.Event()
+        self.is_up.set()
+
+    def names(self) -> Sequence[str]:
+        assert self.is_up.wait(60)
+        return super().names()
+
+
+def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0")
+    source = SlowDisk([folder], maker.trust)
+    with serve(source, folder) as service, service.connect() as client:
+        source.is_up.clear()
+        client.sendall(post_bytes("/v2/repository/index", b""))
+        for _ in range(5):
+            assert infer(service).binary == Y
+        source.is_up.set()
+        assert Replies(client).next().json[0]["state"] == "READY"
