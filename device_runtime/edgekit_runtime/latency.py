@@ -8,8 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import numpy as np
+
+TIE_SHARE: Final = 0.02  # a difference that nobody notices, and that another day may turn round
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,29 @@ class Latency:
         return [own / other for own, other in zip(self.seconds, reference.seconds, strict=True)]
 
 
+def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
+    """Return the fastest and those whose difference to it is within chance or 2 %, in the given order.
+
+    Args:
+        latencies: measured in turn, at least one.
+    """
+    fastest = min(latencies.values(), key=lambda latency: latency.median_s)
+    return [name for name, latency in latencies.items() if _is_tied(latency, fastest)]
+
+
+def _is_tied(latency: Latency, fastest: Latency) -> bool:
+    # Either, since they err apart: medians under a load that comes and goes, ratios with two paces.
+    limit = 1 + TIE_SHARE
+    return latency.median_s <= limit * fastest.median_s or latency.ratio_interval_to(fastest)[0] <= limit
+
+
 def measure_latency(
     sessions: Mapping[str, Callable[[], object]],
     limits: LatencyLimits | None = None,
     *,
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
+    settle: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
     """Latency of each session; a round runs each once, in an order that is drawn anew each round.
 
@@ -94,6 +115,7 @@ def measure_latency(
         limits: when to stop; by default `LatencyLimits()`.
         clock: seconds since any moment; grows.
         seed: of the orders.
+        settle: called with the name before each inference, and not timed.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)
@@ -101,7 +123,7 @@ def measure_latency(
     seconds: dict[str, list[float]] = {name: [] for name in names}
     start = clock()
     for _ in range(limits.warmup_rounds):
-        _round(sessions, names, clock)
+        _round(sessions, names, clock, settle)
     for count in range(limits.max_rounds):
         if count >= limits.min_rounds and (
             clock() - start >= limits.time_limit_s
@@ -109,16 +131,20 @@ def measure_latency(
         ):
             break
         order = [names[index] for index in orders.permutation(len(names))]
-        for name, elapsed_s in _round(sessions, order, clock).items():
+        for name, elapsed_s in _round(sessions, order, clock, settle).items():
             seconds[name].append(elapsed_s)
     return {name: Latency(tuple(values)) for name, values in seconds.items()}
 
 
 def _round(
-    sessions: Mapping[str, Callable[[], object]], order: Sequence[str], clock: Callable[[], float]
+    sessions: Mapping[str, Callable[[], object]],
+    order: Sequence[str],
+    clock: Callable[[], float],
+    settle: Callable[[str], None],
 ) -> dict[str, float]:
     elapsed_s = {}
     for name in order:
+        settle(name)
         begin = clock()
         sessions[name]()
         elapsed_s[name] = clock() - begin

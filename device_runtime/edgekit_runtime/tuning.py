@@ -1,41 +1,42 @@
 """Which options run a package best on this machine: a small grid, measured in turn, halved round by round.
 
-Few samples part the clearly slow from the rest; the better half goes on with twice as many. What wins is then
-measured against the package's own options afresh, and kept only if it is better beyond chance: a winner of
-many looks good by luck. It says nothing of energy: spinning threads cost some, so they must win by more.
+Few samples part the clearly slow from the rest; the better half goes on with twice as many, each time in
+several fresh processes. What wins is then measured against the package's own options afresh, and kept only if
+it is better beyond chance: a winner of many looks good by luck. It says nothing of energy: spinning threads
+cost some, so they must win by more.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
 
-import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Literal
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.contest import ContestLimits, Measure, Setting, hold_contest, measure_afresh, rank
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.latency import Latency
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.selftest import read_golden
+from edgekit_runtime.manifest import BackendChoice, Manifest
+from edgekit_runtime.selftest import read_golden_inputs
 from edgekit_runtime.service.batching import rows_are_independent
-from edgekit_runtime.sessions.session import Session, open_choice
-from edgekit_runtime.tuning_stand import Setting, Stand
+from edgekit_runtime.sessions.session import open_choice
 
 Objective = Literal["latency", "throughput"]
 
-_logger = logging.getLogger(__name__)
 _BATCHES: Final = (1, 4, 16)
 _NEEDED_GAIN: Final = 0.03  # less is not worth another setting than the tested one
 _NEEDED_GAIN_SPINNING: Final = 0.15  # idle cores that never sleep drain a battery
 _DEFAULTS: Final[Mapping[str, JsonValue]] = {"spinning": False, "arena": True, "xnnpack": True}
+_PROCESSES: Final = 3  # a time that half of the processes have is missed by one in eight halvings
 _FIRST_ROUNDS: Final = 5
-_FEWEST_ROUNDS: Final = 3
-_FEWEST_FINAL_ROUNDS: Final = 6  # of fewer, all can be faster by chance once in twenty times
-_MOST_ROUNDS: Final = 200
+_FINAL_ROUNDS: Final = 40
+_FEWEST_FINAL_PROCESSES: Final = 6  # in fewer, all can be faster by chance once in twenty times
+_MOST_FINAL_PROCESSES: Final = 15
 _FINAL_SHARE: Final = 0.4  # of the time, for the last comparison
 
 
@@ -45,16 +46,17 @@ class Trial:
 
     Attributes:
         setting: that was tried.
-        latency: seconds a row, of the last measurement that it took part in; None where it failed.
-        ratio: of its latency to the package's own setting in that measurement.
-        rounds: of all measurements.
+        latency: medians of seconds a row, one a process, of the last contest that it took part in; None where
+            it failed.
+        ratio: of its latency to the package's own setting in that contest.
+        processes: of all contests.
         reason: why it failed.
     """
 
     setting: Setting
-    latency: Latency | None
+    latency: Latency | None = None
     ratio: float | None = None
-    rounds: int = 0
+    processes: int = 0
     reason: str | None = None
 
 
@@ -100,10 +102,10 @@ def list_settings(
         ways += [{"xnnpack": False}]
     own = {**_DEFAULTS, **choice.options}
     changed = [tuple((k, v) for k, v in way.items() if own.get(k) != v) for way in ways]
-    settings = [Setting(), *(Setting(options) for options in changed)]
+    settings = [Setting(), *(Setting(options=options) for options in changed)]
     if objective == "throughput":
         single: tuple[tuple[str, JsonValue], ...] = () if own.get("threads") == 1 else (("threads", 1),)
-        settings += [Setting(single, count) for count in counts if count > 1]
+        settings += [Setting(options=single, instances=count) for count in counts if count > 1]
         if may_batch:
             settings += [replace(s, batch=rows) for s in settings for rows in _BATCHES[1:]]
     return list(dict.fromkeys(settings))
@@ -111,133 +113,134 @@ def list_settings(
 
 def tune(
     package: OpenedPackage,
-    choice: BackendChoice,
+    own: Setting,
+    keys: Path,
     *,
     objective: Objective = "latency",
-    seconds: float = 30.0,
-    clock: Callable[[], float] = time.perf_counter,
-    report: Callable[[str], None] | None = None,
+    seconds: float = 60.0,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Search for the options with which `choice` runs best here.
+    """Search for the options with which a backend of a package runs best here.
 
     Args:
         package: verified.
-        choice: the backend to tune, with the package's options.
+        own: variant and place of the backend, as packaged.
+        keys: folder of the trusted keys.
         objective: time of a lone run, or rows a second with all processors.
-        seconds: in which to end, nearly: a measurement that has begun is ended.
-        clock: seconds since any moment.
-        report: takes lines on how far it is, or None.
+        seconds: in which to end, nearly: a process that has begun is ended.
+        report: takes lines on how far it is.
 
     Raises:
-        BackendError: the backend does not run the package as it is.
+        BackendError: the backend does not run the package as it is, or a process died.
     """
-    choice = replace(choice, fallback=None)
-    end_s = clock() + seconds
-    inputs = read_golden(package).inputs
-    processors = len(os.sched_getaffinity(0))
-
-    def open_one(setting: Setting) -> Session:
-        return open_choice(package, replace(choice, options={**choice.options, **dict(setting.options)}))
-
+    end_s = time.monotonic() + seconds
+    choice = own.find_choice(package.manifest)
     may_batch = False
     if objective == "throughput":
-        session = open_one(Setting())
-        may_batch = rows_are_independent(session, inputs)
+        session = open_choice(package.select(own.variant), choice)
+        may_batch = rows_are_independent(session, read_golden_inputs(package))
         session.close()
-    settings = list_settings(choice, objective, processors, may_batch=may_batch)
-    with Stand(open_one, inputs, clock) as stand:
-        return search(stand, settings, objective, end_s=end_s, report=report)
+    settings = [
+        replace(setting, variant=own.variant, place=own.place)
+        for setting in list_settings(choice, objective, len(os.sched_getaffinity(0)), may_batch=may_batch)
+    ]
+    measure = measure_afresh(package, keys)
+    return search(measure, settings, objective, manifest=package.manifest, end_s=end_s, report=report)
 
 
 def search(
-    stand: Stand,
+    measure: Measure,
     settings: Sequence[Setting],
     objective: Objective,
     *,
+    manifest: Manifest,
     end_s: float,
-    report: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
     """Return the best of `settings`, the first of which is the package's own.
 
     Args:
-        stand: that opens and measures them.
+        measure: measures in one process.
         settings: to try, at least one.
         objective: what they were made for.
-        end_s: when to end, nearly, on the stand's clock.
-        report: takes lines on how far it is, or None.
+        manifest: of the package.
+        end_s: when to end, nearly, on the clock.
+        clock: seconds since any moment.
+        report: takes lines on how far it is.
 
     Raises:
-        BackendError: the package's own setting does not run.
+        BackendError: the package's own setting does not run, or a process died.
     """
-    return _Search(stand, settings, end_s, report or _logger.info).run(objective)
+    return _Search(measure, settings, manifest, end_s, clock=clock, report=report).run(objective)
 
 
 class _Search:
     def __init__(
-        self, stand: Stand, settings: Sequence[Setting], end_s: float, report: Callable[[str], None]
+        self,
+        measure: Measure,
+        settings: Sequence[Setting],
+        manifest: Manifest,
+        end_s: float,
+        *,
+        clock: Callable[[], float],
+        report: Callable[[str], None],
     ) -> None:
-        self._stand, self._end_s, self._report = stand, end_s, report
+        self._measure, self._manifest, self._end_s = measure, manifest, end_s
+        self._clock, self._report = clock, report
         self._own = settings[0]
-        self._trials = {setting: Trial(setting, None) for setting in settings}
+        self._trials = {setting: Trial(setting) for setting in settings}
         self._is_complete = True
 
     def run(self, objective: Objective) -> Tuning:
-        self._stand.open(self._own)
-        left = [s for s in self._trials if s == self._own or self._opens(s)][1:]
+        left = list(self._trials)[1:]
         rounds = _FIRST_ROUNDS
-        while len(left) > 1:
+        while len(left) > 1 and self._clock() < self._end_s:
             left = self._halve(left, rounds)
             rounds *= 2
         best, interval = self._own, (1.0, 1.0)
-        if left and (found := self._compare(left[0])) is not None:
+        if len(left) == 1:
             needed = _NEEDED_GAIN_SPINNING if ("spinning", True) in left[0].options else _NEEDED_GAIN
+            found = self._compare(left[0])
             if found[1] <= 1 - needed:
                 best, interval = left[0], found
+        elif left:
+            self._is_complete = False
         return Tuning(objective, tuple(self._trials.values()), best, interval, self._is_complete)
 
-    def _opens(self, setting: Setting) -> bool:
-        try:
-            self._stand.open(setting)
-        except BackendError as cause:
-            self._trials[setting] = Trial(setting, None, reason=str(cause))
-            return False
-        return True
-
     def _halve(self, left: list[Setting], rounds: int) -> list[Setting]:
-        """Return the better half of the settings; the others are closed."""
-        time_s = (self._end_s - self._stand.now_s()) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
-        affordable = self._stand.rounds_within((self._own, *left), time_s)
-        if affordable < _FEWEST_ROUNDS:
-            # The run that was timed on opening must do.
-            self._is_complete = False
-            left = sorted(left, key=self._stand.first_s)
-        else:
-            self._report(f"{len(left)} settings, {min(rounds, affordable)} rounds")
-            self._measure((self._own, *left), min(rounds, affordable))
-            left = sorted(left, key=lambda setting: self._trials[setting].ratio or math.inf)
-        count = (len(left) + 1) // 2
-        for loser in left[count:]:
-            self._stand.close(loser)
-        return left[:count]
+        """Return the better half of the settings that run."""
+        begin_s = self._clock()
+        time_s = (self._end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
+        limits = ContestLimits(_PROCESSES, _PROCESSES, rounds, begin_s + time_s)
+        found = self._contest(left, limits)
+        ratios = {setting: found[setting].ratio_to(found[self._own]) for setting in left if setting in found}
+        return rank(ratios, self._manifest)[: (len(ratios) + 1) // 2]
 
-    def _compare(self, setting: Setting) -> tuple[float, float] | None:
-        """Return the 95 % interval of a setting's time as a share of the package's own, or None."""
-        left_s = self._end_s - self._stand.now_s()
-        rounds = min(self._stand.rounds_within((self._own, setting), left_s), _MOST_ROUNDS)
-        if rounds < _FEWEST_FINAL_ROUNDS:
+    def _compare(self, setting: Setting) -> tuple[float, float]:
+        """Return the 95 % interval of a setting's time as a share of the package's own, or (1, 1)."""
+        most = _MOST_FINAL_PROCESSES
+        found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self._end_s))
+        if setting not in found:
+            return 1.0, 1.0
+        if len(found[setting].seconds) < _FEWEST_FINAL_PROCESSES:
             self._is_complete = False
-            return None
-        self._report(f"{setting.name} against {self._own.name}, at most {rounds} rounds")
-        latencies = self._measure((self._own, setting), rounds)
-        return latencies[setting].ratio_interval_to(latencies[self._own])
+            return 1.0, 1.0
+        return found[setting].ratio_interval_to(found[self._own])
 
-    def _measure(self, settings: Sequence[Setting], rounds: int) -> Mapping[Setting, Latency]:
-        latencies = self._stand.measure(settings, rounds)
-        for setting, latency in latencies.items():
-            self._trials[setting] = Trial(
-                setting,
-                latency,
-                latency.ratio_to(latencies[self._own]),
-                self._trials[setting].rounds + len(latency.seconds),
-            )
+    def _contest(self, others: Sequence[Setting], limits: ContestLimits) -> dict[Setting, Latency]:
+        """Return the latencies of the package's own setting and of those of the others that run."""
+        settings = (self._own, *others)
+        found = hold_contest(self._measure, settings, limits, clock=self._clock, report=self._report)
+        own = found[self._own]
+        if isinstance(own, str):
+            raise BackendError(f"as packaged: {own}")
+        latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
+        for setting, one in found.items():
+            trial = self._trials[setting]
+            if isinstance(one, str):
+                self._trials[setting] = Trial(setting, reason=one)
+            else:
+                count = trial.processes + len(one.seconds)
+                self._trials[setting] = Trial(setting, one, one.ratio_to(own), count)
         return latencies

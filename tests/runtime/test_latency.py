@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 
-from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
+from edgekit_runtime.latency import Latency, LatencyLimits, find_tied, measure_latency
+
+RNG = np.random.default_rng(0)
 
 
 class FakeClock:
@@ -87,6 +90,43 @@ def test_ratio_is_taken_round_by_round():
 def test_ratio_of_different_measurements_is_refused():
     with pytest.raises(ValueError, match="zip"):
         Latency((1, 2)).ratio_to(Latency((1,)))
+
+
+def noisy(median_s, count=100):
+    return Latency(tuple((median_s * RNG.uniform(0.95, 1.05, count)).tolist()))
+
+
+def test_the_fastest_is_tied_with_nobody_who_is_slower():
+    assert find_tied({"a": noisy(2.0), "b": noisy(1.0), "c": noisy(1.5)}) == ["b"]
+
+
+def test_those_within_two_percent_are_tied_in_the_given_order():
+    assert find_tied({"a": noisy(1.01), "b": noisy(1.0), "c": noisy(1.5)}) == ["a", "b"]
+
+
+def test_a_difference_within_chance_is_a_tie():
+    slower = Latency((1.3, 0.8, 1.3, 0.8, 1.3, 0.8, 1.3, 0.8, 1.3))
+    assert find_tied({"a": slower, "b": Latency((1.0,) * 9)}) == ["a", "b"]
+
+
+def test_a_load_that_strikes_all_alike_hides_no_victory():
+    load = RNG.uniform(1, 20, 100)
+    assert find_tied({"a": Latency(tuple(load * 1.1)), "b": Latency(tuple(load))}) == ["b"]
+
+
+def test_what_settles_a_session_is_not_timed():
+    clock = FakeClock()
+    settled = []
+
+    def settle(name):
+        settled.append(name)
+        clock.now_s += 100
+
+    limits = LatencyLimits(warmup_rounds=1, min_rounds=4, max_rounds=4, time_limit_s=1e6)
+    sessions = {"a": clock.session("a", 1), "b": clock.session("b", 2)}
+    result = measure_latency(sessions, limits, clock=clock, settle=settle)
+    assert (result["a"].seconds, result["b"].seconds) == ((1,) * 4, (2,) * 4)
+    assert sorted(settled) == ["a"] * 5 + ["b"] * 5
 
 
 @pytest.mark.parametrize(

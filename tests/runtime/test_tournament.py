@@ -1,11 +1,10 @@
 import importlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
@@ -14,80 +13,96 @@ from tests.runtime.tflite_models import linear
 
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.cli import main
+from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.latency import Latency, LatencyLimits
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.preference import keep_winner, recall_order
-from edgekit_runtime.sessions.tournament import hold_tournament, judge, race
+from edgekit_runtime.sessions.tournament import Tournament, hold_tournament
 from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
-QUICK = LatencyLimits(warmup_rounds=1, min_rounds=10, max_rounds=10)
+QUICK_S = 0.1  # one process
+QUICK = ["--seconds", str(QUICK_S)]
 ORT = BackendChoice("ort", "model.onnx", {"threads": 1})
 LITERT = BackendChoice("litert", "model.tflite", {"threads": 1}, ORT)
 ABSENT = BackendChoice("absent", "model.onnx", {}, LITERT)
-RNG = np.random.default_rng(0)
 
 
-def noisy(median_s: float, count: int = 100, spread: float = 0.05) -> Latency:
-    return Latency(tuple((median_s * RNG.uniform(1 - spread, 1 + spread, count)).tolist()))
+class Processes:
+    """Measuring processes that say what they are told to, one list of medians a process."""
+
+    def __init__(self, *medians: Sequence[float | str]) -> None:
+        self.medians = medians
+        self.orders: list[Sequence[Setting]] = []
+
+    def __call__(
+        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+    ) -> Sequence[float | str]:
+        medians = self.medians[min(len(self.orders), len(self.medians) - 1)]
+        self.orders.append(settings)
+        return [medians[setting.place] for setting in settings]
 
 
-def test_the_fastest_wins_wherever_it_stands() -> None:
-    verdict = judge({"a": noisy(2.0), "b": noisy(1.0), "c": noisy(1.5)})
-    assert (verdict.winner, verdict.tied) == ("b", ("b",))
+def hold(make: Callable[..., Path], measure: Processes, backend: BackendChoice = LITERT) -> Tournament:
+    with read_package(make(backend), TrustStore.from_folder(find_keys_folder())) as package:
+        return hold_tournament(package, find_keys_folder(), measure=measure)
 
 
-def test_of_those_that_cannot_be_told_apart_the_preferred_one_wins() -> None:
-    verdict = judge({"a": noisy(1.01), "b": noisy(1.0), "c": noisy(1.5)})
-    assert (verdict.winner, verdict.tied) == ("a", ("a", "b"))
+def winner_of(tournament: Tournament) -> str:
+    assert tournament.winner is not None
+    return tournament.winner.choice.name
 
 
-def test_a_difference_within_chance_is_no_victory() -> None:
-    slower = Latency((1.3, 0.8, 1.3, 0.8, 1.3, 0.8, 1.3, 0.8, 1.3))
-    assert judge({"a": slower, "b": Latency((1.0,) * 9)}).winner == "a"
+def test_one_that_is_far_ahead_in_every_process_ends_the_tournament_early(make: Callable[..., Path]) -> None:
+    processes = Processes([2.0, 1.0])
+    result = hold(make, processes)
+    assert (winner_of(result), result.as_fast) == ("ort", ("ort model.onnx",))
+    assert len(processes.orders) == 3
 
 
-def test_a_load_that_strikes_all_alike_hides_no_victory() -> None:
-    load = RNG.uniform(1, 20, 100)
-    verdict = judge({"a": Latency(tuple(load * 1.1)), "b": Latency(tuple(load))})
-    assert verdict.tied == ("b",)
+def test_the_middle_process_decides_where_they_differ(make: Callable[..., Path]) -> None:
+    """LiteRT's time has two values from process to process; in the first process it is the slower one."""
+    processes = Processes([1.3, 1.0], [0.7, 1.0], [0.7, 1.0], [1.3, 1.0], [0.7, 1.0])
+    result = hold(make, processes)
+    assert winner_of(result) == "litert"
+    assert result.as_fast == ("litert model.tflite", "ort model.onnx")
+    assert len(processes.orders) == 7
 
 
-class Clocked:
-    """A session that takes the same time always, on a clock of its own."""
-
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-
-    def __init__(self, name: str, seconds: float, log: list[str], now: list[float]) -> None:
-        self.name, self.seconds, self.log, self.now = name, seconds, log, now
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        self.log.append(self.name)
-        self.now[0] += self.seconds
-        return {}
-
-    def close(self) -> None:
-        pass
+def test_of_equally_fast_ones_the_preferred_one_wins(make: Callable[..., Path]) -> None:
+    assert winner_of(hold(make, Processes([1.01, 1.0]))) == "litert"
 
 
-def test_turns_of_short_inferences_hold_several_and_are_interleaved() -> None:
-    log: list[str] = []
-    now = [0.0]
-    sessions = {"a": Clocked("a", 2.5e-4, log, now), "b": Clocked("b", 5e-4, log, now)}
-    found = race(sessions, {}, QUICK, clock=lambda: now[0])
-    assert found["a"].median_s == pytest.approx(2.5e-4)
-    assert found["b"].median_s == pytest.approx(5e-4)
-    turns = ["".join(log[start : start + 4]) for start in range(4, len(log), 4)]
-    assert set(turns) == {"aaaa", "bbbb"}  # of 1 ms and 2 ms
-    rounds = [tuple(turns[start : start + 2]) for start in range(0, len(turns), 2)]
-    assert all(len(set(order)) == 2 for order in rounds)
-    assert len(set(rounds)) == 2  # both orders occur
+def test_of_equally_fast_ones_fewer_threads_win(make: Callable[..., Path]) -> None:
+    two = BackendChoice("litert", "model.tflite", {"threads": 2}, ORT)
+    assert winner_of(hold(make, Processes([1.0, 1.01]), two)) == "ort"
+
+
+def test_each_process_has_an_order_of_its_own(make: Callable[..., Path]) -> None:
+    processes = Processes([1.0, 1.0])
+    hold(make, processes)
+    assert len({tuple(order) for order in processes.orders}) == 2
+
+
+def test_one_that_fails_in_a_later_process_is_out(make: Callable[..., Path]) -> None:
+    processes = Processes([0.5, 1.0], ["out of memory", 1.0])
+    result = hold(make, processes)
+    assert winner_of(result) == "ort"
+    assert (result.entrants[0].latency, result.entrants[0].reason) == (None, "out of memory")
+    assert len(processes.orders[-1]) == 1
+
+
+def test_a_process_that_dies_ends_the_tournament_with_its_last_words(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(LITERT)
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        path.write_bytes(b"another file")
+        with pytest.raises(BackendError, match=r"ended with exit code 1: .*x\.edgepkg"):
+            hold_tournament(package, find_keys_folder())
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +125,7 @@ def make(maker: Any, tmp_path: Path) -> Callable[..., Path]:
 
 def test_every_engine_that_is_here_takes_part(make: Callable[..., Path]) -> None:
     with read_package(make(ABSENT), TrustStore.from_folder(find_keys_folder())) as package:
-        result = hold_tournament(package, limits=QUICK)
+        result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
     assert [entrant.name for entrant in result.entrants] == [
         "absent model.onnx", "litert model.tflite", "ort model.onnx",
     ]  # fmt: skip
@@ -135,7 +150,7 @@ def test_an_engine_that_computes_something_else_takes_no_part(
         (0,),
         (2,),
     )
-    assert main(["tournament", "--json", str(make(LITERT, wrong))]) == 0
+    assert main(["tournament", "--json", *QUICK, str(make(LITERT, wrong))]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["engines"][0]["reason"].startswith("fails the self-test: output 'y'")
     assert document["winner"] == "ort model.onnx"
@@ -144,7 +159,7 @@ def test_an_engine_that_computes_something_else_takes_no_part(
 def test_the_command_prints_a_table_and_keeps_the_winner(
     make: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["tournament", "--threads", "1", str(make(LITERT))]) == 0
+    assert main(["tournament", "--threads", "1", *QUICK, str(make(LITERT))]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "median ms" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["litert", "ort", "kept:"]
@@ -158,7 +173,7 @@ def test_a_cache_that_cannot_be_written_does_not_hide_the_table(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert main(["tournament", str(make(LITERT))]) == 0
+    assert main(["tournament", *QUICK, str(make(LITERT))]) == 0
     assert "not kept: " in capsys.readouterr().out
     assert "set EDGEKIT_CACHE to another folder" in caplog.text
 
@@ -208,7 +223,7 @@ def test_where_no_engine_runs_the_command_fails_with_every_reason(
     make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make(BackendChoice("absent", "model.onnx", {}, BackendChoice("litert", "model.tflite")), b"broken")
-    assert main(["tournament", "--json", str(path)]) == BackendError.exit_code
+    assert main(["tournament", "--json", *QUICK, str(path)]) == BackendError.exit_code
     output = capsys.readouterr()
     error = json.loads(output.out)["error"]
     assert error["type"] == "BackendError"
@@ -241,7 +256,7 @@ def test_choices_that_differ_in_options_only_are_told_apart(
 
     path = make(BackendChoice("ort", "model.onnx", {"threads": 2}, ORT))
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        result = hold_tournament(package, limits=QUICK)
+        result = hold_tournament(package, find_keys_folder(), measure=Processes([1.0, 1.0]))
         assert [entrant.name for entrant in result.entrants] == ["ort model.onnx", "ort model.onnx (2)"]
         assert all(entrant.latency is not None for entrant in result.entrants)
         keep_winner(package.manifest, "default", 1)

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,138 +7,127 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
+
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.cli import main
+from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.latency import Latency
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session, session
 from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recall_tuned
 from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.tuning import Tuning, list_settings, search
-from edgekit_runtime.tuning_stand import Setting, Stand
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
 OWN = Setting()
 
 
 class Room:
-    """Sessions that take a stated time on a clock of their own, with noise of 1 %."""
+    """Measuring processes on a clock of their own: medians as stated with noise of 1 %, ten runs each.
 
-    def __init__(self, seconds: Mapping[Setting, float]) -> None:
+    A setting with two times has one of them in each process, by chance.
+    """
+
+    def __init__(self, seconds: Mapping[Setting, float | tuple[float, float]]) -> None:
         self.seconds, self.now_s = seconds, 0.0
         self.noise = np.random.default_rng(0)
-        self.open: list[Setting] = []
-        self.most_open = 0
+        self.processes: list[int] = []
 
-    def open_one(self, setting: Setting) -> "Timed":
+    def measure(
+        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+    ) -> Sequence[float | str]:
+        self.processes.append(len(settings))
+        return [self._run(setting) for setting in settings]
+
+    def _run(self, setting: Setting) -> float | str:
         if setting not in self.seconds:
-            raise BackendError("no such option here")
-        self.open.append(setting)
-        self.most_open = max(self.most_open, len(self.open))
-        return Timed(self, setting)
+            return "no such option here"
+        stated = self.seconds[setting]
+        median_s = float(self.noise.choice(stated) if isinstance(stated, tuple) else stated)
+        self.now_s += 10 * median_s
+        return median_s * self.noise.uniform(0.99, 1.01)
 
-    def search(self, seconds: float = 100.0) -> Tuning:
-        settings = list(dict.fromkeys([OWN, *self.seconds, *self.extra]))
-        inputs = {"x": np.zeros((1, 2), np.float32)}
-        with Stand(self.open_one, inputs, clock=lambda: self.now_s) as stand:
-            return search(stand, settings, "latency", end_s=seconds)
-
-    extra: tuple[Setting, ...] = ()
-
-
-class Timed:
-    is_concurrent = True
-    inputs = outputs = (TensorSpec("x", "float32", ("N", 2)),)
-
-    def __init__(self, room: Room, setting: Setting) -> None:
-        self.room, self.setting = room, setting
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        self.room.now_s += self.room.seconds[self.setting] * self.room.noise.uniform(0.99, 1.01)
-        return {}
-
-    def close(self) -> None:
-        self.room.open.remove(self.setting)
+    def search(self, maker: Any, seconds: float = 100.0, *extra: Setting) -> Tuning:
+        return search(
+            self.measure,
+            list(dict.fromkeys([OWN, *self.seconds, *extra])),
+            "latency",
+            manifest=maker.manifest(),
+            end_s=seconds,
+            clock=lambda: self.now_s,
+        )
 
 
-def ways(*seconds: float) -> dict[Setting, float]:
+def threads(count: int) -> Setting:
+    return Setting(options=(("threads", count),))
+
+
+def ways(*seconds: float | tuple[float, float]) -> dict[Setting, float | tuple[float, float]]:
     """The package's own setting, then others."""
-    others = [Setting((("threads", count),)) for count in range(1, len(seconds))]
-    return dict(zip([OWN, *others], seconds, strict=True))
+    return dict(zip([OWN, *map(threads, range(1, len(seconds)))], seconds, strict=True))
 
 
-def test_the_fastest_setting_is_kept_with_its_interval() -> None:
-    room = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020, 0.0061))
-    tuning = room.search()
-    assert tuning.best == Setting((("threads", 2),))
+def test_the_fastest_setting_is_kept_with_its_interval(maker: Any) -> None:
+    tuning = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020, 0.0065)).search(maker)
+    assert tuning.best == threads(2)
     assert tuning.interval[0] <= 0.6 <= tuning.interval[1] < 0.63
     assert tuning.is_complete
-    assert room.open == []
 
 
-def test_better_settings_get_more_rounds() -> None:
-    tuning = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020)).search()
-    rounds = {trial.setting: trial.rounds for trial in tuning.trials}
-    assert rounds[Setting((("threads", 2),))] > rounds[Setting((("threads", 3),))]
-    assert rounds[Setting((("threads", 3),))] > rounds[Setting((("threads", 4),))] == 5
+def test_better_settings_are_measured_in_more_processes(maker: Any) -> None:
+    room = Room(ways(0.010, 0.012, 0.006, 0.009, 0.020))
+    counts = {trial.setting: trial.processes for trial in room.search(maker).trials}
+    assert [counts[threads(n)] for n in (2, 3, 4)] == [21, 6, 3]
+    assert room.processes == [5] * 3 + [3] * 3 + [2] * 15
+
+
+def test_of_settings_that_are_as_fast_the_one_with_fewer_threads_is_kept(maker: Any) -> None:
+    assert Room(ways(0.010, 0.00605, 0.006)).search(maker).best == threads(1)
+
+
+def test_a_setting_that_is_fast_in_half_of_the_processes_only_is_not_kept(maker: Any) -> None:
+    tuning = Room(ways(0.010, (0.006, 0.012), 0.02)).search(maker)
+    assert tuning.best == OWN
 
 
 @pytest.mark.parametrize("best", [0.010, 0.0099, 0.0098, 0.015])
-def test_what_is_hardly_better_is_not_kept(best: float) -> None:
-    tuning = Room(ways(0.010, best, 0.02)).search()
+def test_what_is_hardly_better_is_not_kept(best: float, maker: Any) -> None:
+    tuning = Room(ways(0.010, best, 0.02)).search(maker)
     assert (tuning.best, tuning.interval) == (OWN, (1.0, 1.0))
 
 
 @pytest.mark.parametrize(("seconds", "is_kept"), [(0.009, False), (0.008, True)])
-def test_spinning_must_win_by_more(seconds: float, is_kept: bool) -> None:
-    spinning = Setting((("spinning", True),))
-    tuning = Room({OWN: 0.010, spinning: seconds}).search()
+def test_spinning_must_win_by_more(seconds: float, is_kept: bool, maker: Any) -> None:
+    spinning = Setting(options=(("spinning", True),))
+    tuning = Room({OWN: 0.010, spinning: seconds}).search(maker)
     assert (tuning.best == spinning) == is_kept
 
 
-def test_a_setting_that_the_engine_refuses_is_named_and_left_out() -> None:
-    room = Room(ways(0.010, 0.005))
-    room.extra = (Setting((("odd", True),)),)
-    tuning = room.search()
+def test_a_setting_that_the_engine_refuses_is_named_and_left_out(maker: Any) -> None:
+    tuning = Room(ways(0.010, 0.005)).search(maker, 100.0, Setting(options=(("odd", True),)))
     assert [trial.reason for trial in tuning.trials] == [None, None, "no such option here"]
-    assert tuning.best != OWN
+    assert tuning.best == threads(1)
 
 
-def test_a_package_that_does_not_run_is_not_tuned() -> None:
-    with pytest.raises(BackendError, match="no such option"):
-        Room({}).search()
+def test_a_package_that_does_not_run_is_not_tuned(maker: Any) -> None:
+    with pytest.raises(BackendError, match="as packaged: no such option"):
+        Room({}).search(maker, 100.0, threads(1))
 
 
-def test_the_time_is_kept_with_slow_models() -> None:
+def test_the_time_is_kept_with_slow_models(maker: Any) -> None:
     room = Room(ways(1.0, 1.2, 0.5, 0.9, 2.0, 0.8))
-    tuning = room.search(seconds=60.0)
-    assert room.now_s < 70
-    assert tuning.best == Setting((("threads", 2),))
-    assert not tuning.is_complete
-
-
-def test_where_the_time_does_not_suffice_nothing_is_kept() -> None:
-    room = Room(ways(1.0, 0.5))
-    tuning = room.search(seconds=5.0)
+    tuning = room.search(maker, seconds=120.0)
+    assert 60 < room.now_s < 160
     assert (tuning.best, tuning.is_complete) == (OWN, False)
-    assert room.now_s < 8
+    assert min((trial.ratio or 9, trial.setting) for trial in tuning.trials)[1] == threads(2)
 
 
-def test_losers_are_closed_as_soon_as_they_lose() -> None:
-    room = Room(ways(*np.linspace(0.01, 0.02, 9).tolist()))
-    at_halving: list[int] = []
-    inputs = {"x": np.zeros((1, 2), np.float32)}
-    with Stand(room.open_one, inputs, clock=lambda: room.now_s) as stand:
-        search(
-            stand,
-            list(room.seconds),
-            "latency",
-            end_s=100.0,
-            report=lambda _: at_halving.append(len(room.open)),
-        )
-    assert at_halving == [9, 5, 3, 2]
+def test_where_the_time_does_not_suffice_nothing_is_kept(maker: Any) -> None:
+    room = Room(ways(1.0, 0.5))
+    tuning = room.search(maker, seconds=5.0)
+    assert (tuning.best, tuning.is_complete) == (OWN, False)
+    assert room.processes == [2]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +148,7 @@ def test_the_grid_has_what_matters(options: dict[str, Any], processors: int, exp
 def test_for_throughput_batches_and_runs_at_once_are_tried() -> None:
     choice = BackendChoice("litert", "model.tflite", {"threads": 2})
     settings = list_settings(choice, "throughput", 4, may_batch=True)
-    assert Setting((("threads", 1),), 4, 16) in settings
+    assert Setting(options=(("threads", 1),), instances=4, batch=16) in settings
     assert Setting(batch=4) in settings
     assert all(s.batch == 1 for s in list_settings(choice, "throughput", 4, may_batch=False))
 
@@ -201,7 +190,7 @@ def test_the_command_shows_every_setting_and_keeps_the_result(
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert document["settings"][0]["name"] == "as packaged"
-    assert document["settings"][0]["rounds"] > 0
+    assert document["settings"][0]["processes"] > 0
     assert any(s["batch"] == 16 for s in document["settings"]) == (objective == "throughput")
     kept = json.loads(Path(document["kept_in"]).read_text())
     assert (kept["label"], kept["objective"]) == ("measured", objective)
@@ -212,10 +201,10 @@ def test_the_command_shows_every_setting_and_keeps_the_result(
 def test_the_command_prints_a_table(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(make(ORT)), "--seconds", "1"]) == 0
     output = capsys.readouterr()
-    assert output.out.splitlines()[0].split() == ["setting", "ms", "a", "run", "of", "own", "rounds"]
+    assert output.out.splitlines()[0].split() == ["setting", "ms", "a", "run", "of", "own", "processes"]
     assert "as packaged" in output.out.splitlines()[1]
     assert "kept: " in output.out.splitlines()[-1]
-    assert "rounds" in output.err
+    assert "process 1 of at most 3" in output.err
 
 
 def test_the_next_engine_is_tuned_where_the_first_is_not_installed(

@@ -15,7 +15,6 @@ from edgekit_runtime.archive import OpenedPackage, read_package, write_package
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, ManifestError, PackageError
 from edgekit_runtime.golden import Golden, GoldenOutput
-from edgekit_runtime.latency import LatencyLimits
 from edgekit_runtime.manifest import BackendChoice, Manifest, Variant, parse_manifest
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import EngineMissingError, open_preferred, open_session
@@ -185,7 +184,7 @@ def test_tournament_of_the_device_contests_all_variants_and_keeps_one(
     wrong = replace(double, name="wrong", golden=manifest.golden)
     path = tmp_path / "x.edgepkg"
     write_package(path, replace(manifest, variants=(double, wrong)), contents, load_signer())
-    assert main(["tournament", "--json", str(path)]) == 0
+    assert main(["tournament", "--json", "--seconds", "0.1", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(one["variant"], one["reason"] is None) for one in document["engines"]] == [
         ("default", True), ("double", True), ("wrong", False),
@@ -219,11 +218,12 @@ def test_variant_that_fails_on_the_inputs_of_the_contest_takes_no_part(
     }
     path = tmp_path / "pair.edgepkg"
     changed = maker.manifest(contents, variants=(replace(double, golden=pair),))
-    write_package(path, changed, contents, maker.signer)
-    with read_package(path, maker.trust) as package:
-        result = hold_tournament(package, limits=LatencyLimits(min_rounds=3, max_rounds=3))
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    write_package(path, changed, contents, load_signer())
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        result = hold_tournament(package, find_keys_folder(), seconds=0.1)
     assert result.winner is not None
-    assert result.winner.variant == "default"
+    assert result.winner.setting.variant == "default"
     assert "onnxruntime" in str(result.entrants[1].reason)
 
 

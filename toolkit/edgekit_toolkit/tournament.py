@@ -6,17 +6,20 @@ part: it needs the device, where `edgekit-device tournament` holds this contest.
 
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_runtime.latency import Latency
+from edgekit_runtime.latency import Latency, LatencyLimits, find_tied
 from edgekit_runtime.sessions import EngineMissingError
-from edgekit_runtime.sessions.tournament import judge, race
+from edgekit_runtime.turns import Runner, take_turns
 from edgekit_toolkit.artifacts import Model, open_session
 from edgekit_toolkit.packaging import Progress, search
 from edgekit_toolkit.runs import Prepared, Request, Run, Standing
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.targets import Target
 from edgekit_toolkit.variants import carry_variants
+
+_LIMITS: Final = LatencyLimits(warmup_rounds=0, min_rounds=30, time_limit_s=20.0)
 
 
 def engines_of(target: Target) -> list[str]:
@@ -60,7 +63,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         raise refused[names[0]]
     progress("tournament", None, None)
     latencies = _race({name: run for name, run in runs.items() if run.choice.chosen is not None})
-    winner = judge(latencies).winner if latencies else next(iter(runs))
+    winner = find_tied(latencies)[0] if latencies else next(iter(runs))
     standings = [
         _standing(name, runs.get(name), latencies.get(name), refused.get(name), kept=name == winner)
         for name in names
@@ -78,7 +81,8 @@ def _race(runs: dict[str, Run]) -> dict[str, Latency]:
     sessions = {name: open_session(_chosen(run), threads=run.request.threads) for name, run in runs.items()}
     try:
         feeds = next(iter(runs.values())).prepared.feeds[0] if runs else {}
-        return race(sessions, feeds) if sessions else {}
+        runners = {name: Runner([session], feeds) for name, session in sessions.items()}
+        return take_turns(runners, _LIMITS) if runners else {}
     finally:
         for session in sessions.values():
             session.close()

@@ -1,6 +1,7 @@
 """What a command is to `edgekit-device`."""
 
 import argparse
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,3 +37,19 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument."""
+    try:
+        given = float(text)
+    except ValueError:
+        given = 0.0
+    if not 0 < given <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected seconds over 0, at most 86400")
+    return given
+
+
+def report(line: str) -> None:
+    """Print a line on how far a command is, where its output does not go."""
+    print(f"edgekit-device: {line}", file=sys.stderr, flush=True)

@@ -2,14 +2,14 @@
 
 import argparse
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.archive import OpenedPackage, read_package
-from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.command import Outcome, report, seconds
+from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError, OutputError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
@@ -32,7 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("package", type=Path, metavar="PACKAGE")
     parser.add_argument("--objective", choices=("latency", "throughput"), default="latency")
-    parser.add_argument("--seconds", type=_seconds, default=30.0, help="to end within, nearly (default: 30)")
+    parser.add_argument("--seconds", type=seconds, default=60.0, help="to end within, nearly (default: 60)")
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -41,17 +41,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Tune the package and keep what was found."""
     path: Path = arguments.package
-    trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
-    with read_package(path, trust) as package:
-        variant, choice = _find_choice(package)
+    keys: Path = find_keys_folder() if arguments.keys is None else arguments.keys
+    with read_package(path, TrustStore.from_folder(keys)) as package:
+        own = _find_setting(package)
+        choice = own.find_choice(package.manifest)
         if choice.name not in TUNABLE:
             raise BackendError(f"{path}: backend '{choice.name}' has nothing to tune; it tunes itself")
         tuning = tune(
-            package.select(variant),
-            choice,
-            objective=arguments.objective,
-            seconds=arguments.seconds,
-            report=_report,
+            package, own, keys, objective=arguments.objective, seconds=arguments.seconds, report=report
         )
         try:
             kept = str(keep_tuned(package.manifest, choice, _to_keep(tuning)))
@@ -61,20 +58,23 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(_document(path, choice, tuning, kept), _lines(tuning, kept))
 
 
-def _find_choice(package: OpenedPackage) -> tuple[str, BackendChoice]:
+def _find_setting(package: OpenedPackage) -> Setting:
     """Return the variant and the backend that are opened here: the first whose engine is installed."""
-    choices = [
-        (variant.name, choice)
-        for variant in recall_order(package.manifest)
-        for choice in variant.backend.chain
-    ]
-    for name, choice in choices[:-1]:
+    settings = []
+    for variant in recall_order(package.manifest):
+        places = [_alone(choice) for choice in package.manifest.select(variant.name).backend.chain]
+        settings += [Setting(variant.name, places.index(_alone(choice))) for choice in variant.backend.chain]
+    for setting in settings[:-1]:
         try:
-            open_choice(package.select(name), replace(choice, fallback=None)).close()
+            open_choice(package.select(setting.variant), setting.find_choice(package.manifest)).close()
         except EngineMissingError:
             continue
-        return name, choice
-    return choices[-1]
+        return setting
+    return settings[-1]
+
+
+def _alone(choice: BackendChoice) -> BackendChoice:
+    return replace(choice, fallback=None)
 
 
 def _to_keep(tuning: Tuning) -> Tuned:
@@ -82,10 +82,6 @@ def _to_keep(tuning: Tuning) -> Tuned:
     low, high = tuning.interval
     figures = {"share_low": low, "share_high": high, "settings": len(tuning.trials)}
     return Tuned(tuning.objective, dict(best.options), best.instances, best.batch, figures)
-
-
-def _report(line: str) -> None:
-    print(f"edgekit-device: {line}", file=sys.stderr, flush=True)
 
 
 def _document(path: Path, choice: BackendChoice, tuning: Tuning, kept: str | None) -> dict[str, Any]:
@@ -116,7 +112,7 @@ def _describe(trial: Trial) -> dict[str, Any]:
         "instances": trial.setting.instances,
         "batch": trial.setting.batch,
         "reason": trial.reason,
-        "rounds": trial.rounds,
+        "processes": trial.processes,
         "median_ms": None if trial.latency is None else trial.latency.median_s * 1e3,
         "time_share": trial.ratio,
     }
@@ -124,28 +120,17 @@ def _describe(trial: Trial) -> dict[str, Any]:
 
 def _lines(tuning: Tuning, kept: str | None) -> Iterator[str]:
     width = max(len(trial.setting.name) for trial in tuning.trials)
-    unit = "ms a run"
-    yield f"  {'setting':{width}}  {unit:>9}  of own  rounds"
+    yield f"  {'setting':{width}}   ms a run  of own  processes"
     for trial in tuning.trials:
         if trial.latency is None or trial.ratio is None:
             yield f"  {trial.setting.name:{width}}  {trial.reason or 'not measured: out of time'}"
             continue
         yield (
             f"  {trial.setting.name:{width}}  {trial.latency.median_s * 1e3:9.3f}"
-            f"  {trial.ratio:6.2f}  {trial.rounds:6}"
+            f"  {trial.ratio:6.2f}  {trial.processes:9}"
         )
     if not tuning.is_complete:
         yield "  the time did not suffice to measure all: give it more --seconds"
     low, high = tuning.interval
     gain = "" if tuning.best == tuning.trials[0].setting else f" ({low:.2f} to {high:.2f} of the time)"
     yield f"  {'not kept' if kept is None else 'kept'}: {tuning.best.name}{gain}"
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected seconds over 0, at most 86400")
-    return seconds

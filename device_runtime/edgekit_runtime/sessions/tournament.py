@@ -4,100 +4,22 @@ Every variant of a package takes part with each of its backends, once that has r
 outputs. It measures latency of one inference at a time, not throughput, memory or energy.
 """
 
-import functools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
+from edgekit_runtime.contest import ContestLimits, Measure, Setting, hold_contest, measure_afresh, rank
+from edgekit_runtime.latency import Latency, find_tied
 from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.selftest import read_golden_inputs, run_selftest
-from edgekit_runtime.sessions.session import Array, Session, open_choice
-from edgekit_runtime.variants import DEFAULT_VARIANT
 
-_TIE_SHARE: Final = 0.02  # a difference that nobody notices, and that another day may turn round
-_SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
-_MOST_RUNS_A_TURN: Final = 100
-_LIMITS: Final = LatencyLimits(min_rounds=30, time_limit_s=20.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What latencies of one measurement say.
-
-    Attributes:
-        winner: whom to keep: of those who are as fast as the fastest, the first in the given order.
-        tied: names whose measured difference to the fastest is within chance or 2 %, in the given order; the
-            fastest is one of them.
-    """
-
-    winner: str
-    tied: tuple[str, ...]
-
-
-def judge(latencies: Mapping[str, Latency]) -> Verdict:
-    """Return who is fastest, and who cannot be told from that.
-
-    Args:
-        latencies: of one call of `measure_latency`, at least one, the preferred first.
-    """
-    fastest = min(latencies, key=lambda name: latencies[name].median_s)
-    tied = tuple(name for name, latency in latencies.items() if _is_tied(latency, latencies[fastest]))
-    return Verdict(tied[0], tied)
-
-
-def _is_tied(latency: Latency, fastest: Latency) -> bool:
-    # Either, since they err apart: medians under a load that comes and goes, ratios with two paces.
-    limit = 1 + _TIE_SHARE
-    return latency.median_s <= limit * fastest.median_s or latency.ratio_interval_to(fastest)[0] <= limit
-
-
-def race(
-    sessions: Mapping[str, Session],
-    inputs: Mapping[str, Array],
-    limits: LatencyLimits = _LIMITS,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    seed: int = 0,
-) -> dict[str, Latency]:
-    """Return the latency of one inference of each session; the rounds are interleaved, in random orders.
-
-    A turn of very short inferences holds several, as many for each session, and their mean counts.
-
-    Args:
-        sessions: name -> session, all of the same inputs.
-        inputs: what each of them is run on.
-        limits: when to stop.
-        clock: seconds since any moment; grows.
-        seed: of the orders.
-    """
-    shortest_s = math.inf
-    for session in sessions.values():
-        session.run(inputs)
-        begin = clock()
-        session.run(inputs)
-        shortest_s = min(shortest_s, clock() - begin)
-    runs = _MOST_RUNS_A_TURN
-    if shortest_s * _MOST_RUNS_A_TURN > _SHORTEST_TURN_S:
-        runs = math.ceil(_SHORTEST_TURN_S / shortest_s)
-    turns = {name: functools.partial(_run, session, inputs, runs) for name, session in sessions.items()}
-    measured = measure_latency(turns, limits, clock=clock, seed=seed)
-    return {
-        name: Latency(tuple((np.array(latency.seconds) / runs).tolist()))
-        for name, latency in measured.items()
-    }
-
-
-def _run(session: Session, inputs: Mapping[str, Array], runs: int) -> None:
-    for _ in range(runs):
-        session.run(inputs)
+_CLEAR_SHARE: Final = 0.1  # ahead of all others in every process: further ones would not turn that round
+_FEWEST_PROCESSES: Final = 3
+_MOST_PROCESSES: Final = 7
+_ROUNDS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +28,14 @@ class Entrant:
 
     Attributes:
         name: its own, for people.
-        variant: that it runs.
-        place: in the variant's chain of backends.
+        setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: of one inference, or None where it did not take part.
+        latency: medians of one inference, one a process, or None where it did not take part.
         reason: why it did not.
     """
 
     name: str
-    variant: str
-    place: int
+    setting: Setting
     choice: BackendChoice
     latency: Latency | None = None
     reason: str | None = None
@@ -127,52 +47,70 @@ class Tournament:
 
     Attributes:
         entrants: in the order of the package.
-        verdict: names out of `Entrant.name`, or None where none took part.
+        winner: the one to keep: of those within 2 % of the fastest the one with the fewest threads, then the
+            first; None where none took part.
+        as_fast: names of those whose measured difference to the fastest is within chance or 2 %.
     """
 
     entrants: tuple[Entrant, ...]
-    verdict: Verdict | None
-
-    @property
-    def winner(self) -> Entrant | None:
-        """The one to keep."""
-        for entrant in self.entrants:
-            if self.verdict is not None and entrant.name == self.verdict.winner:
-                return entrant
-        return None
+    winner: Entrant | None
+    as_fast: tuple[str, ...]
 
 
 def hold_tournament(
-    package: OpenedPackage, *, threads: int | None = None, limits: LatencyLimits = _LIMITS
+    package: OpenedPackage,
+    keys: Path,
+    *,
+    threads: int | None = None,
+    seconds: float = 60.0,
+    measure: Measure | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    TensorRT is waited for: it builds its engine first, which can take minutes.
+    It ends early where one is ahead of all others by 10 % in each of three processes. TensorRT is waited for:
+    it builds its engine first, which can take minutes.
 
     Args:
         package: verified.
+        keys: folder of the trusted keys.
         threads: of one inference, or None for those of each backend's options.
-        limits: when to stop measuring.
+        seconds: in which to end, nearly: a process that has begun is ended.
+        measure: measures in one process; by default a fresh one each time.
+        report: takes lines on how far it is.
+
+    Raises:
+        BackendError: a process died, which an engine in it may have caused.
     """
-    inputs = read_golden_inputs(package)
-    sessions: dict[str, Session] = {}
-    entrants = []
-    try:
-        for entrant in _enter(package):
-            try:
-                reason = _admit(package, entrant, threads, sessions)
-                if reason is None and entrant.variant != DEFAULT_VARIANT:
-                    sessions[entrant.name].run(inputs)  # its own golden inputs may have other sizes
-            except (BackendError, DataError) as cause:
-                reason = str(cause)
-            entrants.append(replace(entrant, reason=reason))
-        admitted = {e.name: sessions[e.name] for e in entrants if e.reason is None}
-        latencies = race(admitted, inputs, limits) if admitted else {}
-    finally:
-        for session in sessions.values():
-            session.close()
-    measured = tuple(replace(entrant, latency=latencies.get(entrant.name)) for entrant in entrants)
-    return Tournament(measured, judge(latencies) if latencies else None)
+    entrants = tuple(_enter(package))
+    found = hold_contest(
+        measure or measure_afresh(package, keys, threads),
+        [entrant.setting for entrant in entrants],
+        ContestLimits(_FEWEST_PROCESSES, _MOST_PROCESSES, _ROUNDS, time.monotonic() + seconds),
+        is_decided=_is_decided,
+        report=report,
+    )
+    done = {entrant.setting: _finish(entrant, found[entrant.setting]) for entrant in entrants}
+    latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
+    if not latencies:
+        return Tournament(tuple(done.values()), None, ())
+    medians = {setting: latency.median_s for setting, latency in latencies.items()}
+    winner = done[rank(medians, package.manifest)[0]]
+    return Tournament(tuple(done.values()), winner, tuple(done[one].name for one in find_tied(latencies)))
+
+
+def _is_decided(latencies: Mapping[Setting, Latency]) -> bool:
+    """Return whether one was ahead of all others in every process by far."""
+    fastest = min(latencies.values(), key=lambda latency: latency.median_s, default=None)
+    return fastest is None or all(
+        one is fastest or one.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE for one in latencies.values()
+    )
+
+
+def _finish(entrant: Entrant, found: Latency | str) -> Entrant:
+    if isinstance(found, str):
+        return replace(entrant, reason=found)
+    return replace(entrant, latency=found)
 
 
 def _enter(package: OpenedPackage) -> Iterator[Entrant]:
@@ -183,19 +121,4 @@ def _enter(package: OpenedPackage) -> Iterator[Entrant]:
             name = f"{choice.name} {choice.artifact}"
             names[name] += 1
             unique = name if names[name] == 1 else f"{name} ({names[name]})"
-            yield Entrant(unique, variant.name, place, replace(choice, fallback=None))
-
-
-def _admit(
-    package: OpenedPackage, entrant: Entrant, threads: int | None, sessions: dict[str, Session]
-) -> str | None:
-    """Open a session into `sessions` and return why it may not take part, or None if it may.
-
-    Raises:
-        BackendError: it cannot be opened or run.
-        DataError: it does not take the golden inputs.
-    """
-    selected = package.select(entrant.variant)
-    session = sessions[entrant.name] = open_choice(selected, entrant.choice, threads)
-    wrong = [check.message for check in run_selftest(session, selected).checks if not check.passed]
-    return f"fails the self-test: {'; '.join(wrong)}" if wrong else None
+            yield Entrant(unique, Setting(variant.name, place), replace(choice, fallback=None))
