@@ -1,110 +1,179 @@
 """Is the engine that a tournament keeps the fastest when all are measured again?
 
-    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/tournament.py [--only NAME ...] [--again 5]
+    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/tournament.py [--only NAME ...] [--again 4]
+        [--seconds 6] [--folder FOLDER]
 
-The models are those of `public_models.py` that convert to TFLite. Engines are onnxruntime and LiteRT with one
-and two threads, and LiteRT without XNNPACK. Each model has one tournament, and `--again` further measurements
-of the same kind in processes of their own. "fastest" counts those in which the kept engine has the lowest
-median, "as fast" those in which it cannot be told from that one
-(`edgekit_runtime.sessions.tournament.judge`).
+The models are those of `public_models.py` that convert to TFLite, each in a package with onnxruntime and
+LiteRT with one and two threads, and LiteRT without XNNPACK. Each has one tournament, then `--again` further
+ones. "again" counts those in which the kept engine has the lowest median, "as fast" those in which it cannot
+be told from that one, and "processes" the single processes of the further ones in which it has the lowest.
+Packages that are in the folder already are taken from there: `--again 0` only makes them.
 """
 
 import argparse
-import json
-import subprocess
+import hashlib
+import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.latency import Latency
-from edgekit_runtime.sessions import Session
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.tournament import judge, race
-from edgekit_toolkit.feeds import bind_dims
+from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.sessions.ort import OrtSession
+from edgekit_runtime.sessions.tournament import hold_tournament
+from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.tflite.convert import convert
 from public_models import MODELS, MissingError, PublicModel
 from public_samples import samples_of, with_random_weights
 
+LITERT = ({"threads": 1}, {"threads": 2}, {"threads": 1, "xnnpack": False})
+NAMES = ("ort 1", "ort 2", "litert 1", "litert 2", "plain")
+
 
 def prepare(public: PublicModel, folder: Path) -> Path:
-    """Write a model as both engines take it, and one sample for it; returns the path of the ONNX file."""
+    """Write a package of a model with all engines, unless it is there; returns its path."""
+    path = folder / f"{public.name}.edgepkg"
+    if path.exists():
+        return path
     source = load_onnx(public.path()).model
     if not public.weights:
         source = with_random_weights(source)
     dims = bind_dims(source, public.dims, public.ranges)
     *_, feeds = samples_of(public, source, dims)
     optimised = optimise(source, batch=None, feeds=feeds[:1]).model
-    path = folder / f"{public.name}.onnx"
-    path.with_suffix(".tflite").write_bytes(convert(optimised, dims))
-    path.write_bytes(optimised.SerializeToString())
-    np.savez(path.with_suffix(".npz"), **feeds[0])
+    write(path, optimised.SerializeToString(), convert(optimised, dims), feeds[0])
     return path
 
 
-def measure(model: Path, seed: int) -> dict[str, Latency]:
-    """Return the latencies of one interleaved measurement of all engines."""
-    tflite = model.with_suffix(".tflite")
-    sessions: dict[str, Session] = {
-        "ort, 1 thread": OrtSession(model, OrtOptions(threads=1)),
-        "ort, 2 threads": OrtSession(model, OrtOptions(threads=2)),
-        "litert, 1 thread": LiteRtSession(tflite, LiteRtOptions(threads=1)),
-        "litert, 2 threads": LiteRtSession(tflite, LiteRtOptions(threads=2)),
-        "litert, plain": LiteRtSession(tflite, LiteRtOptions(threads=1, xnnpack=False)),
-    }
-    with np.load(model.with_suffix(".npz")) as sample:
-        return race(sessions, dict(sample), seed=seed)
-
-
-def contest(model: Path, again: int) -> tuple[int, int]:
-    """Hold one tournament, measure again, print the row; returns how often the kept one was (as) fast."""
-    measured = []
-    for seed in range(again + 1):
-        command = [sys.executable, __file__, "--measure", str(model), "--seed", str(seed)]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        measured.append({name: Latency(tuple(s)) for name, s in json.loads(output).items()})
-    kept = judge(measured[0]).winner
-    fastest = sum(kept == min(m, key=lambda name: m[name].median_s) for m in measured[1:])
-    as_fast = sum(kept in judge(m).tied for m in measured[1:])
-    worst = max(m[kept].median_s / min(latency.median_s for latency in m.values()) for m in measured[1:])
-    medians = ", ".join(f"{name} {latency.median_s * 1e3:.3f}" for name, latency in measured[0].items())
-    print(
-        f"{model.stem}: {medians} ms; kept {kept}: fastest {fastest}, as fast {as_fast},"
-        f" at most {worst - 1:.1%} behind",
-        flush=True,
+def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
+    """Write a package of both forms of a model."""
+    contents = {"model.onnx": model, "model.tflite": tflite}
+    for name, array in feeds.items():
+        contents[f"golden/{name}.bin"] = array.tobytes()
+    outputs = OrtSession(model).run(feeds)
+    golden_outputs = []
+    for number, (name, array) in enumerate(outputs.items()):
+        golden = f"golden/output{number}.bin"
+        contents[golden] = array.tobytes()
+        tolerance = 1e-3 * float(np.ptp(array.astype(np.float64))) + 1e-5
+        golden_outputs.append(GoldenOutput(name, array.dtype.name, array.shape, golden, tolerance, 1e-3))
+    inputs = (GoldenInput(name, a.dtype.name, a.shape, f"golden/{name}.bin") for name, a in feeds.items())
+    golden = Golden(tuple(inputs), tuple(golden_outputs))
+    litert = None
+    for options in reversed(LITERT):
+        litert = BackendChoice("litert", "model.tflite", options, litert)
+    manifest = Manifest(
+        name=path.stem,
+        version="1",
+        target="x86-64",
+        inputs=tuple(TensorSpec(name, a.dtype.name, a.shape) for name, a in feeds.items()),
+        outputs=tuple(TensorSpec(name, a.dtype.name, a.shape) for name, a in outputs.items()),
+        artifacts=tuple(
+            Artifact(name, len(c), hashlib.sha256(c).hexdigest(), "model" if "." in name[:6] else "golden")
+            for name, c in sorted(contents.items())
+        ),
+        backend=BackendChoice(
+            "ort", "model.onnx", {"threads": 1}, BackendChoice("ort", "model.onnx", {"threads": 2})
+        ),
+        golden=golden,
+        variants=(Variant("litert", litert, golden),),
     )
-    return fastest, as_fast
+    write_package(path, manifest, contents, load_signer())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tournament.
+
+    Attributes:
+        kept: name of the winner.
+        as_fast: names of those that cannot be told from the fastest.
+        latencies: by name, one median a process.
+    """
+
+    kept: str
+    as_fast: list[str]
+    latencies: dict[str, Latency]
+
+    def fastest(self) -> str:
+        """Name of the one with the lowest median."""
+        return min(self.latencies, key=lambda name: self.latencies[name].median_s)
+
+
+def measure(path: Path, seconds: float) -> Measured:
+    """Hold one tournament."""
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        result = hold_tournament(package, find_keys_folder(), seconds=seconds)
+    names = dict(zip((entrant.name for entrant in result.entrants), NAMES, strict=True))
+    latencies = {names[one.name]: one.latency for one in result.entrants if one.latency is not None}
+    if result.winner is None:
+        raise EdgekitError(f"{path}: {result.entrants[0].reason}")
+    return Measured(names[result.winner.name], [names[name] for name in result.as_fast], latencies)
+
+
+def contest(path: Path, again: int, seconds: float) -> tuple[int, int, int, int]:
+    """Hold all tournaments of a model, print its row; returns again, as fast, processes and of how many."""
+    first, *further = (measure(path, seconds) for _ in range(again + 1))
+    kept = first.kept
+    fastest = sum(kept == one.fastest() for one in further)
+    as_fast = sum(kept in one.as_fast for one in further)
+    processes = [
+        dict(zip(one.latencies, medians, strict=True))
+        for one in further
+        for medians in zip(*(latency.seconds for latency in one.latencies.values()), strict=True)
+    ]
+    won = sum(kept == min(medians, key=lambda name: medians[name]) for medians in processes)
+    behind = [one.latencies[kept].median_s / one.latencies[one.fastest()].median_s - 1 for one in further]
+    medians_ms = [
+        f"{first.latencies[name].median_s * 1e3:.3f}" if name in first.latencies else "" for name in NAMES
+    ]
+    cells = [path.stem, *medians_ms, kept, str(fastest), str(as_fast), f"{won} of {len(processes)}"]
+    print(f"| {' | '.join([*cells, f'{max(behind):.1%}'])} |", flush=True)
+    return fastest, as_fast, won, len(processes)
 
 
 def main() -> None:
-    """Print one row a model, and the share of all further measurements."""
+    """Print one row a model, and the sums."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[model.name for model in MODELS])
-    parser.add_argument("--again", type=int, default=5)
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--again", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a tournament, nearly")
+    parser.add_argument("--folder", type=Path, help="where packages are kept (default: nowhere)")
     arguments = parser.parse_args()
-    if arguments.measure is not None:
-        found = measure(arguments.measure, arguments.seed)
-        print(json.dumps({name: latency.seconds for name, latency in found.items()}))
-        return
     counts = []
-    with tempfile.TemporaryDirectory() as folder:
+    print(f"| model | {' | '.join(NAMES)} | kept | again | as fast | processes | behind |")
+    print("|---|" + "--:|" * len(NAMES) + "---|--:|--:|--:|--:|")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        os.environ["EDGEKIT_HOME"] = str(folder / "home")
         for public in MODELS:
             if arguments.only and public.name not in arguments.only:
                 continue
             try:
-                counts.append(contest(prepare(public, Path(folder)), arguments.again))
+                path = prepare(public, folder)
+                if arguments.again:
+                    counts.append(contest(path, arguments.again, arguments.seconds))
             except (MissingError, EdgekitError) as error:
                 print(f"{public.name}: skipped, {error}", file=sys.stderr)
-    total = arguments.again * len(counts)
-    fastest, as_fast = (sum(column) for column in zip(*counts, strict=True))
-    print(f"all: {len(counts)} models, fastest in {fastest} of {total}, as fast in {as_fast} of {total}")
+    if counts:
+        fastest, as_fast, won, processes = (sum(column) for column in zip(*counts, strict=True))
+        mostly = sum(2 * one[0] > arguments.again for one in counts)
+        print(
+            f"\n{len(counts)} models: fastest again in most tournaments {mostly}; of"
+            f" {arguments.again * len(counts)} tournaments fastest in {fastest}, as fast in {as_fast};"
+            f" of {processes} processes fastest in {won}"
+        )
 
 
 if __name__ == "__main__":
