@@ -26,14 +26,7 @@ from typing import BinaryIO, Final, TypeAlias, cast
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
-from edgekit_runtime.signing import (
-    PACKAGE_PREDICATE_TYPE,
-    Statement,
-    TrustStore,
-    decode_envelope,
-    read_unverified_envelope,
-    verify_envelope,
-)
+from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
 from edgekit_runtime.zipform import (
     MAX_ARCHIVE_BYTES,
     MAX_ARCHIVE_MEMBERS,
@@ -109,7 +102,7 @@ def write_package(
         MANIFEST_NAME, hashlib.sha256(manifest_bytes).hexdigest(), PACKAGE_PREDICATE_TYPE, {}
     )
     envelope = sign(statement.to_bytes())
-    decode_envelope(envelope, f"{path}: {SIGNATURE_NAME}")
+    Envelope.from_bytes(envelope, f"{path}: {SIGNATURE_NAME}")
     _check_size(MANIFEST_NAME, len(manifest_bytes), DEFAULT_LIMITS.max_manifest_bytes, str(path))
     _check_size(SIGNATURE_NAME, len(envelope), DEFAULT_LIMITS.max_signature_bytes, str(path))
     if len(contents) + 2 > DEFAULT_LIMITS.max_members:
@@ -187,23 +180,24 @@ class OpenedPackage:
         self.close()
 
 
-def read_package(path: Path, trust: TrustStore, limits: Limits = DEFAULT_LIMITS) -> OpenedPackage:
+def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -> OpenedPackage:
     """Return the package at `path` after all of it has been verified.
 
     Args:
         path: of the package file.
-        trust: keys whose signature is accepted.
+        trust: decides whose signatures are accepted.
         limits: bounds on sizes and counts.
 
     Raises:
         PackageError: unreadable, beyond a limit, or not in the canonical form.
         SignatureError: the signature is malformed, wrong, or by a key that is not trusted.
+        UnavailableError: the signature cannot be verified now.
         DigestError: the manifest or an artifact is not what was signed.
         ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
     """
 
     def verify(envelope: bytes, where: str) -> tuple[Statement, str]:
-        return verify_envelope(envelope, trust, PACKAGE_PREDICATE_TYPE, where)
+        return trust.verify(envelope, PACKAGE_PREDICATE_TYPE, where)
 
     view = _map_file(path, limits)
     try:
@@ -246,7 +240,7 @@ def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> Unv
     """
 
     def read(envelope: bytes, where: str) -> tuple[Statement, str]:
-        return read_unverified_envelope(envelope, PACKAGE_PREDICATE_TYPE, where)
+        return read_unverified(envelope, PACKAGE_PREDICATE_TYPE, where)
 
     with _map_file(path, limits) as view:
         manifest, key_id, _ = _check_package(view, read, limits, str(path))

@@ -8,14 +8,7 @@ from edgekit_runtime.archive import Sign
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import DigestError, SignatureError
 from edgekit_runtime.files import hash_file, write_atomically
-from edgekit_runtime.signing import (
-    EVIDENCE_PREDICATE_TYPE,
-    Statement,
-    TrustStore,
-    decode_envelope,
-    read_unverified_envelope,
-    verify_envelope,
-)
+from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
 
 MAX_EVIDENCE_BYTES: Final = 16 << 20
 
@@ -40,14 +33,14 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
     """
     statement = Statement(subject_path.name, _hash_subject(subject_path), EVIDENCE_PREDICATE_TYPE, predicate)
     envelope = sign(statement.to_bytes())
-    decode_envelope(envelope, str(path))
+    Envelope.from_bytes(envelope, str(path))
     if len(envelope) > MAX_EVIDENCE_BYTES:
         raise SignatureError(f"{path}: evidence has {len(envelope)} bytes, the limit is {MAX_EVIDENCE_BYTES}")
     with write_atomically(path) as file:
         file.write(envelope)
 
 
-def read_evidence(path: Path, subject_path: Path, trust: TrustStore) -> Statement:
+def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
     """Return the statement in the evidence file at `path`, once it is known to be about `subject_path`.
 
     The file name in the statement is not compared: a renamed file is the same file.
@@ -56,7 +49,7 @@ def read_evidence(path: Path, subject_path: Path, trust: TrustStore) -> Statemen
         SignatureError: unreadable, too large, malformed, changed, or by a key that is not trusted.
         DigestError: the file at `subject_path` is not the one that the statement is about.
     """
-    statement, _ = verify_envelope(_read_file(path), trust, EVIDENCE_PREDICATE_TYPE, str(path))
+    statement, _ = trust.verify(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
     _check_subject(statement, path, subject_path)
     return statement
 
@@ -70,7 +63,7 @@ def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
         SignatureError: unreadable, too large, or malformed.
         DigestError: the file at `subject_path` is not the one that the statement is about.
     """
-    statement, _ = read_unverified_envelope(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
+    statement, _ = read_unverified(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
     _check_subject(statement, path, subject_path)
     return statement
 

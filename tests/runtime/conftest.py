@@ -20,7 +20,8 @@ from edgekit_runtime.manifest import (
     BackendChoice,
     Manifest,
 )
-from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, Statement, TrustStore
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.zipform import Member, read_members, write_archive
 from edgekit_toolkit.sign import StatementSigner

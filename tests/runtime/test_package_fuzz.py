@@ -16,7 +16,7 @@ from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import ManifestError, PackageError, SignatureError
 from edgekit_runtime.golden import MAX_INPUT_BYTES
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, parse_manifest
-from edgekit_runtime.signing import PACKAGE_PREDICATE_TYPE, verify_envelope
+from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE
 
 # Derandomized: the same examples each time, so that a failure is one of the change under test.
 fuzz = settings(
@@ -216,4 +216,4 @@ def test_an_envelope_with_any_other_value_in_any_place_is_refused(
     target[key] = value
     data = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     with pytest.raises(SignatureError):
-        verify_envelope(data.encode(errors="replace"), maker.trust, PACKAGE_PREDICATE_TYPE, "here")
+        maker.trust.verify(data.encode(errors="replace"), PACKAGE_PREDICATE_TYPE, "here")

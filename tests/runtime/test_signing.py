@@ -13,15 +13,8 @@ from securesystemslib.signer import CryptoSigner
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import DigestError, SignatureError
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgekit_runtime.signing import (
-    EVIDENCE_PREDICATE_TYPE,
-    PACKAGE_PREDICATE_TYPE,
-    Statement,
-    TrustStore,
-    find_keys_folder,
-    read_public_key,
-    verify_envelope,
-)
+from edgekit_runtime.signing import TrustStore, find_keys_folder, read_public_key
+from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.sign import StatementSigner
 
@@ -33,11 +26,11 @@ def encode(value: object) -> bytes:
 
 
 def verify(data: bytes, maker: Any) -> Statement:
-    return verify_envelope(data, maker.trust, PACKAGE_PREDICATE_TYPE, "here")[0]
+    return maker.trust.verify(data, PACKAGE_PREDICATE_TYPE, "here")[0]
 
 
 def test_a_signed_statement_verifies(maker: Any) -> None:
-    assert verify_envelope(maker.signer(PAYLOAD), maker.trust, PACKAGE_PREDICATE_TYPE, "here") == (
+    assert maker.trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "here") == (
         Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}),
         maker.signer.key_id,
     )
@@ -80,7 +73,7 @@ def test_another_keys_signature_under_a_trusted_id_is_refused(
 
 def test_an_empty_trust_store_accepts_nothing(maker: Any) -> None:
     with pytest.raises(SignatureError, match="trusted are: none"):
-        verify_envelope(maker.signer(PAYLOAD), TrustStore([]), PACKAGE_PREDICATE_TYPE, "here")
+        TrustStore([]).verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "here")
 
 
 def test_a_signature_for_another_purpose_is_refused(maker: Any) -> None:

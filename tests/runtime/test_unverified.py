@@ -16,7 +16,7 @@ from edgekit_runtime.archive import (
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.evidence import read_unverified_evidence, write_evidence
 from edgekit_runtime.manifest import SIGNATURE_NAME
-from edgekit_runtime.signing import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified_envelope
+from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified
 from edgekit_toolkit.sign import StatementSigner
 
 
@@ -74,14 +74,12 @@ def test_an_envelope_of_another_purpose_is_refused_unverified_too(maker: Any, pa
     data = package_path.read_bytes()
     member = maker.layout(data)[SIGNATURE_NAME]
     with pytest.raises(SignatureError, match="predicate type"):
-        read_unverified_envelope(
-            data[member.payload_offset : member.end_offset], EVIDENCE_PREDICATE_TYPE, "x"
-        )
+        read_unverified(data[member.payload_offset : member.end_offset], EVIDENCE_PREDICATE_TYPE, "x")
 
 
 def test_a_broken_envelope_is_refused_unverified_too() -> None:
-    with pytest.raises(SignatureError, match="not a DSSE envelope"):
-        read_unverified_envelope(b"{}", PACKAGE_PREDICATE_TYPE, "x")
+    with pytest.raises(SignatureError, match="'payload' is missing"):
+        read_unverified(b"{}", PACKAGE_PREDICATE_TYPE, "x")
 
 
 def test_evidence_by_an_unknown_key_shows_what_it_says(

@@ -14,13 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer
 
 from edgekit_runtime.errors import OutputError, SignatureError
-from edgekit_runtime.signing import (
-    EVIDENCE_PREDICATE_TYPE,
-    Statement,
-    TrustStore,
-    read_public_key,
-    verify_envelope,
-)
+from edgekit_runtime.signing import TrustStore, read_public_key
+from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.sign import (
     KeyInfo,
     StatementSigner,
@@ -43,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def signs(signer: StatementSigner, folder: Path) -> bool:
     """Whether a reader that trusts `folder` accepts the signer's signature."""
     trust = TrustStore.from_folder(folder)
-    return verify_envelope(signer(PAYLOAD), trust, EVIDENCE_PREDICATE_TYPE, "here")[1] == signer.key_id
+    return trust.verify(signer(PAYLOAD), EVIDENCE_PREDICATE_TYPE, "here")[1] == signer.key_id
 
 
 def test_a_generated_key_signs_and_is_trusted(folder: Path) -> None:

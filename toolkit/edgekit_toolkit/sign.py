@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[attr-defined]  # has no __all__
 
@@ -30,12 +29,11 @@ from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.signing import (
     MAX_KEY_FILE_BYTES,
-    PAYLOAD_TYPE,
     PUBLIC_KEY_SUFFIX,
-    encode_envelope,
     find_keys_folder,
     read_public_key,
 )
+from edgekit_runtime.statements import Envelope, encode_signed
 
 DEFAULT_KEY_NAME: Final = "default"
 
@@ -80,14 +78,14 @@ class StatementSigner:
         Raises:
             SignatureError: the signer failed, or its signature does not fit its public key.
         """
-        envelope = Envelope(payload, PAYLOAD_TYPE, {})
+        signed = encode_signed(payload)
         try:
-            signature = envelope.sign(self._signer)
+            signature = self._signer.sign(signed)
             # A KMS that signs with another key than configured would show only on the devices.
-            self._signer.public_key.verify_signature(signature, envelope.pae())
+            self._signer.public_key.verify_signature(signature, signed)
         except Exception as cause:  # securesystemslib documents that signers may raise anything
             raise SignatureError(f"signing with key {self.key_id} failed: {cause}", self.key_id) from cause
-        return encode_envelope(envelope)
+        return Envelope(payload, signature.keyid, bytes.fromhex(signature.signature)).to_bytes()
 
 
 def generate_key(name: str, folder: Path | None = None) -> KeyInfo:

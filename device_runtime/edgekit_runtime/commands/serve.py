@@ -4,8 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit_runtime.commands.command import Outcome
+
+if TYPE_CHECKING:
+    from edgekit_runtime.verifying import VerifyingProcess
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -52,6 +56,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
         unit = write_unit()
         return Outcome({"unit": unit}, unit.splitlines())
+    from edgekit_runtime.verifying import VerifyingProcess
+
+    with VerifyingProcess(arguments.keys) as trust:  # first, so that its process starts beside these imports
+        return _serve(arguments, trust)
+
+
+def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import asyncio
     import dataclasses
     import logging
@@ -61,7 +72,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
     from edgekit_runtime.service.keeping import Source
     from edgekit_runtime.service.packages import PackageFiles
     from edgekit_runtime.service.server import serve
-    from edgekit_runtime.signing import TrustStore, find_keys_folder
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
@@ -78,15 +88,16 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
-    trust = TrustStore.from_folder(find_keys_folder() if arguments.keys is None else arguments.keys)
+    trust.check_keys()
     source: Source
     if arguments.package:
         source = PackageFiles(arguments.package, trust)
     else:
         source = InstalledModels(Slots(find_state_folder(), trust, find_device_target()))
-    asyncio.run(serve(config, source, _announce))
+
+    def announce(addresses: Sequence[str]) -> None:
+        print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)
+        trust.rest()
+
+    asyncio.run(serve(config, source, announce))
     return Outcome({"stopped": True}, ["stopped"])
-
-
-def _announce(addresses: Sequence[str]) -> None:
-    print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)

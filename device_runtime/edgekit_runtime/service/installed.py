@@ -20,12 +20,12 @@ _logger = logging.getLogger(__name__)
 class InstalledModels:
     """A `Source` of the packages in the slots of this device."""
 
-    __slots__ = ("_begun", "_slots", "limits", "trust")
+    __slots__ = ("_begun", "_slots", "limits")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._begun: set[tuple[str, str]] = set()
-        self.trust, self.limits = slots.trust, slots.limits
+        self.limits = slots.limits
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models."""

@@ -18,7 +18,6 @@ from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.signing import TrustStore
 
 Result = TypeVar("Result")
 MakeServed: TypeAlias = Callable[[Loaded], Served]
@@ -32,11 +31,9 @@ class Source(Protocol):
     """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
 
     Attributes:
-        trust: whose packages are accepted.
-        limits: of reading them.
+        limits: of reading packages.
     """
 
-    trust: TrustStore
     limits: Limits
 
     def names(self) -> Sequence[str]:

@@ -1,7 +1,6 @@
 """What the service and a worker process say to each other beyond single words: forms of the messages."""
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,8 +24,6 @@ class Order:
         isolation: of this process.
         name, version: of the model.
         manifest_sha256: of the package that the service has verified, which must still be this one.
-        key_id: of the key that signed it.
-        key: that key, as TUF describes keys.
         limits: of reading the package.
         token: that clients over TCP must send, or None.
         connections: how many may be lent at one time.
@@ -38,8 +35,6 @@ class Order:
     name: str
     version: str
     manifest_sha256: str
-    key_id: str
-    key: Mapping[str, object]
     limits: Limits
     token: str | None
     connections: int

@@ -9,7 +9,7 @@ from edgekit_runtime.archive import DEFAULT_LIMITS, read_package, read_unverifie
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.statements import Verifier
 
 _SUFFIX = ".edgepkg"
 
@@ -22,11 +22,11 @@ class PackageFiles:
     What a package says of its name is believed here without a signature; opening verifies it.
     """
 
-    __slots__ = ("_paths", "_rejected", "_seen", "_unreadable", "limits", "trust")
+    __slots__ = ("_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
 
-    def __init__(self, paths: Sequence[Path], trust: TrustStore) -> None:
+    def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
         self._paths = tuple(paths)
-        self.trust, self.limits = trust, DEFAULT_LIMITS
+        self._trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
         self._rejected: set[tuple[Path, int, int]] = set()
         self._unreadable: dict[Path, str] = {}
@@ -61,7 +61,7 @@ class PackageFiles:
 
     def reopen(self, path: Path, options: ModelOptions) -> Loaded:
         """Return the model of the package at `path`."""
-        with read_package(path, self.trust) as package:
+        with read_package(path, self._trust) as package:
             return load(package, options)
 
     def confirm(self, name: str, version: str) -> None:

@@ -5,7 +5,6 @@ next request is for something else. It ends when its channel to the service ends
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import mmap
@@ -18,10 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]  # has no __all__
-
 from edgekit_runtime.archive import read_package
-from edgekit_runtime.errors import EdgekitError, PackageError
+from edgekit_runtime.errors import DigestError, EdgekitError
 from edgekit_runtime.service.channel import Channel, Kind
 from edgekit_runtime.service.confinement import confine, end_with
 from edgekit_runtime.service.connection import Connection
@@ -36,11 +33,25 @@ from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.sharedmem import Region, RegionLimits, Regions
 from edgekit_runtime.service.snapshots import write_snapshot
 from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.statements import Statement, read_unverified
 
 _DESCRIPTORS: Final = 3
 
 _logger = logging.getLogger(__name__)
+
+
+class _Verdict:
+    """A `Verifier` of the one package whose signature the service has verified."""
+
+    def __init__(self, manifest_sha256: str) -> None:
+        self._manifest_sha256 = manifest_sha256
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        """Return what the envelope says, where it is about that package."""
+        statement, key_id = read_unverified(envelope, predicate_type, where)
+        if statement.sha256 != self._manifest_sha256:
+            raise DigestError(f"{where}: the file has changed since it was verified; load the model again")
+        return statement, key_id
 
 
 class _OnePackage:
@@ -49,7 +60,7 @@ class _OnePackage:
     def __init__(self, order: Order, package: int) -> None:
         self._order = order
         self._path = Path(f"/proc/self/fd/{package}")
-        self.trust = TrustStore([SSlibKey.from_dict(order.key_id, dict(order.key))])
+        self._trust = _Verdict(order.manifest_sha256)
         self.limits = order.limits
 
     def names(self) -> Sequence[str]:
@@ -65,13 +76,7 @@ class _OnePackage:
         return [self.reopen(self._path, options)]
 
     def reopen(self, path: Path, options: ModelOptions) -> Loaded:
-        with read_package(path, self.trust, self.limits) as package:
-            digest = hashlib.sha256(package.manifest.to_bytes()).hexdigest()
-            if digest != self._order.manifest_sha256:
-                raise PackageError(
-                    f"{package.manifest.name} {package.manifest.version}: the file has changed since it was"
-                    " verified; load the model again"
-                )
+        with read_package(path, self._trust, self.limits) as package:
             return load(package, options)
 
     def confirm(self, _name: str, _version: str) -> None:

@@ -22,7 +22,6 @@ from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.orders import Order
 from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.sharedmem import Region, Regions
-from edgekit_runtime.signing import TrustStore
 
 _POLL_S: Final = 0.005
 
@@ -31,11 +30,9 @@ class Reader(Protocol):
     """How packages are read.
 
     Attributes:
-        trust: whose are accepted.
         limits: of reading.
     """
 
-    trust: TrustStore
     limits: Limits
 
 
@@ -184,9 +181,7 @@ class Workers:
             memory=ModelMemory(),
             models={package.manifest.name: alone},
         )
-        manifest, key = package.manifest, self._reader.trust.find(package.key_id)
-        if key is None:
-            raise PackageError(f"{package.path}: signed by {package.key_id}, which is not trusted any more")
+        manifest = package.manifest
         return Order(
             parent=os.getpid(),
             config=config,
@@ -194,8 +189,6 @@ class Workers:
             name=manifest.name,
             version=manifest.version,
             manifest_sha256=hashlib.sha256(manifest.to_bytes()).hexdigest(),
-            key_id=package.key_id,
-            key=key.to_dict(),
             limits=self._reader.limits,
             token=None if self._token is None else self._token.decode("ascii"),
             connections=self._config.http.max_connections,

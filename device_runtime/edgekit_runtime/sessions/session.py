@@ -13,7 +13,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.tuned import apply_tuned
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.statements import Verifier
 from edgekit_runtime.tensors import TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -84,7 +84,7 @@ def open_session(
     package: Path | OpenedPackage,
     *,
     variant: str | None = None,
-    trust: TrustStore | None = None,
+    trust: Verifier | None = None,
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
@@ -110,7 +110,11 @@ def open_session(
         selected = package.select(variant)
         order = {one.name: one for one in recall_order(package.manifest)}
         return open_choice(selected, apply_tuned(package.manifest, order[variant].backend), threads)
-    trust = TrustStore.from_folder(find_keys_folder()) if trust is None else trust
+    if trust is None:
+        # Not for those who verify elsewhere: it would take a sixth of an idle service's memory.
+        from edgekit_runtime.signing import TrustStore, find_keys_folder
+
+        trust = TrustStore.from_folder(find_keys_folder())
     with read_package(package, trust, limits) as opened:
         return open_session(opened, variant=variant, threads=threads)
 

@@ -19,7 +19,6 @@ from edgekit_runtime.archive import Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError
 from edgekit_runtime.files import Disk, write_atomically
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
     HEALTHY,
@@ -30,6 +29,7 @@ from edgekit_runtime.slots.state import (
     parse_state,
 )
 from edgekit_runtime.slots.versions import sort_key
+from edgekit_runtime.statements import Verifier
 
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
@@ -51,7 +51,7 @@ class Reading:
         target: of this device, or None where it is not known.
     """
 
-    trust: TrustStore
+    trust: Verifier
     limits: Limits
     target: str | None
 

@@ -15,7 +15,6 @@ from typing import Final
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.files import DISK, Disk
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
@@ -24,6 +23,7 @@ from edgekit_runtime.slots.folder import FoundState, Reading, identify
 from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
+from edgekit_runtime.statements import Verifier
 
 MAX_BEGUN: Final = 3
 
@@ -63,7 +63,7 @@ class Slots:
     """
 
     folder: Path
-    trust: TrustStore
+    trust: Verifier
     target: str | None = None
     limits: Limits = DEFAULT_LIMITS
     max_begun: int = MAX_BEGUN

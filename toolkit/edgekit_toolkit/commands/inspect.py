@@ -92,7 +92,7 @@ def _inspect(path: Path) -> Inspection:
 
 def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
     """Return whether nobody can say if the signature is right; one by a known key is right or wrong."""
-    return error.key_id is not None and trust.find(error.key_id) is None
+    return error.key_id is not None and error.key_id not in trust.key_ids
 
 
 def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:

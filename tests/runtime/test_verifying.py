@@ -1,0 +1,130 @@
+"""Signatures verified in another process: the verdicts are those of `TrustStore`, and it fails closed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.errors import SignatureError, UnavailableError
+from edgekit_runtime.processes import child_environment
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.verifying import VerifyingProcess
+from edgekit_toolkit.sign import StatementSigner
+
+PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {}).to_bytes()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder with the key that `maker` signs with."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    public = ed25519.Ed25519PrivateKey.from_private_bytes(b"\1" * 32).public_key()
+    (folder / "k.pub.pem").write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return folder
+
+
+@pytest.fixture
+def trust(keys: Path) -> Iterator[VerifyingProcess]:
+    with VerifyingProcess(keys) as process:
+        yield process
+
+
+def find_children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def wrong_signature(maker: Any, other_signer: StatementSigner) -> bytes:
+    data: bytes = other_signer(PAYLOAD).replace(other_signer.key_id.encode(), maker.signer.key_id.encode())
+    return data
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_verdicts_are_those_of_the_trust_store(
+    maker: Any, other_signer: StatementSigner, keys: Path, trust: VerifyingProcess, rests: bool
+) -> None:
+    store = TrustStore.from_folder(keys)
+    if rests:
+        trust.rest()
+    good = maker.signer(PAYLOAD)
+    for _ in range(2):
+        assert trust.verify(good, PACKAGE_PREDICATE_TYPE, "x") == store.verify(
+            good, PACKAGE_PREDICATE_TYPE, "x"
+        )
+    for bad, predicate_type in (
+        (other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE),
+        (wrong_signature(maker, other_signer), PACKAGE_PREDICATE_TYPE),
+        (good, EVIDENCE_PREDICATE_TYPE),
+        (good + b"\n", PACKAGE_PREDICATE_TYPE),
+        (b"\xff\n", PACKAGE_PREDICATE_TYPE),
+    ):
+        with pytest.raises(SignatureError) as expected:
+            store.verify(bad, predicate_type, "x")
+        with pytest.raises(SignatureError) as got:
+            trust.verify(bad, predicate_type, "x")
+        assert (str(got.value), got.value.key_id) == (str(expected.value), expected.value.key_id)
+
+
+def test_a_package_is_read_with_it(package_path: Path, maker: Any, trust: VerifyingProcess) -> None:
+    with read_package(package_path, trust) as package:
+        assert package.key_id == maker.signer.key_id
+
+
+def test_a_process_that_rests_leaves_none_behind(maker: Any, keys: Path) -> None:
+    before = find_children()
+    with VerifyingProcess(keys) as trust:
+        trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+        assert len(find_children() - before) == 1
+        trust.rest()
+        assert find_children() == before
+        trust.check_keys()
+        assert find_children() == before
+
+
+def test_a_process_that_was_killed_accepts_nothing_and_the_next_one_serves(
+    maker: Any, trust: VerifyingProcess
+) -> None:
+    for pid in find_children():
+        if b"edgekit_runtime.verifying" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    with pytest.raises(UnavailableError, match="ended before it answered"):
+        trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+    trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_a_file_that_is_no_key_is_named(keys: Path) -> None:
+    (keys / "bad.pub.pem").write_text("no key")
+    with VerifyingProcess(keys) as trust:
+        for _ in range(2):
+            with pytest.raises(SignatureError, match=r"bad\.pub\.pem"):
+                trust.check_keys()
+
+
+def test_it_ends_with_who_started_it(keys: Path) -> None:
+    """The end of the pipe says so, however its parent came to its end."""
+    code = (
+        "import os, sys; from pathlib import Path; from edgekit_runtime.verifying import VerifyingProcess;"
+        "trust = VerifyingProcess(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(keys)], env=child_environment(), check=False)
+    deadline_s = time.monotonic() + 30
+    while any(str(keys) in line for line in read_command_lines()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def read_command_lines() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield path.read_text(errors="replace")
