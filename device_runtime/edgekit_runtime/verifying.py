@@ -13,11 +13,13 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.statements import Statement, read_unverified
+
+_MAX_GOOD: Final = 256  # envelopes
 
 _Question: TypeAlias = "tuple[str, str, str] | None"
 """An envelope in base64, its predicate type and where it lies; None: can the keys be read?"""
@@ -51,6 +53,8 @@ class VerifyingProcess:
         """Return the statement in an envelope and the id of the key that signed it, see `Verifier`."""
         if (envelope, predicate_type) not in self._good:
             self._ask((base64.b64encode(envelope).decode("ascii"), predicate_type, where))
+            if len(self._good) == _MAX_GOOD:
+                self._good.clear()  # versions come and go
             self._good.add((envelope, predicate_type))
         return read_unverified(envelope, predicate_type, where)
 

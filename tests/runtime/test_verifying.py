@@ -95,6 +95,7 @@ def test_a_process_that_rests_leaves_none_behind(maker: Any, keys: Path) -> None
 def test_a_process_that_was_killed_accepts_nothing_and_the_next_one_serves(
     maker: Any, trust: VerifyingProcess
 ) -> None:
+    trust.check_keys()  # it runs
     for pid in find_children():
         if b"edgekit_runtime.verifying" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
