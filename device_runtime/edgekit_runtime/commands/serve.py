@@ -96,8 +96,8 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
         source = InstalledModels(Slots(find_state_folder(), trust, find_device_target()))
 
     def announce(addresses: Sequence[str]) -> None:
-        print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)
         trust.rest()
+        print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)
 
     asyncio.run(serve(config, source, announce))
     return Outcome({"stopped": True}, ["stopped"])
