@@ -31,6 +31,7 @@ from tests.service.worker_parts import (
 )
 
 from edgekit_runtime.client import Client
+from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 
 LINEAR = "/v2/models/linear/infer"
 
@@ -279,6 +280,22 @@ def test_limits_hold_in_the_worker(maker: PackageMaker, tmp_path: Path) -> None:
         assert str(2 << 30) in next(line for line in limits.splitlines() if line.startswith("Max data size"))
         assert int((proc / "oom_score_adj").read_text()) >= 300
         assert int((proc / "stat").read_text().rsplit(")", 1)[1].split()[16]) >= 5
+
+
+def test_worker_runs_as_tuned_here(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    manifest = maker.manifest()
+    threads = []
+    for count in (1, 4):
+        keep_tuned(manifest, manifest.backend, Tuned("latency", {"threads": count}))
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        with running_isolated(maker, folder) as service:
+            ask_again(service, infer_bytes(X))
+            threads.append(len(list(Path(f"/proc/{find_pids(service)[0]}/task").iterdir())))
+    assert threads[1] - threads[0] == 3  # onnxruntime starts one fewer than it uses
 
 
 def test_worker_without_memory_to_load_is_refused_with_its_reason(
