@@ -1,9 +1,10 @@
 """What a worker counts is what the service shows."""
 
 import itertools
+from typing import Any
 
 from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.snapshots import add_up, read_snapshot, write_snapshot
+from edgekit_runtime.service.snapshots import add_up
 from edgekit_runtime.service.statistics import describe_statistics
 
 
@@ -24,9 +25,23 @@ def values(metrics: LaneMetrics) -> dict[str, object]:
     return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
 
 
+class _Version:
+    """What is needed of a `Served` here."""
+
+    version = "1"
+
+    def __init__(self, metrics: LaneMetrics) -> None:
+        self.metrics = metrics
+
+    def to_json(self) -> dict[str, Any]:
+        return {"variant": "default", "drift": {"looked_at": 3}}
+
+
 def test_all_that_is_counted_arrives() -> None:
     metrics = fill(3)
-    read = read_snapshot(write_snapshot(metrics))
+    snapshot = read_snapshots(write_snapshots([_Version(metrics)]))["1"]  # type: ignore[list-item]
+    assert snapshot.said == {"variant": "default", "drift": {"looked_at": 3}}
+    read = snapshot.counted
     read.model, read.version = metrics.model, metrics.version
     assert values(read) == values(metrics)
     assert describe_statistics([read], wall_clock=float, clock=float) == describe_statistics(

@@ -21,7 +21,7 @@ from tests.service.worker_parts import (
     Y,
     ask_again,
     asking,
-    find_lane,
+    find_model,
     find_pids,
     is_running,
     kill,
@@ -245,8 +245,8 @@ def test_stopped_worker_is_replaced(maker: PackageMaker, tmp_path: Path) -> None
 def test_standby_takes_over(maker: PackageMaker, tmp_path: Path) -> None:
     with running_isolated(maker, tmp_path, standby=True) as service:
         wait_for(lambda: len(find_pids(service)) == 2, "the worker that stands by")
-        lane = find_lane(service)
-        wait_for(lambda: service.call(lambda: lane.is_backed), "it to have loaded the model")
+        model = find_model(service)
+        wait_for(lambda: service.call(lambda: model.is_backed), "it to have loaded the model")
         first, second = find_pids(service)
         with service.connect() as client:
             replies = Replies(client)

@@ -23,7 +23,7 @@ from tests.service.worker_parts import (
     X,
     Y,
     ask_again,
-    find_lane,
+    find_model,
     find_pids,
     is_running,
     kill,
@@ -32,7 +32,7 @@ from tests.service.worker_parts import (
 )
 
 from edgekit_runtime.processes import child_environment
-from edgekit_runtime.service import worker_process
+from edgekit_runtime.service import starting
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Crashes, Isolation, find_infer
 from edgekit_runtime.service.loading import ModelOptions
@@ -77,11 +77,11 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(worker_process, "_MODULE", "tests.service.rogue_worker")
+    monkeypatch.setattr(starting, "_MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seed))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with running_isolated(maker, tmp_path) as service, service.connect() as client:
-        lane, pid = find_lane(service), find_pids(service)[0]
+        model, pid = find_model(service), find_pids(service)[0]
         client.sendall(infer_bytes(X))
         with service.connect() as other:
             replies = Replies(other)
@@ -90,7 +90,7 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
                 assert replies.next().binary == Y
                 time.sleep(0.02)
         assert Replies(client).next().status == 503
-        wait_for(lambda: service.call(lambda: lane.restarts), "the next worker")
+        wait_for(lambda: service.call(lambda: model.restarts), "the next worker")
         wait_for(lambda: not is_running(pid), "the end of the one that was there")
         assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
 

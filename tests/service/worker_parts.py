@@ -28,7 +28,7 @@ from edgekit_runtime.archive import write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolated_model import IsolatedModel
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
@@ -114,18 +114,18 @@ def running_isolated(
         yield service
 
 
-def find_lane(service: Running, name: str = "linear") -> IsolatedLane:
-    def find() -> IsolatedLane:
-        (lane,) = (lane for lane in service.service.workers.lanes if lane.manifest.name == name)
-        return lane
+def find_model(service: Running, name: str = "linear") -> IsolatedModel:
+    def find() -> IsolatedModel:
+        (model,) = (one for one in service.service.workers.models if one.lane.manifest.name == name)
+        return model
 
-    lane: IsolatedLane = service.call(find)
-    return lane
+    model: IsolatedModel = service.call(find)
+    return model
 
 
 def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
-    lane = find_lane(service, name)
-    pids: tuple[int, ...] = service.call(lambda: lane.pids)
+    model = find_model(service, name)
+    pids: tuple[int, ...] = service.call(lambda: model.pids)
     return pids
 
 

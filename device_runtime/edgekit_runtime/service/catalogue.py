@@ -95,7 +95,7 @@ class Catalogue:
         """Judge what is on trial; to be called every second or so, as a verdict may fall by time alone."""
         for model in self.by_name.values():
             if model.trial is not None:
-                model.trial.watch.look()
+                model.trial.look()
 
     def _explain(self, name: str, version: str | None) -> EdgekitError:
         model = self.by_name.get(name)

@@ -36,11 +36,15 @@ class Kind(IntEnum):
     MAIN_RETIRE = 3
     MAIN_REGION = 4
     MAIN_FORGET_REGION = 5
+    MAIN_TRY = 6
+    MAIN_SETTLE = 7
+    MAIN_ENERGY = 8
     WORKER_READY = 16
     WORKER_FAILED = 17
     WORKER_RETURNS = 18
     WORKER_CLOSED = 19
     WORKER_BEAT = 20
+    WORKER_TRIAL = 21
 
 
 Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]

@@ -6,9 +6,10 @@ It blocks, so it runs on a thread; it touches nothing of the service.
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import BackendError, ConfigError
@@ -35,6 +36,15 @@ from edgekit_runtime.variants import DEFAULT_VARIANT
 _logger = logging.getLogger(__name__)
 
 
+class Opener(Protocol):
+    """Opens packages elsewhere."""
+
+    def __call__(
+        self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None" = None
+    ) -> "Loaded":
+        """Return what is open; a version that is to be tried `beside` another is where that is."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How one model is kept.
@@ -54,7 +64,7 @@ class ModelOptions:
         governor: limits to hold by the way in which it is run, or None.
 
     Raises:
-        ConfigError: an isolated model is to have a governor, a canary or a shadow.
+        ConfigError: an isolated model is to have a governor.
     """
 
     policy: VersionPolicy = field(default_factory=VersionPolicy)
@@ -63,7 +73,7 @@ class ModelOptions:
     instances: int = 1
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation | None = None
-    opener: "Callable[[OpenedPackage, ModelOptions], Loaded] | None" = None
+    opener: "Opener | None" = None
     rollout: Rollout = field(default_factory=Rollout)
     cache: bool = False
     drift: bool = True
@@ -71,11 +81,8 @@ class ModelOptions:
     governor: GovernorOptions | None = None
 
     def __post_init__(self) -> None:
-        if self.isolation is not None and (self.rollout.kind != "swap" or self.governor is not None):
-            raise ConfigError(
-                "a model in a process of its own has neither a governor nor a rollout but 'swap'; leave out"
-                " isolation, or those"
-            )
+        if self.isolation is not None and self.governor is not None:
+            raise ConfigError("a model in a process of its own has no governor; leave out one of the two")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,6 +31,7 @@ class Registry:
         models: as requests find them.
         metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
             `rolled_back`, `evicted`, `unloaded` and `hung`.
+        rollouts: carries out what trials find.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Registry:
         self.models = Catalogue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = Room(self._keeper, self.models.by_name, options, self._memory, self.metrics)
-        self._rollouts = Rollouts(self._keeper, self.metrics, self._start)
+        self.rollouts = Rollouts(self._keeper, self.metrics, self._start)
 
     def find_lane(self, name: str, version: str | None) -> Lane | None:
         """Return the lane to the sessions of a version, or None where it is not ready."""
@@ -147,6 +148,18 @@ class Registry:
             self.metrics.swaps[name, "unloaded"].value += 1
             await self._keeper.retire(model.take_out(self._keeper))
 
+    async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
+        """End the trial of a version as somebody else has decided, if it is on trial."""
+        model = self.models.by_name[name]
+        async with model.lock:
+            trial = model.trial
+            if trial is None or trial.candidate.version != version:
+                return
+            if is_promoted:
+                await self.rollouts.promote(name, model, trial)
+            else:
+                await self.rollouts.drop(model, trial)
+
     async def wait_for(self, name: str) -> None:
         """Return once a model that was unloaded for others is loaded again.
 
@@ -203,7 +216,7 @@ class Registry:
                 model.state, model.is_evicted = "UNAVAILABLE", True
                 model.reason = "the memory cap leaves no room; its next request loads it"
                 return
-            if options.rollout.kind != "swap" and await self._rollouts.begin(name, model, options):
+            if options.rollout.kind != "swap" and await self.rollouts.begin(name, model, options):
                 return
             fresh = [] if plan.order == "resource" else await self._keeper.open(name, options)
         if plan.order == "resource":

@@ -18,13 +18,18 @@ from edgekit_runtime.service.trial import Trial
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.slots.versions import sort_key
 
+Report: TypeAlias = Callable[[str, Model, Trial, Promote | Rollback], None]
 Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _logger = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Carries out what a `Trial` finds."""
+    """Carries out what a `Trial` finds.
+
+    Attributes:
+        report: takes a verdict and sees to it that it is carried out, here by default.
+    """
 
     def __init__(self, keeper: Keeper, metrics: ServiceMetrics, start: Start) -> None:
         """Make it without trials.
@@ -35,6 +40,7 @@ class Rollouts:
             start: runs a coroutine in the background.
         """
         self._keeper, self._metrics, self._start = keeper, metrics, start
+        self.report: Report = self._report
 
     async def begin(self, name: str, model: Model, options: ModelOptions) -> bool:
         """Put the newest version on trial, with the lock of `model` held.
@@ -57,7 +63,10 @@ class Rollouts:
         current = model.default
         if current is None or sort_key(newest.version) <= sort_key(current.version):
             return False
-        fresh = (await self._keeper.open(name, options))[0]
+        opener = options.opener
+        if opener is not None:
+            opener = functools.partial(opener, beside=current.loaded)
+        fresh = (await self._keeper.open(name, dataclasses.replace(options, opener=opener)))[0]
         if fresh.version == current.version:  # the new one failed its self-test, and its source fell back
             model.failed[newest.version] = "rejected: failed its self-test; the log says why"
             await self._keeper.retire([fresh])
@@ -81,11 +90,11 @@ class Rollouts:
     async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
         current, fresh = pair
         candidate = fresh
-        if options.rollout.kind == "shadow":
+        if options.rollout.kind == "shadow" and fresh.say is None:
             # On a thread: a call that arrives while it runs does not wait for it.
             limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
             candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
-        settle = functools.partial(self._report, name, model)
+        settle = functools.partial(self.report, name, model)
         try:
             model.trial = Trial(current, candidate, options.rollout, settle)
         except EdgekitError:
@@ -103,14 +112,16 @@ class Rollouts:
             if model.trial is not trial:  # something else was loaded or unloaded meanwhile
                 return
             if isinstance(verdict, Promote):
-                await self._promote(name, model, trial)
+                if trial.take_over():
+                    await self.promote(name, model, trial)
             else:
                 await self._roll_back(name, model, trial, verdict)
 
-    async def _promote(self, name: str, model: Model, trial: Trial) -> None:
+    async def promote(self, name: str, model: Model, trial: Trial) -> None:
+        """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
         _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
-        if trial.rollout.kind == "shadow":
+        if trial.rollout.kind == "shadow" and fresh.say is None:
             # As it was loaded: on the loop where it is short enough.
             trial.end()
             await self._keeper.drain(fresh)
@@ -136,6 +147,10 @@ class Rollouts:
         except EdgekitError as error:
             _logger.warning("%s %s is rolled back, which is not recorded: %s", name, version, error)
         await self._keeper.retire([candidate])
+
+    async def drop(self, model: Model, trial: Trial) -> None:
+        """Let all calls go to the version in use, and free the candidate; with the lock of `model` held."""
+        await self._keeper.retire([_end(model, trial)])
 
 
 def _end(model: Model, trial: Trial) -> Served:

@@ -1,6 +1,7 @@
 """The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from edgekit_runtime.service.exposition import Family, lane_families, service_families, write_exposition
 from edgekit_runtime.service.metrics import ServiceMetrics
@@ -35,16 +36,15 @@ def write_metrics(
 def _trial_families(trials: Iterable[Trial]) -> list[Family]:
     answers, failed, agreement = [], [], []
     for trial in trials:
-        observed = trial.watch.observed
+        found: Mapping[str, Any] = trial.to_json()
         model = trial.candidate.loaded.manifest.name
-        arms = ((trial.current, observed.current), (trial.candidate, observed.candidate))
-        for served, arm in arms:
+        for served, arm in ((trial.current, found["current"]), (trial.candidate, found["candidate"])):
             labels = {"model": model, "version": served.version}
-            answers.append((labels, float(arm.answers)))
-            failed.append((labels, float(arm.failed)))
-        if observed.compared:
+            answers.append((labels, float(arm["answers"])))
+            failed.append((labels, float(arm["failed"])))
+        if found["agreement"] is not None:
             labels = {"model": model, "version": trial.candidate.version}
-            agreement.append((labels, observed.agreement / observed.compared))
+            agreement.append((labels, found["agreement"]))
     return [
         Family("edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)),
         Family("edgekit_rollout_failed_answers", "gauge", "Of them, those that failed.", tuple(failed)),

@@ -1,6 +1,6 @@
 """One version of a model that takes calls, with everything that stands before its sessions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +41,7 @@ class Served:
         governed: `own_lane` where a governor chooses how the model is run, or None.
         governor: that chooses, or None.
         trial: that this version takes part in, or None.
+        say: returns what the process says in which the model is isolated, or None where it is not.
     """
 
     loaded: Loaded
@@ -54,6 +55,7 @@ class Served:
     governed: GovernedLane | None = None
     governor: ModelGovernor | None = None
     trial: "Trial | None" = None
+    say: Callable[[], Mapping[str, JsonValue]] | None = None
 
     @property
     def version(self) -> str:
@@ -63,6 +65,8 @@ class Served:
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the statistics say beyond the protocol's own figures."""
         stated: dict[str, JsonValue] = {"variant": self.loaded.variant}
+        if self.say is not None:
+            stated |= self.say()
         if self.governed is not None:
             stated |= {"variant": self.governed.setting.variant, "governor": self.governed.to_json()}
         if self.drift is not None:

@@ -149,8 +149,10 @@ class Service:
             refuse_stranger(head, self._token)
         return self.workers.pass_on(connection, head)
 
-    def _open_isolated(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
-        return self.workers.open(package, options)
+    def _open_isolated(
+        self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None
+    ) -> Loaded:
+        return self.workers.open(package, options, beside)
 
     def _options_of(self, name: str) -> ModelOptions:
         return self._config.models.get(name) or ModelOptions()

@@ -1,11 +1,14 @@
-"""What a worker process has counted, on its way to the service: out of `LaneMetrics` and back."""
+"""What a worker process knows of its versions, on its way to the service: counts, drift, cache, rollout."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.service.channel import ChannelError
 from edgekit_runtime.service.metrics import Histogram, LaneMetrics, RunCount
+from edgekit_runtime.service.served import Served
 
 _COUNTS: Final = (
     *("succeeded", "failed", "shed", "late", "refused", "cache_hits", "cache_misses"),
@@ -13,29 +16,42 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
+_SAID: Final = ("variant", "drift", "cache", "rollout")
+_MAX_SAID_BYTES: Final = 16 << 10
 
 
-def write_snapshot(metrics: LaneMetrics) -> bytes:
-    """Return all that `metrics` holds."""
-    document: dict[str, Any] = {name: getattr(metrics, name) for name in (*_COUNTS, "waiting", "last_s")}
-    for name in _HISTOGRAMS:
-        histogram: Histogram = getattr(metrics, name)
-        document[name] = [histogram.total, *histogram.counts]
-    document["runs"] = [
-        [calls, run.count, run.merge_s, run.infer_s, run.split_s] for calls, run in metrics.runs.items()
-    ]
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a worker knows of one version.
+
+    Attributes:
+        counted: since its start.
+        said: what `Served.to_json` says there beyond that.
+    """
+
+    counted: LaneMetrics
+    said: dict[str, JsonValue]
+
+
+def write_snapshots(versions: Iterable[Served]) -> bytes:
+    """Return what is known of all `versions`."""
+    document = {one.version: [_write(one.metrics), one.to_json()] for one in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
-def read_snapshot(payload: bytes) -> LaneMetrics:
-    """Return the metrics that `write_snapshot` wrote.
+def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
+    """Return what `write_snapshots` wrote, by version.
 
     Raises:
         ChannelError: it did not write this.
     """
     try:
-        return _read(json.loads(payload))
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
+        document = json.loads(payload, parse_constant=_refuse_constant)
+        return {
+            version: Snapshot(_read(counted), _check_said(said))
+            for version, (counted, said) in document.items()
+        }
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
         raise ChannelError(f"it sent metrics that cannot be read: {cause!r}"[:300]) from cause
 
 
@@ -59,6 +75,17 @@ def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
             sum_of.split_s += run.split_s
     into.waiting = parts[-1].waiting
     into.last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
+
+
+def _write(metrics: LaneMetrics) -> dict[str, Any]:
+    document: dict[str, Any] = {name: getattr(metrics, name) for name in (*_COUNTS, "waiting", "last_s")}
+    for name in _HISTOGRAMS:
+        histogram: Histogram = getattr(metrics, name)
+        document[name] = [histogram.total, *histogram.counts]
+    document["runs"] = [
+        [calls, run.count, run.merge_s, run.infer_s, run.split_s] for calls, run in metrics.runs.items()
+    ]
+    return document
 
 
 def _read(document: dict[str, Any]) -> LaneMetrics:
@@ -86,3 +113,23 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
         raise ValueError(f"{str(value)[:40]} is no count")
     return value
+
+
+def _check_said(said: dict[str, Any]) -> dict[str, JsonValue]:
+    """Return what a worker said of a version, in which everything that the service uses itself is right."""
+    if len(json.dumps(said)) > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
+        raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
+    if not isinstance(said["variant"], str):
+        raise TypeError(f"the variant is {said['variant']!r}"[:200])
+    rollout = said.get("rollout")
+    if rollout is not None:
+        for arm in ("current", "candidate"):
+            _number(rollout[arm]["answers"])
+            _number(rollout[arm]["failed"])
+        if rollout["agreement"] is not None:
+            _number(rollout["agreement"])
+    return said
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

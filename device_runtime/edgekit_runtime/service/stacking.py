@@ -62,8 +62,8 @@ class Stacking:
             max_json_bytes=self.max_json_bytes,
         )
         if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
-            session.count_into(metrics)
-            return Served(loaded, codec, metrics, session, session, session)
+            session.tally.count_into(metrics)
+            return Served(loaded, codec, metrics, session, session, session, say=session.to_json)
         own_lane: DrainingLane
         governed = governor = None
         if options.governor is not None and len(loaded.ways) > 0:

@@ -1,15 +1,17 @@
 """A new version beside the one in use, until its gates decide which of the two stays."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeAlias
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.service.agreement import choose_comparison
 from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.canary_lane import CanaryLane
-from edgekit_runtime.service.canary_watch import Watch
+from edgekit_runtime.service.canary_watch import Report, Watch
+from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.shadow_lane import ShadowLane
@@ -18,17 +20,47 @@ from edgekit_runtime.tensors import TensorSpec
 Settle: TypeAlias = Callable[["Trial", Promote | Rollback], None]
 
 
+class Tensors(Protocol):
+    """What has inputs and outputs."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What it takes."""
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """What it returns."""
+
+
+class Trying(Protocol):
+    """How two versions are tried: in this process or in that of an isolated model."""
+
+    def look(self) -> None:
+        """Judge now."""
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count what a request took of both, see `Watch.add_energy`."""
+
+    def take_over(self) -> bool:
+        """Go on with the candidate; returns whether it still lives, else there is another verdict."""
+
+    def end(self) -> None:
+        """Let calls for the version in use pass by the candidate; those under way there are answered."""
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Return what is known, see `Watch.to_json`."""
+
+
 class Trial:
-    """A candidate and the version that it may replace, with what lies before them both.
+    """A candidate and the version that it may replace.
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
         candidate: the version on trial.
-        watch: counts and judges.
         rollout: how it is tried.
     """
 
-    __slots__ = ("_lane", "candidate", "current", "rollout", "watch")
+    __slots__ = ("_trying", "candidate", "current", "rollout")
 
     def __init__(self, current: Served, candidate: Served, rollout: Rollout, settle: Settle) -> None:
         """Begin; calls for `current` reach the candidate from now on.
@@ -37,61 +69,109 @@ class Trial:
             current: the version in use.
             candidate: the one on trial.
             rollout: how it is tried.
-            settle: takes the verdict, once, on the thread of the loop.
+            settle: takes the verdict, on the thread of the loop.
 
         Raises:
             SlotError: the two differ in their inputs or outputs.
         """
-        _check_alike(current, candidate)
-        loop = asyncio.get_running_loop()
+        difference = find_difference(current.codec, candidate.codec)
+        if difference is not None:
+            raise SlotError(
+                f"{candidate.loaded.manifest.name} {candidate.version} has {difference} of version"
+                f" {current.version} that is in use: the two cannot be tried side by side; set rollout ="
+                " 'swap' for this change"
+            )
         self.current, self.candidate, self.rollout = current, candidate, rollout
-        self.watch = Watch(rollout.gates, lambda verdict: settle(self, verdict), defer=loop.call_later)
-        self._lane: CanaryLane | ShadowLane
-        if rollout.kind == "canary":
-            self._lane = CanaryLane(
-                current.stack, candidate.stack, self.watch, share=rollout.share, retry=rollout.retry
-            )
+        report = functools.partial(settle, self)
+        lane = candidate.own_lane
+        self._trying: Trying
+        if isinstance(lane, IsolatedLane) and lane.trial is not None:
+            self._trying = lane.trial
+            lane.trial.begin(report)
         else:
-            manifest = candidate.loaded.manifest
-            compare = choose_comparison(candidate.codec.outputs, manifest.figures, name=rollout.comparison)
-            self._lane = ShadowLane(
-                current.stack, candidate.stack, self.watch, compare, rollout.shadow, defer=loop.call_later
-            )
-        current.lane = self._lane
+            self._trying = _TryingHere(current, candidate, rollout, report)
         current.trial = candidate.trial = self
+
+    def look(self) -> None:
+        """Judge now; a verdict may fall by time alone."""
+        self._trying.look()
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count what a request took of both versions over the same stretch of time, in joules."""
+        self._trying.add_energy(candidate_j, current_j)
+
+    def take_over(self) -> bool:
+        """Go on with the candidate; returns whether it still lives, else another verdict comes."""
+        return self._trying.take_over()
 
     def end(self) -> None:
         """Let calls for the version in use pass by the candidate; those under way there are answered."""
-        self.current.lane = self.current.stack
+        self._trying.end()
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
         """Return one line for people."""
         share = self.rollout.share if self.rollout.kind == "canary" else self.rollout.shadow.share
-        answers = self.watch.observed.candidate.answers
+        candidate = self.to_json()["candidate"]
+        answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
         return f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
-        lane = self._lane
-        found = lane.to_json() if isinstance(lane, ShadowLane) else self.watch.to_json()
         return {
+            **self._trying.to_json(),
             "kind": self.rollout.kind,
             "current_version": self.current.version,
             "candidate_version": self.candidate.version,
-            **found,
         }
 
 
-def _check_alike(current: Served, candidate: Served) -> None:
-    name = candidate.loaded.manifest.name
-    for what in ("inputs", "outputs"):
-        old, new = ([_describe(spec) for spec in getattr(one.codec, what)] for one in (current, candidate))
-        if old != new:
-            raise SlotError(
-                f"{name} {candidate.version} has {what} {new}, version {current.version} that is in use has"
-                f" {old}: the two cannot be tried side by side; set rollout = 'swap' for this change"
+class _TryingHere:
+    """A lane in front of both versions, and what watches it."""
+
+    __slots__ = ("_current", "_lane", "_watch")
+
+    def __init__(self, current: Served, candidate: Served, rollout: Rollout, report: Report) -> None:
+        loop = asyncio.get_running_loop()
+        watch = Watch(rollout.gates, report, defer=loop.call_later)
+        self._current, self._watch = current, watch
+        self._lane: CanaryLane | ShadowLane
+        if rollout.kind == "canary":
+            self._lane = CanaryLane(
+                current.stack, candidate.stack, watch, share=rollout.share, retry=rollout.retry
             )
+        else:
+            manifest = candidate.loaded.manifest
+            compare = choose_comparison(candidate.codec.outputs, manifest.figures, name=rollout.comparison)
+            self._lane = ShadowLane(
+                current.stack, candidate.stack, watch, compare, rollout.shadow, defer=loop.call_later
+            )
+        current.lane = self._lane
+
+    def look(self) -> None:
+        self._watch.look()
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        self._watch.add_energy(candidate_j, current_j)
+
+    def take_over(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        self._current.lane = self._current.stack
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        lane = self._lane
+        return lane.to_json() if isinstance(lane, ShadowLane) else self._watch.to_json()
+
+
+def find_difference(current: Tensors, candidate: Tensors) -> str | None:
+    """Return in which inputs or outputs two versions differ, the candidate's first; None where in none."""
+    for what in ("inputs", "outputs"):
+        old, new = ([_describe(spec) for spec in getattr(one, what)] for one in (current, candidate))
+        if old != new:
+            return f"{what} {new} in the place of {old}"
+    return None
 
 
 def _describe(spec: TensorSpec) -> str:

@@ -159,7 +159,7 @@ class Watching:
             if trial is not None and one is trial.candidate and key in of_request:
                 current = of_request.get(_key(trial.current))
                 if current is not None:
-                    trial.watch.add_energy(of_request[key], current)
+                    trial.add_energy(of_request[key], current)
         if is_new:
             self._since.clear()
 

@@ -13,103 +13,72 @@ import socket
 import sys
 from array import array
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.errors import DigestError, EdgekitError
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.channel import Channel, Kind
 from edgekit_runtime.service.confinement import confine, end_with
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.given import GivenPackages
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.isolation import find_infer
 from edgekit_runtime.service.leases import Lease
-from edgekit_runtime.service.loading import Loaded, ModelOptions, load
-from edgekit_runtime.service.orders import BEAT_S, INDEX, LENT, REGION, Order
+from edgekit_runtime.service.model import Model
+from edgekit_runtime.service.orders import (
+    BEAT_S,
+    ENERGY,
+    INDEX,
+    LENT,
+    MAX_REASON,
+    REGION,
+    SETTLED,
+    Given,
+    Order,
+    TrialWord,
+)
 from edgekit_runtime.service.plain import from_plain
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.sharedmem import Region, RegionLimits, Regions
-from edgekit_runtime.service.snapshots import write_snapshot
-from edgekit_runtime.service.versions import Installed
-from edgekit_runtime.statements import Statement, read_unverified
+from edgekit_runtime.service.snapshots import write_snapshots
+from edgekit_runtime.service.trial import Trial
 
 _DESCRIPTORS: Final = 3
 
 _logger = logging.getLogger(__name__)
 
 
-class _Verdict:
-    """A `Verifier` of the one package whose signature the service has verified."""
-
-    def __init__(self, manifest_sha256: str) -> None:
-        self._manifest_sha256 = manifest_sha256
-
-    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return what the envelope says, where it is about that package."""
-        statement, key_id = read_unverified(envelope, predicate_type, where)
-        if statement.sha256 != self._manifest_sha256:
-            raise DigestError(f"{where}: the file has changed since it was verified; load the model again")
-        return statement, key_id
-
-
-class _OnePackage:
-    """A `Source` of the package that was handed over."""
-
-    def __init__(self, order: Order, package: int) -> None:
-        self._order = order
-        self._path = Path(f"/proc/self/fd/{package}")
-        self._trust = _Verdict(order.manifest_sha256)
-        self.limits = order.limits
-
-    def names(self) -> Sequence[str]:
-        return (self._order.name,)
-
-    def find(self, name: str) -> Sequence[Installed]:
-        return (Installed(name, self._order.version, self._path),)
-
-    def find_proven(self, _name: str) -> Installed | None:
-        return None
-
-    def open(self, _name: str, options: ModelOptions) -> list[Loaded]:
-        return [self.reopen(self._path, options)]
-
-    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
-        with read_package(path, self._trust, self.limits) as package:
-            return load(package, options)
-
-    def confirm(self, _name: str, _version: str) -> None:
-        pass
-
-    def reject(self, _name: str, _version: str, _reason: str) -> bool:
-        return False
-
-
 class _Worker:
     """One worker, in its event loop."""
 
-    def __init__(self, order: Order, connected: socket.socket, states: memoryview) -> None:
-        self._order, self._states = order, states
+    def __init__(
+        self, order: Order, source: GivenPackages, connected: socket.socket, states: memoryview
+    ) -> None:
+        self._order, self._source, self._states = order, source, states
         self._loop = asyncio.get_running_loop()
-        self._name, self._version = order.name, order.version
+        self._name = order.name
         self._token = None if order.token is None else order.token.encode("ascii")
         self._is_default = self._is_retired = False
         self._indices: dict[Connection, int] = {}
         self._later: deque[tuple[Kind, bytes, list[int]]] = deque()
         self._said = b""
+        self._changes: set[asyncio.Task[None]] = set()
         self._channel = Channel(self._loop, connected, self._take, _end)
 
-    async def run(self, source: _OnePackage) -> None:
+    async def run(self) -> None:
         """Load, then serve until the process ends."""
         order = self._order
         self._regions = _ForwardedRegions(order.config.shared_memory, self._channel)
-        self._service = Service(order.config, source, self._regions)
+        self._service = Service(order.config, self._source, self._regions)
+        self._registry = self._service.registry
+        self._registry.rollouts.report = self._tell_verdict
         self._http = self._service.http
         self._http.screen = self._screen
         self._beat()
         try:
-            await self._service.registry.load(self._name)
+            await self._registry.load(self._name)
         except EdgekitError as error:
             self._channel.send(Kind.WORKER_FAILED, str(error).encode())
         else:
@@ -141,6 +110,16 @@ class _Worker:
             self._adopt(payload, descriptors)
         elif kind is Kind.MAIN_RETIRE:
             self._retire()
+        elif kind is Kind.MAIN_TRY:
+            self._change(self._try_beside(from_plain(Given, json.loads(payload)), descriptors[0]))
+        elif kind is Kind.MAIN_SETTLE:
+            (is_promoted,) = SETTLED.unpack_from(payload)
+            version = payload[SETTLED.size :].decode()
+            self._change(self._settle(version, is_promoted=is_promoted))
+        elif kind is Kind.MAIN_ENERGY:
+            for served in self._registry.models.served()[1:]:
+                if served.trial is not None:
+                    served.trial.add_energy(*ENERGY.unpack(payload))
 
     def _adopt(self, payload: bytes, descriptors: list[int]) -> None:
         index, is_local, is_default = LENT.unpack_from(payload)
@@ -172,7 +151,7 @@ class _Worker:
         is_ours = target is not None and target[0] == self._name
         if is_ours and target is not None and not self._is_retired:
             version = target[1]
-            if version == self._version or (version is None and self._is_default):
+            if self._is_default if version is None else self._registry.find_lane(self._name, version):
                 return False
         self._give_back(connection)
         return True
@@ -194,13 +173,52 @@ class _Worker:
                 self._give_back(connection)
 
     def _beat(self) -> None:
-        """Show life, and what was counted if there is news."""
+        """Show life, and what is known if there is news."""
         self._loop.call_later(BEAT_S, self._beat)
-        snapshot = b""
-        for served in self._service.registry.models.served():
-            snapshot = write_snapshot(served.metrics)
-        self._channel.send(Kind.WORKER_BEAT, b"" if snapshot == self._said else snapshot)
-        self._said = snapshot
+        self._registry.models.look()
+        snapshots = write_snapshots(self._registry.models.served())
+        self._channel.send(Kind.WORKER_BEAT, b"" if snapshots == self._said else snapshots)
+        self._said = snapshots
+
+    # Trials, which the service alone settles
+
+    def _change(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a change of the version failed", exc_info=task.exception())
+            os._exit(1)  # the service may now believe what is not so; the next worker has one version only
+
+    async def _try_beside(self, given: Given, package: int) -> None:
+        self._source.add(given, package)
+        try:
+            await self._registry.load(self._name)
+            self._registry.models.find(self._name, given.version)
+        except EdgekitError as error:
+            self._source.remove([given.version])
+            word = TrialWord(given.version, "refused", reason=str(error)[:MAX_REASON])
+        else:
+            word = TrialWord(given.version, "tried")
+            # First what is known of it: whoever asks for statistics from now on is told.
+            self._channel.send(Kind.WORKER_BEAT, write_snapshots(self._registry.models.served()))
+        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
+
+    async def _settle(self, version: str, *, is_promoted: bool) -> None:
+        over = [each for each in self._source.versions if (each != version) == is_promoted]
+        await self._registry.settle(self._name, version, is_promoted=is_promoted)
+        self._source.remove(over)
+
+    def _tell_verdict(self, _name: str, _model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        version = trial.candidate.version
+        if isinstance(verdict, Promote):
+            word = TrialWord(version, "promote")
+        else:
+            word = TrialWord(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
+        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
 
 
 class _ForwardedRegions(Regions):
@@ -242,7 +260,9 @@ def main() -> None:
     os.close(table)
 
     async def serve() -> None:
-        await _Worker(order, connected, states).run(_OnePackage(order, package))
+        source = GivenPackages(order.name, order.limits)
+        source.add(order.given, package)
+        await _Worker(order, source, connected, states).run()
 
     asyncio.run(serve())
 

@@ -3,32 +3,38 @@
 What becomes of the connections of a worker that died is decided by what it last said of each, see `leases`.
 """
 
-import contextlib
 import json
 import mmap
 import os
 import socket
-import subprocess
-import sys
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.processes import child_environment, describe_end
+from edgekit_runtime.processes import describe_end
 from edgekit_runtime.service.channel import CLOSED, Channel, ChannelError, Kind
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.leases import ANSWERING, HANDED, IDLE
-from edgekit_runtime.service.orders import INDEX, LENT, REGION, Order
+from edgekit_runtime.service.orders import (
+    ENERGY,
+    INDEX,
+    LENT,
+    MAX_REASON,
+    REGION,
+    SETTLED,
+    Given,
+    Order,
+    TrialWord,
+    read_word,
+)
 from edgekit_runtime.service.plain import to_plain
 from edgekit_runtime.service.sharedmem import Region
+from edgekit_runtime.service.starting import open_pidfd, start
 
-_MODULE: Final = "edgekit_runtime.service.worker"
 _POLL_S: Final = 0.01  # where the kernel does not tell of an exit
 _ENDING_S: Final = 2.0  # for a process that has closed its channel
-_MAX_REASON: Final = 2000
 _RETRY_AFTER_S: Final = 1.0
 
 
@@ -38,11 +44,18 @@ class Owner(Protocol):
     def on_ready(self, worker: "Worker") -> None:
         """It has loaded its model."""
 
-    def on_snapshot(self, worker: "Worker", payload: bytes) -> None:
-        """It has said what it counted.
+    def on_snapshots(self, worker: "Worker", payload: bytes) -> None:
+        """It has said what it knows of its versions.
 
         Raises:
             ChannelError: it has not.
+        """
+
+    def on_word(self, worker: "Worker", word: TrialWord) -> None:
+        """It has said something of a version that it was asked to try.
+
+        Raises:
+            ChannelError: that makes no sense.
         """
 
     def on_end(self, worker: "Worker", reason: str) -> None:
@@ -85,6 +98,7 @@ class Worker:
         self.is_ready = self.has_refused = False
         self._is_condemned = self.is_over = False
         self._reason: str | None = None
+        self._asked: set[str] = set()
         self._lent: dict[int, _Lent] = {}
         self._free: list[int] = []
         self._unused = order.connections
@@ -92,11 +106,11 @@ class Worker:
         try:
             os.ftruncate(table, order.connections)
             self._states = mmap.mmap(table, order.connections)
-            self._process, near = _start(order, package, table)
+            self._process, near = start(order, package, table)
         finally:
             os.close(table)
         self._channel = Channel(self._loop, near, self._take, self._on_channel_end)
-        self._pidfd = _open_pidfd(self._process.pid)
+        self._pidfd = open_pidfd(self._process.pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._on_exit)
 
@@ -150,6 +164,24 @@ class Worker:
         """Forget a region."""
         self._channel.send(Kind.MAIN_FORGET_REGION, name.encode())
 
+    def try_beside(self, candidate: Given, package: int) -> None:
+        """Have it try a version beside the one that it serves.
+
+        Args:
+            candidate: the package.
+            package: descriptor of that; stays the caller's.
+        """
+        self._asked.add(candidate.version)
+        self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), (package,))
+
+    def settle(self, version: str, *, is_promoted: bool) -> None:
+        """Have it end the trial of `version`, which takes over or goes."""
+        self._channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
+
+    def tell_energy(self, candidate_j: float, current_j: float) -> None:
+        """Tell it what a request took of both versions that it has; see `Watch.add_energy`."""
+        self._channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
+
     def kill(self, reason: str) -> None:
         """End the process since it misbehaves; the owner hears `reason`, once it has ended."""
         self._condemn(reason)
@@ -167,22 +199,30 @@ class Worker:
         if kind is Kind.WORKER_BEAT:
             self.silent_s = 0.0
             if payload and self._owner is not None:
-                self._owner.on_snapshot(self, payload)
+                self._owner.on_snapshots(self, payload)
         elif kind is Kind.WORKER_RETURNS:
             lent = self._take_lent(payload)
             self._adopt(lent, payload[INDEX.size :])
         elif kind is Kind.WORKER_CLOSED:
             _close(self._take_lent(payload))
             self._http.take_back()
+        elif kind is Kind.WORKER_TRIAL:
+            self._take_word(read_word(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
             self.is_ready = True
             if self._owner is not None and not self._is_condemned:
                 self._owner.on_ready(self)
         elif kind is Kind.WORKER_FAILED and not self.is_ready:
             self.has_refused = True
-            self._condemn(payload.decode("utf-8", "replace")[:_MAX_REASON])
+            self._condemn(payload.decode("utf-8", "replace")[:MAX_REASON])
         else:
             raise ChannelError(f"it sent a message {kind.name} that has no place here")
+
+    def _take_word(self, word: TrialWord) -> None:
+        if word.version not in self._asked:
+            raise ChannelError(f"it spoke of version {word.version[:80]}, which it was not asked to try")
+        if self._owner is not None and not self._is_condemned:
+            self._owner.on_word(self, word)
 
     def _take_lent(self, payload: bytes) -> _Lent:
         if len(payload) < INDEX.size:
@@ -251,38 +291,6 @@ class Worker:
         if state != IDLE:
             error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
             connection.refuse(error)
-
-
-def _start(order: Order, package: int, table: int) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    order_file = os.memfd_create("edgekit-order", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(order_file), "w") as file:
-            json.dump(to_plain(order), file)
-        passed = array("i", (order_file, package, table))
-        near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-        process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(far.fileno())],
-            cwd="/",  # nobody but the system's owner can put modules there
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            pass_fds=(far.fileno(),),
-        )
-    except BaseException:
-        near.close()
-        raise
-    finally:
-        os.close(order_file)
-        far.close()
-    return process, near
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that can be read once the process has ended, or None before Linux 5.3."""
-    with contextlib.suppress(OSError, AttributeError):
-        return os.pidfd_open(pid)
-    return None
 
 
 def _close(lent: _Lent) -> None:

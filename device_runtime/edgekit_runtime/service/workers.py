@@ -17,11 +17,13 @@ from edgekit_runtime.service.exposition import Family
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolated_model import IsolatedModel
 from edgekit_runtime.service.isolation import Isolation, find_infer
 from edgekit_runtime.service.loading import Loaded, ModelOptions
-from edgekit_runtime.service.orders import Order
+from edgekit_runtime.service.orders import Given, Order
 from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.service.trial import find_difference
 
 _POLL_S: Final = 0.005
 
@@ -67,8 +69,8 @@ class Workers:
         self._http, self._regions, self._config = http, regions, config
         self._reader, self._token = reader, token
         self._names = frozenset(name for name, options in config.models.items() if options.isolation)
-        self._lanes: dict[IsolatedLane, Future[IsolatedLane]] = {}
-        self._ended: list[IsolatedLane] = []
+        self._models: dict[IsolatedModel, Future[IsolatedLane]] = {}
+        self._ended: list[IsolatedModel] = []
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
         self.served: Lanes | None = None
@@ -76,12 +78,17 @@ class Workers:
             regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
-    def lanes(self) -> tuple[IsolatedLane, ...]:
+    def models(self) -> tuple[IsolatedModel, ...]:
         """All that were opened and not ended."""
-        return tuple(self._lanes)
+        return tuple(self._models)
 
-    def open(self, package: OpenedPackage, options: ModelOptions) -> Loaded:
+    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None) -> Loaded:
         """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
+
+        Args:
+            package: verified.
+            options: of the model.
+            beside: an isolated version in use, in whose process this one is to be tried; or None.
 
         Raises:
             BackendError: it cannot be loaded there.
@@ -89,15 +96,16 @@ class Workers:
         """
         if options.isolation is None:
             raise ValueError("a model that is not isolated")
-        opened: Future[IsolatedLane] = Future()
-        order = self._make_order(package, options, options.isolation)
-        try:
-            descriptor = os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as cause:
-            raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
-        self._http.loop.call_soon_threadsafe(self._begin, package.manifest, order, descriptor, opened)
-        lane = opened.result()
-        return Loaded((lane,), package.manifest, package.path, package.key_id, options.scheduling, ())
+        manifest = package.manifest
+        current = None if beside is None else beside.instances[0]
+        lane: IsolatedLane
+        if not isinstance(current, IsolatedLane):
+            lane = self._open_process(package, options, options.isolation)
+        elif manifest.version == current.manifest.version or find_difference(current, manifest):
+            lane = IsolatedLane(current.processes, manifest)  # there is nothing to try: who asked will see
+        else:
+            lane = self._open_beside(package, current)
+        return Loaded((lane,), manifest, package.path, package.key_id, options.scheduling, ())
 
     def pass_on(self, connection: Connection, head: Head) -> bool:
         """Return whether the request was passed to a worker, together with its connection."""
@@ -110,25 +118,25 @@ class Workers:
     def begin_stop(self) -> None:
         """Have the connections back, and open nothing more."""
         self._is_over = True
-        for lane, opened in list(self._lanes.items()):
+        for model, opened in list(self._models.items()):
             if opened.done():
-                lane.drain(_nothing)
+                model.drain(model.lane, _nothing)
             else:
-                lane.end()
+                model.end()
                 opened.cancel()
 
     async def close(self) -> None:
         """End all processes, and wait until they have ended."""
-        for lane in self.lanes:
-            lane.end()
-        while not all(lane.is_over for lane in self._ended):
+        for model in self.models:
+            model.end()
+        while not all(model.is_over for model in self._ended):
             await asyncio.sleep(_POLL_S)
 
     def count_restarts(self) -> Family:
         """Return how often workers were started after a crash, for Prometheus."""
         counts = tuple(
-            ({"model": lane.manifest.name, "version": lane.manifest.version}, lane.restarts)
-            for lane in self._lanes
+            ({"model": one.lane.manifest.name, "version": one.lane.manifest.version}, one.restarts)
+            for one in self._models
         )
         return Family(
             "edgekit_worker_restarts_total",
@@ -137,31 +145,49 @@ class Workers:
             counts,
         )
 
-    # What lanes tell
+    # What models tell
 
-    def on_started(self, lane: IsolatedLane, error: BackendError | None) -> None:
+    def on_started(self, model: IsolatedModel, error: BackendError | None) -> None:
         """Let `open` return."""
-        opened = self._lanes[lane]
+        opened = self._models[model]
         if error is None:
-            opened.set_result(lane)
+            opened.set_result(model.lane)
         else:
             opened.set_exception(error)
 
-    def on_crash(self, lane: IsolatedLane, reason: str, *, is_loop: bool) -> None:
+    def on_crash(self, model: IsolatedModel, reason: str, *, is_loop: bool) -> None:
         """Doubt the version, and give it up where it keeps crashing."""
         if self.served is None:
             return
-        name, version = lane.manifest.name, lane.manifest.version
+        name, version = model.lane.manifest.name, model.lane.manifest.version
         self.served.put_off(name, version)
         if is_loop:
             task = asyncio.ensure_future(self.served.give_up(name, version, reason))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def on_end(self, lane: IsolatedLane) -> None:
+    def on_end(self, model: IsolatedModel) -> None:
         """Forget it, but for its processes that have not ended yet."""
-        self._lanes.pop(lane, None)
-        self._ended = [each for each in (*self._ended, lane) if not each.is_over]
+        self._models.pop(model, None)
+        self._ended = [each for each in (*self._ended, model) if not each.is_over]
+
+    def _open_process(
+        self, package: OpenedPackage, options: ModelOptions, isolation: Isolation
+    ) -> IsolatedLane:
+        opened: Future[IsolatedLane] = Future()
+        order = self._make_order(package, options, isolation)
+        descriptor = _open_again(package)
+        self._http.loop.call_soon_threadsafe(self._begin, package.manifest, order, descriptor, opened)
+        return opened.result()
+
+    def _open_beside(self, package: OpenedPackage, current: IsolatedLane) -> IsolatedLane:
+        opened: Future[IsolatedLane] = Future()
+        given = _describe(package)
+        descriptor = _open_again(package)
+        self._http.loop.call_soon_threadsafe(
+            current.processes.try_beside, package.manifest, given, descriptor, opened
+        )
+        return opened.result()
 
     def _begin(
         self, manifest: Manifest, order: Order, descriptor: int, opened: "Future[IsolatedLane]"
@@ -170,8 +196,8 @@ class Workers:
             os.close(descriptor)
             opened.cancel()
             return
-        lane = IsolatedLane(self._http, self._regions, manifest, order, package=descriptor, events=self)
-        self._lanes[lane] = opened
+        model = IsolatedModel(self._http, self._regions, manifest, order, package=descriptor, events=self)
+        self._models[model] = opened
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
         alone = dataclasses.replace(options, isolation=None, opener=None)
@@ -181,26 +207,37 @@ class Workers:
             memory=ModelMemory(),
             models={package.manifest.name: alone},
         )
-        manifest = package.manifest
         return Order(
             parent=os.getpid(),
             config=config,
             isolation=isolation,
-            name=manifest.name,
-            version=manifest.version,
-            manifest_sha256=hashlib.sha256(manifest.to_bytes()).hexdigest(),
+            name=package.manifest.name,
+            given=_describe(package),
             limits=self._reader.limits,
             token=None if self._token is None else self._token.decode("ascii"),
             connections=self._config.http.max_connections,
         )
 
     def _add_region(self, region: Region) -> None:
-        for lane in self._lanes:
-            lane.add_region(region)
+        for model in self._models:
+            model.lives.add_region(region)
 
     def _remove_region(self, name: str) -> None:
-        for lane in self._lanes:
-            lane.remove_region(name)
+        for model in self._models:
+            model.lives.remove_region(name)
+
+
+def _describe(package: OpenedPackage) -> Given:
+    manifest = package.manifest
+    return Given(manifest.version, hashlib.sha256(manifest.to_bytes()).hexdigest())
+
+
+def _open_again(package: OpenedPackage) -> int:
+    """Return a descriptor of the file, which a worker finds unchanged whenever it is started."""
+    try:
+        return os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as cause:
+        raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
 
 
 def _nothing() -> None:

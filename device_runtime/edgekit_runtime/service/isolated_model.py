@@ -1,0 +1,306 @@
+"""The processes of one isolated model: kept alive, standing by, and given up."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, Protocol
+
+from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.errors import BackendError, UnavailableError
+from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.http import HttpServer
+from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolated_trial import IsolatedTrial
+from edgekit_runtime.service.isolation import Crashes, Isolation
+from edgekit_runtime.service.lives import Lives
+from edgekit_runtime.service.orders import Given, Order, TrialWord
+from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.snapshots import read_snapshots
+from edgekit_runtime.service.tally import Tally
+from edgekit_runtime.service.worker_process import Worker
+
+_RESTART_S: Final = 1.0  # about how long a start takes, for who asks when to come again
+_MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
+
+_logger = logging.getLogger(__name__)
+
+
+class Events(Protocol):
+    """What a model tells of itself."""
+
+    def on_started(self, model: "IsolatedModel", error: BackendError | None) -> None:
+        """It is loaded for the first time, or cannot be, for `error`; said once."""
+
+    def on_crash(self, model: "IsolatedModel", reason: str, *, is_loop: bool) -> None:
+        """A worker that had loaded it has crashed, too often where `is_loop`."""
+
+    def on_end(self, model: "IsolatedModel") -> None:
+        """It has ended its processes; said once."""
+
+
+class IsolatedModel:
+    """Keeps the workers of one model; all on the thread of the loop but `close`.
+
+    Attributes:
+        lane: stands for the version in use.
+        lives: its processes.
+        restarts: how often a worker was started after a crash.
+    """
+
+    def __init__(
+        self,
+        http: HttpServer,
+        regions: Regions,
+        manifest: Manifest,
+        order: Order,
+        *,
+        package: int,
+        events: Events,
+    ) -> None:
+        """Start the first worker.
+
+        Args:
+            http: whose connections it is lent.
+            regions: shared memory of clients.
+            manifest: of the version.
+            order: for each worker.
+            package: descriptor of the package; owned by this.
+            events: hears of it.
+        """
+        self._http, self._order, self._package = http, order, package
+        self._loop = http.loop
+        self.lives = Lives(self._loop, order.isolation, regions)
+        self.lane = IsolatedLane(self, manifest)
+        self.restarts = 0
+        self._isolation: Isolation = order.isolation
+        self._events = events
+        self._has_started = self._is_over = False
+        self._active: Worker | None = None
+        self._standby: Worker | None = None
+        self._trial: IsolatedTrial | None = None
+        self._crashes = Crashes()
+        self._restart_s: float | None = None
+        self._begin()
+
+    # For its lanes
+
+    def lend(self, connection: Connection, *, is_default: bool) -> bool:
+        """Let the worker answer the present request of `connection`; see `Worker.lend`."""
+        return self._active is not None and self._active.lend(connection, is_default=is_default)
+
+    def explain(self) -> UnavailableError:
+        """Return why no worker can take a call now."""
+        name = self._order.name
+        if self._active is not None:
+            return UnavailableError(f"{name}: its process takes no more connections", _RESTART_S)
+        wait_s = _RESTART_S
+        if self._restart_s is not None:
+            wait_s += max(0.0, self._restart_s - self._loop.time())
+        return UnavailableError(f"{name}: its process ended and is being started again", wait_s)
+
+    def say(self, tally: Tally) -> dict[str, JsonValue]:
+        """Return what the worker that answers says of a version, but for what a trial says itself."""
+        said = tally.said_by(self._active)
+        return {key: value for key, value in said.items() if key != "rollout"}
+
+    def try_beside(
+        self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
+    ) -> None:
+        """Try a version in the worker of the one in use, as soon as that answers."""
+        trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened)
+        if self._is_over:
+            trial.close()
+            return
+        self._trial = trial.lane.trial = trial
+        if self._active is not None:
+            self._ask(trial, self._active)
+
+    def promote(self, lane: IsolatedLane) -> bool:
+        """Let the candidate take over, where it still lives: its worker goes on with it alone."""
+        trial = self._trial
+        if trial is None or trial.lane is not lane or trial.worker is None:
+            return False
+        self._trial = None
+        trial.worker.settle(trial.given.version, is_promoted=True)
+        self.lane, self._package, trial.package = lane, trial.package, self._package
+        self._order = dataclasses.replace(self._order, given=trial.given)
+        trial.close()
+        self._standby = None
+        for worker in list(self.lives):
+            if worker is not trial.worker:  # it has the old version
+                self._end_worker(worker)
+        self._fill()
+        return True
+
+    def drop(self, lane: IsolatedLane) -> None:
+        """Try a candidate no more, if that is what `lane` stands for."""
+        trial = self.trial
+        if trial is None or trial.lane is not lane:
+            return
+        self.trial = None
+        if trial.worker is not None:
+            trial.worker.settle(trial.given.version, is_promoted=False)
+        trial.close()
+
+    def drain(self, lane: IsolatedLane, done: Callable[[], None]) -> None:
+        """Lend no more where this is the version in use; call `done` once all connections have come back."""
+        if lane is not self.lane:
+            done()
+            return
+        self._cancel_trial()
+        self._is_over = True
+        self._active = self._standby = None
+        self.lives.retire(done, self._order.config.inference.drain_timeout_s)
+
+    def close(self, lane: IsolatedLane) -> None:
+        """End all processes, where this is the version in use; from any thread."""
+        if lane is self.lane:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, after `Workers.close`
+                self._loop.call_soon_threadsafe(self.end)
+
+    def end(self) -> None:
+        """End all processes at once; what they were lent comes back."""
+        if self._package < 0:
+            return
+        self._cancel_trial()
+        self._is_over = True
+        self._active = self._standby = None
+        self.lives.stop_watching()
+        for worker in list(self.lives):
+            self._end_worker(worker)
+        os.close(self._package)
+        self._package = -1
+        self._events.on_end(self)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of its workers, the active one first."""
+        workers = sorted(self.lives, key=lambda worker: worker is not self._active)
+        return tuple(worker.pid for worker in workers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended and so have all its processes."""
+        return self._package < 0 and self.lives.is_over
+
+    @property
+    def is_backed(self) -> bool:
+        """Whether a worker stands by that has loaded the model."""
+        return self._standby is not None
+
+    # What its workers tell
+
+    def on_ready(self, worker: Worker) -> None:
+        """Let it answer, or stand by."""
+        self.lives.note_ready(worker)
+        if self._active is None:
+            self._active = worker
+            if self._trial is not None:
+                self._ask(self._trial, worker)
+        else:
+            self._standby = worker
+        if not self._has_started:
+            self._has_started = True
+            self._events.on_started(self, None)
+        self._fill()
+
+    def on_snapshots(self, worker: Worker, payload: bytes) -> None:
+        """Take in what it knows of the versions that are of interest here."""
+        snapshots = read_snapshots(payload)
+        own = snapshots.get(self._order.given.version)
+        if own is not None:
+            self.lane.tally.take(worker, own)
+        trial = self._trial
+        if trial is not None and trial.worker is worker and trial.given.version in snapshots:
+            snapshot = snapshots[trial.given.version]
+            trial.lane.tally.take(worker, snapshot)
+            trial.take(snapshot.said.get("rollout"))
+
+    def on_word(self, worker: Worker, word: TrialWord) -> None:
+        """Take in what it says of a trial, unless that is over here."""
+        trial = self._trial
+        if trial is None or trial.worker is not worker or trial.given.version != word.version:
+            return
+        trial.hear(word)
+        if word.outcome == "refused":
+            self._trial = None
+            trial.close()
+
+    def on_end(self, worker: Worker, reason: str) -> None:
+        """Start another, at once after a first crash and later after further ones."""
+        self.lane.tally.keep(worker)
+        lived_s = self.lives.lose(worker)
+        if self._is_over:
+            return
+        if worker is self._standby:
+            self._standby = None
+        if worker is self._active:
+            self._active, self._standby = self._standby, None
+        trial = self._trial
+        if trial is not None and trial.worker is worker:
+            manifest = trial.lane.manifest
+            _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
+            self._trial = None
+            trial.crash(reason)
+            trial.close()
+            self._restart(0.0)
+            return
+        self._take_crash(reason, lived_s, is_final=worker.has_refused)
+
+    def _take_crash(self, reason: str, lived_s: float, *, is_final: bool) -> None:
+        self._crashes = self._crashes.after(lived_s, self._isolation)
+        manifest = self.lane.manifest
+        if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
+            self._events.on_started(
+                self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}")
+            )
+            self.end()
+            return
+        _logger.error("%s %s: its worker is lost: %s", manifest.name, manifest.version, reason)
+        if self._has_started:
+            self._events.on_crash(self, reason, is_loop=self._crashes.is_loop(self._isolation))
+        if not self._is_over:
+            self._restart(self._crashes.delay_s(self._isolation))
+
+    def _restart(self, delay_s: float) -> None:
+        self.restarts += 1
+        self._restart_s = self._loop.time() + delay_s
+        self._loop.call_later(delay_s, self._fill)
+
+    def _fill(self) -> None:
+        """Start a worker where one is missing and it is time for it."""
+        wanted = 2 if self._isolation.standby and self._has_started else 1
+        is_waiting = self._restart_s is not None and self._restart_s > self._loop.time() + 1e-3
+        if len(self.lives) < wanted and not self._is_over and not is_waiting:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._restart_s = None
+        try:
+            worker = Worker(self._http, self, self._order, self._package)
+        except OSError as cause:
+            reason = f"it cannot be started: {cause}"
+            self._loop.call_soon(lambda: self._take_crash(reason, 0.0, is_final=False))
+            return
+        self.lives.add(worker)
+
+    def _end_worker(self, worker: Worker) -> None:
+        self.lane.tally.keep(worker)
+        self.lives.end(worker)
+
+    def _ask(self, trial: IsolatedTrial, worker: Worker) -> None:
+        trial.ask(worker)
+        self._loop.call_later(self._isolation.start_timeout_s, self._check_opened, trial)
+
+    def _check_opened(self, trial: IsolatedTrial) -> None:
+        if trial is self._trial and not trial.is_open and trial.worker is not None:
+            limit_s = self._isolation.start_timeout_s
+            trial.worker.kill(f"it did not load version {trial.given.version} within {limit_s:g} s")
+
+    def _cancel_trial(self) -> None:
+        if self.trial is not None:
+            self.drop(self.trial.lane)

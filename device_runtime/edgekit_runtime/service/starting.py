@@ -1,0 +1,58 @@
+"""Starting a worker process, which gets its order, its package and the memory of its leases."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from array import array
+from typing import Final
+
+from edgekit_runtime.processes import child_environment
+from edgekit_runtime.service.orders import Order
+from edgekit_runtime.service.plain import to_plain
+
+_MODULE: Final = "edgekit_runtime.service.worker"
+
+
+def start(order: Order, package: int, table: int) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Return a worker that was started, and this end of its channel.
+
+    Args:
+        order: what it is to do.
+        package: descriptor of the package.
+        table: descriptor of the memory of the leases.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    order_file = os.memfd_create("edgekit-order", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(order_file), "w") as file:
+            json.dump(to_plain(order), file)
+        passed = array("i", (order_file, package, table))
+        near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(far.fileno())],
+            cwd="/",  # nobody but the system's owner can put modules there
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=(far.fileno(),),
+        )
+    except BaseException:
+        near.close()
+        raise
+    finally:
+        os.close(order_file)
+        far.close()
+    return process, near
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended, or None before Linux 5.3."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
