@@ -13,6 +13,7 @@ from edgekit_runtime.service.orders import INDEX
 CLOSED = bytes((Kind.WORKER_CLOSED,))
 RETURNS = bytes((Kind.WORKER_RETURNS,))
 BEAT = bytes((Kind.WORKER_BEAT,))
+TRIAL = bytes((Kind.WORKER_TRIAL,))
 MORE = 0x80
 
 
@@ -43,6 +44,12 @@ ROGUES = [
     [BEAT + b"[" * 100_000],
     [BEAT + b'{"succeeded": -1}'],
     [BEAT + b'{"succeeded": 1e999}'],
+    [BEAT + b'{"1.0.0": [{}, {"variant": NaN}]}'],
+    [TRIAL + b'{"version": "1.0.0", "outcome": "promote"}'],
+    [TRIAL + b'{"version": "9.0.0", "outcome": "rollback", "gate": "", "reason": ""}'],
+    [TRIAL + b'{"version": "9.0.0", "outcome": "win"}'],
+    [TRIAL + b'{"version": ["9"], "outcome": "tried"}'],
+    [TRIAL + b'{"surprise": 1}'],
     [bytes((Kind.WORKER_BEAT | MORE,)) + bytes(30_000)] * 200,
     [bytes((Kind.WORKER_BEAT | MORE,)) + b"{", CLOSED + INDEX.pack(0)],
     [bytes(100_000)],

@@ -74,12 +74,6 @@ def test_one_nan_rolls_back_at_once() -> None:
     assert verdict.gate == "not_finite"
 
 
-def test_a_crash_rolls_back_at_once() -> None:
-    verdict = judge(Observed(crash="signal 11"), Gates())
-    assert isinstance(verdict, Rollback)
-    assert "signal 11" in verdict.reason
-
-
 def test_a_burst_of_errors_rolls_back_at_once() -> None:
     assert isinstance(judge(Observed(failed_in_a_row=4), Gates(error_burst=5)), Continue)
     assert isinstance(judge(Observed(failed_in_a_row=5), Gates(error_burst=5)), Rollback)

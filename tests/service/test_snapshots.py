@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.snapshots import add_up
+from edgekit_runtime.service.snapshots import add_up, read_snapshots, write_snapshots
 from edgekit_runtime.service.statistics import describe_statistics
 
 

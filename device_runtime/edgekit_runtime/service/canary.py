@@ -95,7 +95,6 @@ class Observed:
             the inputs had none.
         failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
             on the same inputs, and neither a queue nor a deadline was the reason.
-        crash: why the candidate's process ended, or None.
     """
 
     elapsed_s: float = 0.0
@@ -105,7 +104,6 @@ class Observed:
     compared: int = 0
     not_finite: int = 0
     failed_in_a_row: int = 0
-    crash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ class _Finding:
 def judge(observed: Observed, gates: Gates) -> Verdict:
     """Return what to do with the candidate.
 
-    NaN, a crash and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
+    NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
     back, and all gates shown to be kept promote. At the end of time agreement and errors must have been shown
     to be kept; of latency and energy it is enough that nothing was shown against them.
 
@@ -192,8 +190,6 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
 
 
 def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
-    if observed.crash is not None:
-        return Rollback("crash", f"the candidate's process ended: {observed.crash}")
     if observed.not_finite:
         return Rollback("not_finite", "the candidate answered NaN or infinity to finite inputs")
     if observed.failed_in_a_row >= gates.error_burst:

@@ -107,11 +107,6 @@ class Watch:
         self.observed.candidate.energy.add(candidate_j)
         self.observed.current.energy.add(current_j)
 
-    def crashed(self, reason: str) -> None:
-        """Take note that the candidate's process has ended, for which it is rolled back."""
-        self.observed.crash = reason
-        self.look()
-
     def look(self) -> None:
         """Judge now. The owner calls it now and then too: a verdict falls when the time is over."""
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))

@@ -121,6 +121,9 @@ class Channel:
                 )
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionResetError:  # it had not read all
+                self._stop(CLOSED)
+                return
             except OSError as cause:
                 self._stop(f"its channel broke: {cause}")
                 return

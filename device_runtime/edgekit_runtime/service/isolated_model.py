@@ -49,6 +49,7 @@ class IsolatedModel:
         lane: stands for the version in use.
         lives: its processes.
         restarts: how often a worker was started after a crash.
+        trial: of a version beside that one, or None.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class IsolatedModel:
         self._has_started = self._is_over = False
         self._active: Worker | None = None
         self._standby: Worker | None = None
-        self._trial: IsolatedTrial | None = None
+        self.trial: IsolatedTrial | None = None
         self._crashes = Crashes()
         self._restart_s: float | None = None
         self._begin()
@@ -115,16 +116,16 @@ class IsolatedModel:
         if self._is_over:
             trial.close()
             return
-        self._trial = trial.lane.trial = trial
+        self.trial = trial.lane.trial = trial
         if self._active is not None:
             self._ask(trial, self._active)
 
     def promote(self, lane: IsolatedLane) -> bool:
         """Let the candidate take over, where it still lives: its worker goes on with it alone."""
-        trial = self._trial
+        trial = self.trial
         if trial is None or trial.lane is not lane or trial.worker is None:
             return False
-        self._trial = None
+        self.trial = None
         trial.worker.settle(trial.given.version, is_promoted=True)
         self.lane, self._package, trial.package = lane, trial.package, self._package
         self._order = dataclasses.replace(self._order, given=trial.given)
@@ -199,8 +200,8 @@ class IsolatedModel:
         self.lives.note_ready(worker)
         if self._active is None:
             self._active = worker
-            if self._trial is not None:
-                self._ask(self._trial, worker)
+            if self.trial is not None:
+                self._ask(self.trial, worker)
         else:
             self._standby = worker
         if not self._has_started:
@@ -214,7 +215,7 @@ class IsolatedModel:
         own = snapshots.get(self._order.given.version)
         if own is not None:
             self.lane.tally.take(worker, own)
-        trial = self._trial
+        trial = self.trial
         if trial is not None and trial.worker is worker and trial.given.version in snapshots:
             snapshot = snapshots[trial.given.version]
             trial.lane.tally.take(worker, snapshot)
@@ -222,12 +223,12 @@ class IsolatedModel:
 
     def on_word(self, worker: Worker, word: TrialWord) -> None:
         """Take in what it says of a trial, unless that is over here."""
-        trial = self._trial
+        trial = self.trial
         if trial is None or trial.worker is not worker or trial.given.version != word.version:
             return
         trial.hear(word)
         if word.outcome == "refused":
-            self._trial = None
+            self.trial = None
             trial.close()
 
     def on_end(self, worker: Worker, reason: str) -> None:
@@ -240,11 +241,11 @@ class IsolatedModel:
             self._standby = None
         if worker is self._active:
             self._active, self._standby = self._standby, None
-        trial = self._trial
+        trial = self.trial
         if trial is not None and trial.worker is worker:
             manifest = trial.lane.manifest
             _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
-            self._trial = None
+            self.trial = None
             trial.crash(reason)
             trial.close()
             self._restart(0.0)
@@ -297,7 +298,7 @@ class IsolatedModel:
         self._loop.call_later(self._isolation.start_timeout_s, self._check_opened, trial)
 
     def _check_opened(self, trial: IsolatedTrial) -> None:
-        if trial is self._trial and not trial.is_open and trial.worker is not None:
+        if trial is self.trial and not trial.is_open and trial.worker is not None:
             limit_s = self._isolation.start_timeout_s
             trial.worker.kill(f"it did not load version {trial.given.version} within {limit_s:g} s")
 

@@ -1,0 +1,222 @@
+"""A version on trial in the process of an isolated model: crashes, standby, counts, and who settles it."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Running, make_config, running
+from tests.service.wiring_parts import X, ask_many, index, infer, load, metrics, statistics, write
+from tests.service.worker_parts import (
+    OTHER,
+    ask_again,
+    asking,
+    find_model,
+    find_pids,
+    infer_bytes,
+    is_running,
+    kill,
+    wait_for,
+)
+
+from edgekit_runtime.service import starting
+from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.drift import DriftLimits
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.slots import HEALTHY, Slots
+
+ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))
+SHORT = Rollout(
+    kind="canary",
+    share=0.5,
+    gates=Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=50),
+)
+
+
+@pytest.fixture
+def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
+    """Slots with `linear` 1.0.0 and `other`, which have proved themselves, and `linear` 2.0.0."""
+    found = Slots(tmp_path / "state", maker.trust)
+    for name in ("linear", "other"):
+        found.install(write(maker, tmp_path, "1.0.0", name=name))
+        found.begin_start(name).package.close()
+        found.confirm(name, "1.0.0")
+    found.install(write(maker, tmp_path, "2.0.0"))
+    return found
+
+
+@contextlib.contextmanager
+def serving(slots: Slots, rollout: Rollout = ENDLESS, **isolation: Any) -> Iterator[Running]:
+    """Serve `linear`, isolated and with 2.0.0 on trial, and `other`."""
+    options = ModelOptions(isolation=Isolation(**isolation), rollout=rollout)
+    config = make_config(slots.folder.parent, models={"linear": options})
+    with running(config, InstalledModels(slots)) as service:
+        yield service
+
+
+def rejected(slots: Slots) -> dict[str, str]:
+    return {each.version: each.reason for each in slots.load("linear").state.rejected}
+
+
+def assert_first_serves(service: Running, slots: Slots) -> None:
+    reply = ask_again(service, infer_bytes(X))
+    assert (reply.json["model_version"], reply.binary) == ("1.0.0", (X @ WEIGHT).tobytes())
+    assert "rollout" not in statistics(service)
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert (current.version, current.health) == ("1.0.0", HEALTHY)
+
+
+def test_crash_is_laid_on_the_candidate_and_costs_other_models_nothing(slots: Slots) -> None:
+    with serving(slots, max_crashes=1) as service, asking(service, OTHER) as other:
+        assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
+        list(ask_many(service, 20))
+        pid = kill(service, signal.SIGSEGV)
+        wait_for(lambda: not is_running(pid), "the end of the worker")
+        wait_for(lambda: "2.0.0" in rejected(slots), "the rejection")
+        assert "crash" in rejected(slots)["2.0.0"]
+        assert "SIGSEGV" in rejected(slots)["2.0.0"]
+        assert_first_serves(service, slots)
+        assert [line[1:3] for line in index(service)][:2] == [("1.0.0", "READY"), ("2.0.0", "UNAVAILABLE")]
+        assert 'edgekit_swaps_total{model="linear",outcome="rolled_back"} 1' in metrics(service)
+    assert (set(other.statuses), other.ends, other.wrong) == ({200}, 0, 0)
+
+
+def test_hang_is_laid_on_the_candidate(slots: Slots) -> None:
+    with serving(slots, hang_s=1.0) as service:
+        kill(service, signal.SIGSTOP)
+        wait_for(lambda: "showed no life" in rejected(slots).get("2.0.0", ""), "the rejection")
+        assert_first_serves(service, slots)
+
+
+def test_standby_takes_over_from_a_crash_with_the_version_in_use(slots: Slots) -> None:
+    with serving(slots, standby=True) as service:
+        model = find_model(service)
+        wait_for(lambda: service.call(lambda: model.is_backed), "the worker that stands by")
+        first, second = find_pids(service)
+        os.kill(first, signal.SIGSEGV)
+        wait_for(lambda: find_pids(service)[:1] == (second,), "the switch")
+        wait_for(lambda: "2.0.0" in rejected(slots), "the rejection")
+        assert_first_serves(service, slots)
+
+
+def test_promoted_version_is_what_stands_by_and_what_is_started_after_a_crash(slots: Slots) -> None:
+    with serving(slots, SHORT, standby=True) as service:
+        model = find_model(service)
+        wait_for(lambda: service.call(lambda: model.is_backed), "the worker that stands by")
+        first, old_standby = find_pids(service)
+        for _ in ask_many(service, 1500):
+            if infer(service).json["model_version"] == "2.0.0" and index(service)[0][1] == "2.0.0":
+                break
+        wait_for(lambda: not is_running(old_standby), "the end of the old version's standby")
+        wait_for(lambda: service.call(lambda: model.is_backed), "the next worker that stands by")
+        assert find_pids(service)[0] == first
+        for _ in range(2):  # the one that took over, then one that was started for this version
+            pid = kill(service, signal.SIGKILL)
+            wait_for(lambda pid=pid: not is_running(pid), "the end of the worker")
+            assert ask_again(service, infer_bytes(X)).json["model_version"] == "2.0.0"
+        before = statistics(service)["inference_stats"]["success"]["count"]
+        assert before > 0
+    assert rejected(slots) == {}
+
+
+def test_worker_that_is_lost_while_it_loads_the_candidate_serves_on_without_it(
+    maker: PackageMaker, slots: Slots
+) -> None:
+    with serving(slots) as service:
+        wait_for(lambda: statistics(service).get("rollout"), "the trial")
+        slots.install(write(maker, slots.folder.parent, "3.0.0"))
+        pid = kill(service, signal.SIGSTOP)  # it will never answer what it is asked
+        model = find_model(service)
+        loading = threading.Thread(target=lambda: load(service))
+        loading.start()
+        wait_for(lambda: service.call(lambda: is_asked(model, "3.0.0")), "the order")
+        os.kill(pid, signal.SIGKILL)
+        loading.join(60)
+        assert "SIGKILL" in rejected(slots)["3.0.0"]
+        assert_first_serves(service, slots)
+
+
+def is_asked(model: Any, version: str) -> bool:
+    trial = model.trial
+    return trial is not None and trial.given.version == version and trial.worker is not None
+
+
+def test_energy_that_the_service_measures_reaches_the_gates(slots: Slots) -> None:
+    with serving(slots) as service:
+        find = service.service.registry.models.find
+        service.call(lambda: find("linear", None).trial.add_energy(0.5, 0.25))
+
+        def measured() -> bool:
+            rollout = statistics(service)["rollout"]
+            found = [rollout[arm]["energy_mj"] for arm in ("candidate", "current")]
+            return None not in found and np.allclose(found, [500, 250], rtol=0.02)
+
+        wait_for(measured, "the energy of both")
+
+
+def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    reference = {
+        "samples": 8,
+        "inputs": {
+            "x": {"low": -1.0, "high": 1.0, "mean": 0.0, "std": 0.5, "edges": [0.0], "shares": [0.5, 0.5]}
+        },
+        "outputs": {},
+    }
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for name in ("linear", "other"):
+        write(maker, packages, "1.0.0", name=name, figures={"reference": reference})
+    models = {
+        "linear": ModelOptions(cache=True, isolation=Isolation()),
+        "other": ModelOptions(cache=True),
+    }
+    config = make_config(tmp_path, models=models, drift=DriftLimits(budget_s=1.0))  # looks at every call
+    with running(config, PackageFiles([packages], maker.trust)) as service:
+        generator = np.random.default_rng(0)
+        inputs = [generator.normal(size=(1, 4)).astype(np.float32) for _ in range(10)]
+        for x in inputs * 3:
+            for name in models:
+                assert infer(service, x, name).status == 200
+        inside = statistics(service, "other")
+        assert inside["drift"]["looked_at"] == 30
+        assert (inside["cache"]["hits"], inside["cache"]["misses"]) == (20, 10)
+
+        def told() -> dict[str, Any]:
+            return {key: statistics(service).get(key) for key in ("drift", "cache", "variant")}
+
+        wait_for(lambda: told()["drift"] == inside["drift"], "the word of the worker")
+        assert told()["cache"] == inside["cache"]
+        assert told()["variant"] == inside["variant"]
+        for family in ("cache_hits_total", "cache_misses_total", "queue_length"):
+            lines = [line for line in metrics(service).splitlines() if f"edgekit_{family}{{" in line]
+            assert len({line.rsplit(" ", 1)[1] for line in lines}) == 1, lines
+
+
+@pytest.mark.parametrize("lie", ["tried", "promote", "beat"])
+def test_worker_that_lies_about_a_trial_is_ended_alone(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    monkeypatch.setattr(starting, "_MODULE", "tests.service.lying_worker")
+    monkeypatch.setenv("LIE", lie)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    with serving(slots) as service, asking(service, OTHER) as other:
+        wait_for(lambda: "2.0.0" in rejected(slots), "the rejection")
+        assert find_model(service).restarts
+        current = slots.load("linear").state.current
+        assert current is not None
+        assert (current.version, current.health) == ("1.0.0", HEALTHY)
+        assert [line[1] for line in index(service) if line[2] == "READY"] == ["1.0.0", "1.0.0"]
+    assert (set(other.statuses), other.ends, other.wrong) == ({200}, 0, 0)
