@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/install_size.py [device] [device-litert] [host]
 
-Installs the pinned requirements and the wheel of this checkout, without pip itself and without bytecode (a
+Installs the pinned requirements and the wheels of this checkout, without pip itself and without bytecode (a
 device with a read-only root never writes any); the bytecode of every module is then measured separately.
 MB are 10^6 bytes of file content.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,14 +39,15 @@ class Install:
         return sizes
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout with the installed hatchling, and return its path."""
-    _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)])
-    return next(folder.glob("edgekit-*.whl"))
+def build_wheels(folder: Path) -> dict[str, Path]:
+    """Build the wheels of this checkout with the installed hatchling; returns distribution -> path."""
+    for project in (ROOT, ROOT / "host"):
+        _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], project)
+    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
-def install(kind: str, wheel: Path, folder: Path) -> Install:
-    """Install the wheel and `requirements/<kind>.txt` into a new environment in `folder`.
+def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
+    """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`.
 
     Raises:
         subprocess.CalledProcessError: pip failed; `output` holds what it said.
@@ -54,31 +56,35 @@ def install(kind: str, wheel: Path, folder: Path) -> Install:
     python = folder / "bin" / "python"
     into = [*PIP, "--python", str(python), "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
     _run([*into, "--require-hashes", "-r", str(ROOT / "requirements" / f"{kind}.txt")])
-    _run([*into, str(wheel)])
+    ours = ("edgekit", "edgekit-host") if kind == "host" else ("edgekit",)
+    _run([*into, *(str(wheels[name]) for name in ours)])
     return Install(python, next(folder.glob("lib/python*/site-packages")))
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _run(command: list[str], folder: Path = ROOT) -> None:
+    subprocess.run(
+        command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def main() -> None:
     """Measure each kind named on the command line (default: all)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel = build_wheel(folder)
-        print(f"Python {sys.version.split()[0]}, wheel {wheel.stat().st_size / 1e6:.2f} MB")
+        wheels = build_wheels(folder)
+        sizes = ", ".join(f"{name} {path.stat().st_size / 1e6:.2f} MB" for name, path in wheels.items())
+        print(f"Python {sys.version.split()[0]}, wheels: {sizes}")
         for kind in sys.argv[1:] or ["device", "device-litert", "host"]:
-            made = install(kind, wheel, folder / kind)
-            sizes = made.bytes_by_folder()
+            made = install(kind, wheels, folder / kind)
+            folders = made.bytes_by_folder()
             _run([str(made.python), "-m", "compileall", "-q", str(made.site_packages)])
-            bytecode = sum(made.bytes_by_folder().values()) - sum(sizes.values())
-            own = sum(size for folder_name, size in sizes.items() if folder_name.startswith("edgekit"))
+            bytecode = sum(made.bytes_by_folder().values()) - sum(folders.values())
+            own = sum(size for folder_name, size in folders.items() if folder_name.startswith("edgekit"))
             print(
-                f"{kind}: {len(made.packages())} packages with edgekit, {sum(sizes.values()) / 1e6:.1f} MB, "
-                f"ours {own / 1e6:.2f} MB; bytecode of every module {bytecode / 1e6:.1f} MB more"
+                f"{kind}: {len(made.packages())} packages with edgekit, {sum(folders.values()) / 1e6:.1f} MB,"
+                f" ours {own / 1e6:.2f} MB; bytecode of every module {bytecode / 1e6:.1f} MB more"
             )
-            for folder_name, size in sizes.most_common(8):
+            for folder_name, size in folders.most_common(8):
                 print(f"  {size / 1e6:6.1f} MB  {folder_name}")
 
 

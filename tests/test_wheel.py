@@ -1,8 +1,9 @@
-"""The built wheel, and a bare device install of it: what a device gets, and what it must not get."""
+"""The built wheels, and bare device installs: what a device gets, and what it must not get."""
 
 import importlib.util
 import json
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -10,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from edgekit_runtime import __version__
 from edgekit_toolkit.cli import main
 
 ROOT = Path(__file__).parents[1]
+# Distribution -> import package -> folder.
 PACKAGES = {
-    "edgekit_runtime": "device_runtime",
-    "edgekit_toolkit": "toolkit",
-    "edgekit_offload": "offload",
-    "edgekit_fleet": "fleet",
+    "edgekit": {"edgekit_runtime": "device_runtime"},
+    "edgekit-host": {"edgekit_toolkit": "toolkit", "edgekit_offload": "offload", "edgekit_fleet": "fleet"},
 }
-NOT_ON_A_DEVICE = {"onnx", "torch", "scipy", "click", "rich"}
+NOT_ON_A_DEVICE = {"onnx", "torch", "scipy", "click", "rich", *PACKAGES["edgekit-host"]}
 # Imports every module of the runtime; prints what that brought in, and which host libraries could be found.
 IMPORT_ALL = f"""
 import importlib, importlib.util, json, pkgutil, sys
@@ -64,55 +65,78 @@ def install_size() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def wheel(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = install_size.build_wheel(tmp_path_factory.mktemp("wheel"))
-    return path
+def wheels(install_size: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    built: dict[str, Path] = install_size.build_wheels(tmp_path_factory.mktemp("wheels"))
+    return built
 
 
 @pytest.fixture(scope="module", params=["device", "device-litert"])
 def any_device(
     request: pytest.FixtureRequest,
     install_size: ModuleType,
-    wheel: Path,
+    wheels: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
     """A bare device install with onnxruntime as its engine, and one with LiteRT."""
-    return make_install(install_size, request.param, wheel, tmp_path_factory)
+    return make_install(install_size, request.param, wheels, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def device(install_size: ModuleType, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return make_install(install_size, "device", wheel, tmp_path_factory)
+def device(
+    install_size: ModuleType, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    return make_install(install_size, "device", wheels, tmp_path_factory)
 
 
-def make_install(install_size: ModuleType, kind: str, wheel: Path, factory: pytest.TempPathFactory) -> Any:
+def make_install(
+    install_size: ModuleType, kind: str, wheels: dict[str, Path], factory: pytest.TempPathFactory
+) -> Any:
     try:
-        return install_size.install(kind, wheel, factory.mktemp(kind) / "venv")
+        return install_size.install(kind, wheels, factory.mktemp(kind) / "venv")
     except subprocess.CalledProcessError as error:
         if "connection broken by" in error.output:
             pytest.skip("the package index cannot be reached")
         pytest.fail(error.output)
 
 
-def test_wheel_holds_the_four_packages_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        folders = {name.split("/")[0] for name in archive.namelist()}
-    assert {folder for folder in folders if not folder.endswith(".dist-info")} == set(PACKAGES)
-
-
-def test_wheel_holds_every_file_of_the_packages_with_their_data(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+@pytest.mark.parametrize("distribution", PACKAGES)
+def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
+    distribution: str, wheels: dict[str, Path]
+) -> None:
+    with zipfile.ZipFile(wheels[distribution]) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     there = {
         path.relative_to(ROOT / folder).as_posix()
-        for package, folder in PACKAGES.items()
+        for package, folder in PACKAGES[distribution].items()
         for path in (ROOT / folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert packed == there
-    assert any(name.endswith(".toml") and "/targets/" in name for name in packed)
-    assert any(name.endswith(".json") and "/report/" in name for name in packed)
-    assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES)
+    assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES[distribution])
+
+
+def test_host_wheel_has_the_data_of_the_toolkit(wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels["edgekit-host"]) as archive:
+        names = archive.namelist()
+    assert any(name.endswith(".toml") and "/targets/" in name for name in names)
+    assert any(name.endswith(".json") and "/report/" in name for name in names)
+
+
+@pytest.mark.parametrize(("extra", "ours"), [("device", {"edgekit"}), ("host", {"edgekit", "edgekit-host"})])
+def test_extra_brings_what_its_machine_needs_in_the_same_version(
+    extra: str, ours: set[str], wheels: dict[str, Path]
+) -> None:
+    """Fails too where the version that the host's distribution asks for is not this one."""
+    folder = wheels["edgekit"].parent
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command += ["--report", "-", "--find-links", str(folder), f"edgekit[{extra}]=={__version__}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "connection broken by" in result.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert result.returncode == 0, result.stderr
+    chosen = [one["metadata"] for one in json.loads(result.stdout)["install"]]
+    found = {one["name"]: one["version"] for one in chosen if one["name"].startswith("edgekit")}
+    assert found == dict.fromkeys(ours, __version__)
 
 
 def test_device_install_imports_every_runtime_module_without_host_libraries(any_device: Any) -> None:
@@ -124,7 +148,7 @@ def test_device_install_imports_every_runtime_module_without_host_libraries(any_
     seen = json.loads(result.stdout)
     assert "edgekit_runtime.errors" in seen["imported"]
     assert seen["found"] == []
-    assert not {name.split(".")[0] for name in seen["loaded"]} & (NOT_ON_A_DEVICE | {"edgekit_toolkit"})
+    assert not {name.split(".")[0] for name in seen["loaded"]} & NOT_ON_A_DEVICE
 
 
 def test_device_install_keeps_its_size_limits(any_device: Any) -> None:
