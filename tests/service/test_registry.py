@@ -26,7 +26,7 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
-from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -263,6 +263,63 @@ def test_version_that_is_loaded_often_by_one_process_is_not_rejected_for_it(
         state = slots.load("linear").state
         assert state.current is not None
         assert (state.rejected, state.current.health, state.current.begun) == ((), UNPROVEN, 1)
+
+
+def begun(slots: Slots) -> dict[str, int]:
+    return {item.version: item.begun for item in slots.load("linear").state.installed}
+
+
+def test_version_in_its_last_start_on_trial_may_be_loaded_again(maker: PackageMaker, packages: Path) -> None:
+    slots = slots_of(maker, packages.parent)
+    for version in ("1.0.0", "2.0.0"):
+        slots.install(write(maker, packages, version))
+    for _ in range(MAX_BEGUN - 1):
+        slots.begin_start("linear").package.close()
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        assert served_version(service) == "2.0.0"
+        assert load(service).status == 200
+        assert served_version(service) == "2.0.0"
+    assert [item.health for item in slots.load("linear").state.installed] == [HEALTHY, UNPROVEN]
+
+
+def test_version_that_takes_the_place_of_one_that_fails_is_counted_once(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    slots.install(write(maker, packages, "2.0.0", is_right=False))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        assert served_version(service) == "1.0.0"
+        for _ in range(3):
+            assert load(service).status == 200
+        assert begun(slots)["1.0.0"] == 1
+
+
+def test_version_in_use_is_not_counted_when_another_one_is_rejected(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = slots_of(maker, packages.parent)
+    slots.install(write(maker, packages, "1.0.0"))
+    source = InstalledModels(slots)
+    with running(make_config(packages.parent), source) as service:
+        for version in ("2.0.0", "3.0.0", "4.0.0"):
+            slots.install(write(maker, packages, version))
+            assert source.reject("linear", version, "its gates")
+        assert begun(slots)["1.0.0"] == 1
+        assert served_version(service) == "1.0.0"
+
+
+def test_damaged_version_leaves_the_one_before_counted_once(maker: PackageMaker, packages: Path) -> None:
+    slots = slots_of(maker, packages.parent)
+    for version in ("1.0.0", "2.0.0"):
+        slots.install(write(maker, packages, version))
+    (path,) = slots.folder.glob("models/linear/slot-2.0.0-*")
+    path.write_bytes(b"nothing")
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        for _ in range(5):
+            assert load(service).status == 200
+        assert served_version(service) == "1.0.0"
+        assert begun(slots) == {"2.0.0": 0, "1.0.0": 1}
 
 
 def test_installed_version_that_fails_gives_way_to_the_one_before(

@@ -1,26 +1,44 @@
 """Loading and unloading while models hang, disks are slow and clients fight over one model."""
 
+import contextlib
 import dataclasses
 import logging
+import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.gates import ON_THREADS, Gate
-from tests.service.service_parts import Replies, Running, ask, infer_bytes, make_config, post_bytes, running
+from tests.service.service_parts import (
+    Replies,
+    Running,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    post_bytes,
+    running,
+)
 from tests.service.wiring_parts import X, changed, index, infer, load, metrics, wait_until, write
 
+from edgekit_runtime.errors import SlotError
 from edgekit_runtime.service.config import Inference
+from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory, estimate_bytes
 from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.slots import Permissions, Slots
 
 Y = (X @ WEIGHT).tobytes()
+RETRY = Permissions(retry=True, downgrade=True)
 
 
 @pytest.fixture
@@ -138,3 +156,98 @@ def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, folde
             assert infer(service).binary == Y
         source.is_up.set()
         assert Replies(client).next().json[0]["state"] == "READY"
+
+
+def test_folder_that_vanishes_is_said_and_what_is_loaded_serves_on(
+    maker: PackageMaker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(maker, folder, "1.0.0")
+    with serve(PackageFiles([folder], maker.trust), folder) as service:
+        shutil.rmtree(folder)
+        assert index(service) == [("linear", "1.0.0", "READY", "")]
+        assert "No such file" in caplog.text
+        assert load(service).status == 400
+        assert infer(service).binary == Y
+        assert ask(service, get_bytes("/v2/health/ready")).status == 200
+        folder.mkdir()
+        write(maker, folder, "2.0.0")
+        assert load(service).status == 200
+        assert infer(service).json["model_version"] == "2.0.0"
+
+
+def test_state_folder_that_vanishes_leaves_what_is_loaded_serving(maker: PackageMaker, folder: Path) -> None:
+    slots = Slots(folder.parent / "state", maker.trust)
+    slots.install(write(maker, folder, "1.0.0"))
+    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+        shutil.rmtree(slots.folder)
+        assert [line[:3] for line in index(service)] == [("linear", "1.0.0", "READY")]
+        assert load(service).status >= 400
+        assert infer(service).binary == Y
+        slots.install(write(maker, folder, "2.0.0"))
+        assert load(service).status == 200
+        assert infer(service).json["model_version"] == "2.0.0"
+
+
+def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, folder: Path) -> None:
+    slots = Slots(folder.parent / "state", maker.trust)
+    for version in ("1.0.0", "2.0.0"):
+        slots.install(write(maker, folder, version))
+        slots.confirm("linear", version)
+    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+        end_s, wrong = time.monotonic() + 5, []
+
+        def fight(number: int) -> None:
+            rng = np.random.default_rng(number)
+            while time.monotonic() < end_s:
+                what = ("load", "unload", "rollback", "install", "infer")[rng.integers(5)]
+                if what == "infer":
+                    reply = infer(service)
+                    if reply.status == 200 and reply.binary != Y:
+                        wrong.append(reply.binary)
+                elif what == "rollback":
+                    with contextlib.suppress(SlotError):
+                        slots.rollback("linear")
+                elif what == "install":
+                    version = f"{rng.integers(1, 3)}.0.0"
+                    with contextlib.suppress(SlotError):
+                        slots.install(folder / f"linear-{version}.edgepkg", RETRY)
+                else:
+                    reply = ask(service, post_bytes(f"/v2/repository/models/linear/{what}", b""))
+                if what not in ("rollback", "install") and reply.status not in (200, 404, 503):
+                    wrong.append((what, reply.status, reply.body))
+
+        threads = [threading.Thread(target=fight, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert wrong == []
+        assert load(service).status == 200
+        assert infer(service).binary == Y
+        assert service.call(lambda: len(service.service.registry.models.served())) == 1
+        wait_until(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_installation_on_a_full_disk_leaves_what_serves(maker: PackageMaker, folder: Path) -> None:
+    state = folder.parent / "state"
+    state.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(state)], check=False)
+    if mounted.returncode:
+        pytest.skip("no disk may be mounted here")
+    try:
+        slots = Slots(state / "edgekit", maker.trust)
+        slots.install(write(maker, folder, "1.0.0"))
+        with running(make_config(folder.parent), InstalledModels(slots)) as service:
+            free = os.statvfs(state)
+            (state / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
+            with pytest.raises(SlotError, match="No space left"):
+                slots.install(write(maker, folder, "2.0.0"))
+            assert load(service).status == 200
+            assert infer(service).json["model_version"] == "1.0.0"
+            (state / "filler").unlink()
+            slots.install(folder / "linear-2.0.0.edgepkg")
+            assert load(service).status == 200
+            assert infer(service).json["model_version"] == "2.0.0"
+    finally:
+        subprocess.run(["umount", str(state)], check=True)

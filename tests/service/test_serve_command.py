@@ -139,6 +139,12 @@ def test_package_that_is_not_there_ends_the_start_with_its_name(folder: Path) ->
     assert not process.socket_path.exists()
 
 
+def test_package_that_is_not_there_beside_one_that_is_ends_the_start(folder: Path) -> None:
+    process = Served(folder, "--package", str(folder / "gone.edgepkg"))
+    code, printed = process.end_by_itself()
+    assert (code, "gone.edgepkg" in printed) == (PackageError.exit_code, True), printed
+
+
 def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:
     data = infer_bytes(np.ones((50_000, 4), np.float32))
     with served(folder) as service, socket.socket(socket.AF_UNIX) as client:

@@ -24,7 +24,7 @@ class InstalledModels:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._begun: set[tuple[str, str]] = set()
+        self._begun: set[str] = set()
         self.limits = slots.limits
 
     def names(self) -> Sequence[str]:
@@ -33,7 +33,7 @@ class InstalledModels:
 
     def find(self, name: str) -> Sequence[Installed]:
         """Return what would be opened of a model."""
-        with (choice := self._slots.choose(name)).package:
+        with (choice := self._slots.choose(name, counted=self._begun)).package:
             return [Installed(name, choice.version, choice.path)]
 
     def find_proven(self, name: str) -> Installed | None:
@@ -74,26 +74,21 @@ class InstalledModels:
 
     def reject(self, name: str, version: str, reason: str) -> bool:
         """Record that `version` fails; returns whether there is another one to open."""
-        choice = self._slots.reject(name, version, reason)
+        choice = self._reject(name, version, reason)
         if choice is None:
             return False
         choice.package.close()
         return True
 
     def _begin(self, name: str, version: str | None = None) -> Choice:
-        """Return what to open; a start is counted once in the life of this process.
+        choice = self._slots.begin_start(name, version, counted=self._begun)
+        self._begun.add(choice.sha256)
+        return choice
 
-        A crash ends the process, so what it loads again has not crashed since it was counted.
-        """
-        state = self._slots.load(name).state
-        wanted = state.current
-        if version is not None:
-            wanted = next((one for one in state.installed if one.version == version), None)
-        if wanted is not None and (name, wanted.sha256) in self._begun:
-            return self._slots.choose(name, version)
-        choice = self._slots.begin_start(name, version)
-        if wanted is not None and choice.version == wanted.version:
-            self._begun.add((name, wanted.sha256))
+    def _reject(self, name: str, version: str, reason: str) -> Choice | None:
+        choice = self._slots.reject(name, version, reason, counted=self._begun)
+        if choice is not None:
+            self._begun.add(choice.sha256)
         return choice
 
     def _open_active(self, name: str, options: ModelOptions) -> Loaded:
@@ -106,5 +101,5 @@ class InstalledModels:
             except EdgekitError as error:  # noqa: PERF203  # each version is a try of its own
                 failure = error
                 _logger.warning("%s %s is rejected: %s", name, choice.version, error)
-                choice = self._slots.reject(name, choice.version, str(error))
+                choice = self._reject(name, choice.version, str(error))
         raise failure if failure is not None else EdgekitError(f"{name}: nothing to open")

@@ -1,6 +1,7 @@
 """Packages that are served straight from files, without slots."""
 
 import logging
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,17 @@ class PackageFiles:
     __slots__ = ("_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
 
     def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
+        """Take the packages at `paths`; what goes later is said in the log.
+
+        Args:
+            paths: of files and folders.
+            trust: whose packages are accepted.
+
+        Raises:
+            PackageError: one of them is not there.
+        """
+        for path in paths:
+            _stat(path)
         self._paths = tuple(paths)
         self._trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[tuple[Path, int, int], Installed] = {}
@@ -104,14 +116,19 @@ class PackageFiles:
         return found
 
     def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Installed]:
-        try:
-            status = path.stat()
-        except OSError as cause:
-            raise PackageError(f"cannot read package {path}: {cause.strerror}") from cause
+        status = _stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise PackageError(f"cannot read package {path}: it is no file")
         key = (path, status.st_mtime_ns, status.st_ino)
-        if key not in self._seen:
+        found = self._seen.get(key)
+        if found is None:
             manifest = read_unverified_manifest(path).manifest
-            self._seen[key] = Installed(manifest.name, manifest.version, path)
-        return key, self._seen[key]
+            found = Installed(manifest.name, manifest.version, path)
+        return key, found
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as cause:
+        raise PackageError(f"cannot read package {path}: {cause.strerror}") from cause

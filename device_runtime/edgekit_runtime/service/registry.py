@@ -85,12 +85,13 @@ class Registry:
             _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
 
     async def index(self) -> list[Status]:
-        """Return the state of all models, installed or loaded.
-
-        Raises:
-            EdgekitError: the installed ones cannot be listed.
-        """
-        return self.models.describe(await self._keeper.list_names())
+        """Return the state of all models, installed or loaded; the loaded alone where none can be listed."""
+        names: Sequence[str] = ()
+        try:
+            names = await self._keeper.list_names()
+        except EdgekitError as error:
+            _logger.warning("the installed models cannot be listed: %s", error)
+        return self.models.describe(names)
 
     async def load_all(self) -> None:
         """Load all installed models; one that fails is said in the log and does not stop the others."""

@@ -1,7 +1,7 @@
 """What to open now: the best candidate of a state whose package is whole."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -31,6 +31,7 @@ class Choice:
 
     Attributes:
         model, version: of the package.
+        sha256: of its manifest.
         path: where it lies; an installation may remove it later, so open the model from `package`.
         package: verified.
         health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open such a one
@@ -41,6 +42,7 @@ class Choice:
 
     model: str
     version: str
+    sha256: str
     path: Path
     package: OpenedPackage
     health: str
@@ -91,6 +93,7 @@ def open_first(
         return Choice(
             model=state.model,
             version=item.version,
+            sha256=item.sha256,
             path=package.path,
             package=package,
             health=item.health,
@@ -101,10 +104,15 @@ def open_first(
     raise NothingToOpenError(f"{state.model}: no version can be opened: {reasons}; install a package")
 
 
-def begin(folder: ModelFolder, decide: Decide) -> Choice:
+def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
     """Open the first that is whole of what `decide` gives, and record its state and the start.
 
     Where that cannot be recorded, it is the first of the versions that have proved themselves, if any.
+
+    Args:
+        folder: of the model.
+        decide: what may be opened.
+        counted: sha256 of the versions whose start was counted before.
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
@@ -115,12 +123,13 @@ def begin(folder: ModelFolder, decide: Decide) -> Choice:
             loaded = folder.load()
             state, candidates = decide(loaded.state)
             choice = open_first(folder, state, candidates, loaded.problem)
+            is_counted = choice.health == UNPROVEN and choice.sha256 not in counted
             try:
-                folder.record(loaded, count_start(state, choice.version))
+                folder.record(loaded, count_start(state, choice.version) if is_counted else state)
             except RecordError:
                 choice.package.close()
                 raise
-            return replace(choice, begun=choice.begun + (choice.health == UNPROVEN))
+            return replace(choice, begun=choice.begun + is_counted)
     except RecordError as cause:
         _logger.warning("%s: the start is not counted, so proven versions come first: %s", folder.path, cause)
         state, candidates = decide(folder.load().state)

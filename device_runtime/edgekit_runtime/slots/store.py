@@ -7,7 +7,7 @@ Source: docs/slots.md.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -95,13 +95,14 @@ class Slots:
         loaded = folder.load()
         return loaded, examine(folder, loaded)
 
-    def choose(self, model: str, version: str | None = None) -> Choice:
+    def choose(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
         """Return what to open, and record nothing.
 
         Args:
             model: its name.
             version: this one and no other, where it is installed and not rejected; None takes the active one,
                 else the best that is whole.
+            counted: as for `begin_start`.
 
         Raises:
             SlotError: no such model or version, or none of its packages can be opened; says why for each.
@@ -109,7 +110,7 @@ class Slots:
         folder = self._folders.find(model)
         for _ in range(_READS):
             loaded = folder.load()
-            state = transitions.give_up(loaded.state, self.max_begun)
+            state = transitions.give_up(loaded.state, self.max_begun, counted)
             try:
                 return open_first(folder, state, select(state, version), loaded.problem)
             except NothingToOpenError:
@@ -118,22 +119,28 @@ class Slots:
                     raise
         raise SlotError(f"{folder.path}: changes all the time; try again")
 
-    def begin_start(self, model: str, version: str | None = None) -> Choice:
+    def begin_start(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
         """Return what to open like `choose`, after its start has been counted on the disk if it is unproven.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
         crashes ends at the version before. Where the count cannot be written, a version that has proved
         itself comes first, since the other one could crash for ever.
 
+        Args:
+            model: its name.
+            version: as for `choose`.
+            counted: sha256 of the choices that this process has begun: a crash ends the process, so what it
+                opens again has not crashed since it was counted.
+
         Raises:
             SlotError: as from `choose`.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
-            state = transitions.give_up(state, self.max_begun)
+            state = transitions.give_up(state, self.max_begun, counted)
             return state, select(state, version)
 
-        return begin(self._folders.find(model), decide)
+        return begin(self._folders.find(model), decide, counted)
 
     def confirm(self, model: str, version: str) -> None:
         """Record that `version` passed its self-test and served; nothing happens where it has left the slots.
@@ -143,7 +150,9 @@ class Slots:
         """
         self._change(model, lambda state: transitions.confirm(state, version))
 
-    def reject(self, model: str, version: str, reason: str) -> Choice | None:
+    def reject(
+        self, model: str, version: str, reason: str, *, counted: Collection[str] = ()
+    ) -> Choice | None:
         """Record that `version` failed, and return what to open in its place, begun, or None.
 
         It is a version that was not rejected, also where the record cannot be written: that is logged.
@@ -152,6 +161,7 @@ class Slots:
             model: its name.
             version: that failed; the active one or another.
             reason: for people, such as what the self-test found.
+            counted: as for `begin_start`.
 
         Raises:
             SlotError: no such model.
@@ -163,7 +173,7 @@ class Slots:
             return state, tuple(item for item in good if item.version != version)
 
         try:
-            return begin(self._folders.find(model), decide)
+            return begin(self._folders.find(model), decide, counted)
         except NothingToOpenError as cause:
             _logger.warning("%s", cause)
         try:

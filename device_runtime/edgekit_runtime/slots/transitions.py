@@ -3,7 +3,7 @@
 What counts is how often a version was begun, never when: a device may start without knowing the time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -65,10 +65,18 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
     return *good, *(item for item in slots if item.health == REJECTED)
 
 
-def give_up(state: ModelState, max_begun: int) -> ModelState:
-    """Return the state after every unproven version that was begun `max_begun` times has been rejected."""
+def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) -> ModelState:
+    """Return the state after every unproven version that was begun `max_begun` times has been rejected.
+
+    Args:
+        state: before.
+        max_begun: see `Slots`.
+        counted: sha256 of the versions that are in one of these starts now, and may yet be confirmed.
+    """
     for item in (state.active, state.spare):
-        if item is not None and item.health == UNPROVEN and item.begun >= max_begun:
+        if item is None or item.health != UNPROVEN or item.sha256 in counted:
+            continue
+        if item.begun >= max_begun:
             reason = f"was begun {item.begun} times and never confirmed"
             state = reject(state, item.version, reason)
     return state
