@@ -72,6 +72,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.service.keeping import Source
     from edgekit_runtime.service.packages import PackageFiles
     from edgekit_runtime.service.server import serve
+    from edgekit_runtime.service.sparing import SparingTracebacks
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
@@ -83,10 +84,11 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     }
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
     config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
-    if config.log.json:
-        from edgekit_runtime.service.logs import JsonLines
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SparingTracebacks())
+        if config.log.json:
+            from edgekit_runtime.service.logs import JsonLines
 
-        for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonLines())
     trust.check_keys()
     source: Source

@@ -43,6 +43,7 @@ from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.sharedmem import Region, RegionLimits, Regions
 from edgekit_runtime.service.snapshots import write_snapshots
+from edgekit_runtime.service.sparing import SparingTracebacks
 from edgekit_runtime.service.trial import Trial
 
 _DESCRIPTORS: Final = 3
@@ -254,6 +255,8 @@ def main() -> None:
         order = from_plain(Order, json.load(file))
     end_with(order.parent)
     logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SparingTracebacks())
     for refused in confine(order.isolation):
         _logger.warning("the system does not allow %s", refused)
     states = memoryview(mmap.mmap(table, order.connections))
