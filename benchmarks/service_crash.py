@@ -6,13 +6,14 @@
   requests take turns, client and server on one core.
 - Memory: proportional set size of the service and of its worker.
 - Return: SIGSEGV to the worker; seconds until its model is answered again by a client that asks every 5 ms,
-  without and with a worker that stands by. Meanwhile 4 clients ask another model: all of their answers are
-  counted, and those that were not right or did not come are lost.
+  without and with a worker that stands by, and while it has a new version on trial. Meanwhile 4 clients ask
+  another model: all of their answers are counted, and those that were not right or did not come are lost.
 
 Every figure is of this machine and this run.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,22 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_packages(folder)
+        signer = make_packages(folder)
         with serve(folder, standby=False) as (process, path):
             result: dict[str, Any] = measure_cost(process, path, arguments.seconds)
         for standby in (False, True):
             with serve(folder, standby=standby) as (process, path):
                 key = "return with standby" if standby else "return"
-                result[key] = measure_returns(process, path, arguments.crashes, standby=standby)
+                workers = 1 + standby
+                result[key] = measure_returns(process, path, arguments.crashes, workers)
+        with serve(folder, standby=False, rollout="canary") as (process, path):
+            begin = begin_trials(folder, path, signer)
+            result["return in a canary"] = measure_returns(process, path, arguments.crashes, 1, begin)
     print(json.dumps(result, indent=2))
 
 
-def make_packages(folder: Path) -> None:
-    """Write the small model twice: as `inside`, and as `worker` to be isolated."""
+def make_packages(folder: Path) -> StatementSigner:
+    """Write the small model twice: as `inside`, and as `worker` to be isolated; return who signs."""
     key = Ed25519PrivateKey.generate()
     (folder / "keys").mkdir()
     (folder / "keys" / "bench.pub.pem").write_bytes(
@@ -70,16 +75,34 @@ def make_packages(folder: Path) -> None:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     )
+    signer = StatementSigner(CryptoSigner(key))
     for name in ("inside", "worker"):
-        write(folder, name, MODEL.read_bytes(), X.shape, StatementSigner(CryptoSigner(key)))
+        write(folder, name, MODEL.read_bytes(), X.shape, signer)
+    return signer
+
+
+def begin_trials(folder: Path, path: str, signer: StatementSigner) -> Callable[[], None]:
+    """Return what puts a new version on trial, each time another one."""
+    numbers = itertools.count(2)
+
+    def begin() -> None:
+        write(folder, "worker", MODEL.read_bytes(), X.shape, signer, f"{next(numbers)}.0.0")
+        with Client(path) as client:
+            client.load("worker")
+            for _ in range(100):
+                client.infer("worker", {"image": X})
+
+    return begin
 
 
 @contextmanager
-def serve(folder: Path, *, standby: bool) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def serve(
+    folder: Path, *, standby: bool, rollout: str = "swap"
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """Run the service; yields its process and its Unix socket."""
     path, config = str(folder / "bench.sock"), folder / "config.toml"
     config.write_text(
-        "[models.worker]\nisolated = true\n[models.worker.isolation]\n"
+        f"[models.worker]\nisolated = true\nrollout = '{rollout}'\n[models.worker.isolation]\n"
         f"standby = {str(standby).lower()}\nmax_crashes = 1000\nmax_delay_s = 1e-3\n"
     )
     process = subprocess.Popen(
@@ -141,7 +164,11 @@ def measure_cost(process: "subprocess.Popen[str]", path: str, seconds: float) ->
 
 
 def measure_returns(
-    process: "subprocess.Popen[str]", path: str, crashes: int, *, standby: bool
+    process: "subprocess.Popen[str]",
+    path: str,
+    crashes: int,
+    workers: int,
+    begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Seconds of each return, and how the other model's clients fared."""
     done = threading.Event()
@@ -152,8 +179,10 @@ def measure_returns(
     returns, refused = [], 0
     with Client(path) as client:
         for _ in range(crashes):
-            wait_until(lambda: len(workers_of(process)) == 1 + standby)
+            wait_until(lambda: len(workers_of(process)) == workers)
             time.sleep(2.0)  # so that the one that stands by has loaded the model
+            begin()
+            wait_until(lambda: len(workers_of(process)) == workers)  # nothing is being verified
             client.infer("worker", {"image": X})
             pid = workers_of(process)[0]
             began_s = time.perf_counter()

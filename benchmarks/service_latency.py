@@ -104,7 +104,14 @@ def make_packages(folder: Path) -> None:
     write(folder, "first", (folder / "first.onnx").read_bytes(), LARGE, signer)
 
 
-def write(folder: Path, name: str, model: bytes, shape: tuple[int, ...], signer: StatementSigner) -> None:
+def write(
+    folder: Path,
+    name: str,
+    model: bytes,
+    shape: tuple[int, ...],
+    signer: StatementSigner,
+    version: str = "1.0.0",
+) -> None:
     """Write one package, whose golden output is what onnxruntime computes here."""
     session = OrtSession(model, OrtOptions(threads=1))
     values = np.random.default_rng(0).random(shape, np.float32)
@@ -114,7 +121,7 @@ def write(folder: Path, name: str, model: bytes, shape: tuple[int, ...], signer:
     roles = {"model.onnx": "model", "golden/in.bin": "golden", "golden/out.bin": "golden"}
     manifest = Manifest(
         name=name,
-        version="1.0.0",
+        version=version,
         target="x86-64",
         inputs=session.inputs,
         outputs=session.outputs,
@@ -128,7 +135,8 @@ def write(folder: Path, name: str, model: bytes, shape: tuple[int, ...], signer:
             (GoldenOutput(got.name, "float32", expected.shape, "golden/out.bin", 1e-4, 1e-4),),
         ),
     )
-    write_package(folder / f"{name}.edgepkg", manifest, contents, signer)
+    file = f"{name}.edgepkg" if version == "1.0.0" else f"{name}-{version}.edgepkg"
+    write_package(folder / file, manifest, contents, signer)
 
 
 def hash_bytes(data: bytes) -> str:
