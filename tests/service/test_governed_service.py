@@ -1,5 +1,6 @@
 """Energy and limits in a running service: a fake tree of `/sys`, real variants, real requests."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.service.wiring_parts import X, changed, metrics, statistics, wait_unt
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
@@ -94,15 +96,20 @@ def limited(**limits: Any) -> ModelOptions:
     return ModelOptions(governor=GovernorOptions(window_s=0.0, **limits))
 
 
-def test_hot_device_is_served_in_another_way_and_no_request_fails(maker: PackageMaker, tree: Tree) -> None:
+@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+def test_hot_device_is_served_in_another_way_and_no_request_fails(
+    maker: PackageMaker, tree: Tree, isolation: Isolation | None
+) -> None:
     tree.zone(0, "cpu", 40_000)
-    with serve(maker, tree, limited(temperature_c=70.0)) as service, Traffic(service) as traffic:
+    options = dataclasses.replace(limited(temperature_c=70.0), isolation=isolation)
+    with serve(maker, tree, options) as service, Traffic(service) as traffic:
         wait_until(lambda: traffic.counts["accurate"] > 100)
         assert setting(service)["variant"] == "default"
         wait_until(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
         tree.zone(0, "cpu", 95_000)
         wait_until(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
         wait_until(lambda: 'zone="thermal/cpu"} 95.0' in metrics(service))
+        assert 'edgekit_governor_setting{model="linear",version="1.0.0"' in metrics(service)
         assert traffic.failures == []
 
 
@@ -205,11 +212,13 @@ def test_sensor_that_vanishes_leaves_the_metrics(maker: PackageMaker, tree: Tree
         wait_until(lambda: "edgekit_temperature_celsius" not in metrics(service))
 
 
+@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
 def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
-    maker: PackageMaker, tree: Tree
+    maker: PackageMaker, tree: Tree, isolation: Isolation | None
 ) -> None:
     tree.root.mkdir()
-    options = ModelOptions(governor=GovernorOptions(power_w=3.0, variants=("none",)))
+    governor = GovernorOptions(power_w=3.0, variants=("none",))
+    options = ModelOptions(governor=governor, isolation=isolation)
     with serve(maker, tree, options) as service:
         (line,) = service.do(service.service.registry.index())
         assert "has no variant 'none'" in line.reason

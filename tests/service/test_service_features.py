@@ -32,8 +32,7 @@ import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import ConfigError, EdgekitError
-from edgekit_runtime.service.config import isolate, read_config
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.config import read_config
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
@@ -331,7 +330,6 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
     [
         ("[models.m]\nrollout = 'blue'", "expected one of swap, canary, shadow"),
         ("[models.m]\nrollout = 'canary'\nlatest = 2", "no room for latest"),
-        ("[models.m]\nisolated = true\n[models.m.governor]\npower_w = 3", "process of its own"),
         ("[models.m.canary]\nshare = 2.0", "expected more than 0 and at most 1"),
         ("[models.m.gates]\nalpha = 0.9", "alpha"),
         ("[models.m.gates]\nalpha = 0", "alpha"),
@@ -349,11 +347,6 @@ def test_configuration_that_makes_no_sense_is_refused(tmp_path: Path, text: str,
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         read_config(path)
     assert str(path) in str(caught.value)
-
-
-def test_isolating_a_model_with_a_governor_is_refused() -> None:
-    with pytest.raises(ConfigError, match="process of its own"):
-        isolate({"m": ModelOptions(governor=GovernorOptions(power_w=3.0))}, ["m"])
 
 
 def test_process_with_a_configuration_file_serves_with_cache_and_json_log(

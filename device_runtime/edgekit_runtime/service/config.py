@@ -156,11 +156,7 @@ def read_config(path: Path) -> ServiceConfig:
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
-    """Return the options of all models with those in `names` isolated, as they state it or else by default.
-
-    Raises:
-        ConfigError: a model has options that an isolated one cannot have.
-    """
+    """Return the options of all models with those in `names` isolated, as stated or by default."""
     changed = dict(models)
     for name in names:
         options = models.get(name, ModelOptions())

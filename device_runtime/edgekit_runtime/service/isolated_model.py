@@ -15,7 +15,7 @@ from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.isolated_trial import IsolatedTrial
-from edgekit_runtime.service.isolation import Crashes, Isolation
+from edgekit_runtime.service.isolation import Crashes
 from edgekit_runtime.service.lives import Lives
 from edgekit_runtime.service.orders import Given, Order, TrialWord
 from edgekit_runtime.service.sharedmem import Regions
@@ -77,7 +77,6 @@ class IsolatedModel:
         self.lives = Lives(self._loop, order.isolation, regions)
         self.lane = IsolatedLane(self, manifest)
         self.restarts = 0
-        self._isolation: Isolation = order.isolation
         self._events = events
         self._has_started = self._is_over = False
         self._active: Worker | None = None
@@ -104,9 +103,8 @@ class IsolatedModel:
         return UnavailableError(f"{name}: its process ended and is being started again", wait_s)
 
     def say(self, tally: Tally) -> dict[str, JsonValue]:
-        """Return what the worker that answers says of a version, but for what a trial says itself."""
-        said = tally.said_by(self._active)
-        return {key: value for key, value in said.items() if key != "rollout"}
+        """Return what the worker that answers says of a version."""
+        return tally.said_by(self._active)
 
     def try_beside(
         self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
@@ -152,7 +150,8 @@ class IsolatedModel:
         if lane is not self.lane:
             done()
             return
-        self._cancel_trial()
+        if self.trial is not None:
+            self.drop(self.trial.lane)
         self._is_over = True
         self._active = self._standby = None
         self.lives.retire(done, self._order.config.inference.drain_timeout_s)
@@ -167,7 +166,8 @@ class IsolatedModel:
         """End all processes at once; what they were lent comes back."""
         if self._package < 0:
             return
-        self._cancel_trial()
+        if self.trial is not None:
+            self.drop(self.trial.lane)
         self._is_over = True
         self._active = self._standby = None
         self.lives.stop_watching()
@@ -212,14 +212,12 @@ class IsolatedModel:
     def on_snapshots(self, worker: Worker, payload: bytes) -> None:
         """Take in what it knows of the versions that are of interest here."""
         snapshots = read_snapshots(payload)
+        trial = self.trial
+        if trial is not None and trial.worker is worker and trial.given.version in snapshots:
+            trial.take(snapshots[trial.given.version])
         own = snapshots.get(self._order.given.version)
         if own is not None:
             self.lane.tally.take(worker, own)
-        trial = self.trial
-        if trial is not None and trial.worker is worker and trial.given.version in snapshots:
-            snapshot = snapshots[trial.given.version]
-            trial.lane.tally.take(worker, snapshot)
-            trial.take(snapshot.said.get("rollout"))
 
     def on_word(self, worker: Worker, word: TrialWord) -> None:
         """Take in what it says of a trial, unless that is over here."""
@@ -253,7 +251,7 @@ class IsolatedModel:
         self._take_crash(reason, lived_s, is_final=worker.has_refused)
 
     def _take_crash(self, reason: str, lived_s: float, *, is_final: bool) -> None:
-        self._crashes = self._crashes.after(lived_s, self._isolation)
+        self._crashes = self._crashes.after(lived_s, self._order.isolation)
         manifest = self.lane.manifest
         if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
             self._events.on_started(
@@ -263,9 +261,9 @@ class IsolatedModel:
             return
         _logger.error("%s %s: its worker is lost: %s", manifest.name, manifest.version, reason)
         if self._has_started:
-            self._events.on_crash(self, reason, is_loop=self._crashes.is_loop(self._isolation))
+            self._events.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
         if not self._is_over:
-            self._restart(self._crashes.delay_s(self._isolation))
+            self._restart(self._crashes.delay_s(self._order.isolation))
 
     def _restart(self, delay_s: float) -> None:
         self.restarts += 1
@@ -274,7 +272,7 @@ class IsolatedModel:
 
     def _fill(self) -> None:
         """Start a worker where one is missing and it is time for it."""
-        wanted = 2 if self._isolation.standby and self._has_started else 1
+        wanted = 2 if self._order.isolation.standby and self._has_started else 1
         is_waiting = self._restart_s is not None and self._restart_s > self._loop.time() + 1e-3
         if len(self.lives) < wanted and not self._is_over and not is_waiting:
             self._begin()
@@ -295,13 +293,8 @@ class IsolatedModel:
 
     def _ask(self, trial: IsolatedTrial, worker: Worker) -> None:
         trial.ask(worker)
-        self._loop.call_later(self._isolation.start_timeout_s, self._check_opened, trial)
+        self._loop.call_later(self._order.isolation.start_timeout_s, self._check_opened, trial)
 
     def _check_opened(self, trial: IsolatedTrial) -> None:
         if trial is self.trial and not trial.is_open and trial.worker is not None:
-            limit_s = self._isolation.start_timeout_s
-            trial.worker.kill(f"it did not load version {trial.given.version} within {limit_s:g} s")
-
-    def _cancel_trial(self) -> None:
-        if self.trial is not None:
-            self.drop(self.trial.lane)
+            trial.worker.kill(f"it did not load version {trial.given.version} in time")

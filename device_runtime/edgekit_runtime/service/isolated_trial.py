@@ -11,6 +11,7 @@ from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.channel import ChannelError
 from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.orders import Given, TrialWord
+from edgekit_runtime.service.snapshots import Snapshot
 from edgekit_runtime.service.worker_process import Worker
 
 Report: TypeAlias = Callable[[Promote | Rollback], None]
@@ -48,10 +49,10 @@ class IsolatedTrial:
         self.worker = worker
         worker.try_beside(self.given, self.package)
 
-    def take(self, found: JsonValue) -> None:
-        """Take in what the worker knows of the trial, checked by `read_snapshots`."""
-        if isinstance(found, dict):
-            self._found = found
+    def take(self, snapshot: Snapshot) -> None:
+        """Take in what the worker knows of the candidate."""
+        self.lane.tally.take(self.worker, snapshot)
+        self._found = snapshot.rollout or self._found
 
     def hear(self, word: TrialWord) -> None:
         """Take in what the worker says of the candidate.

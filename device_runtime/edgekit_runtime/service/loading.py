@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.errors import BackendError, ConfigError
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
@@ -62,9 +62,6 @@ class ModelOptions:
         drift: whether inputs and outputs are watched for drift.
         keep_loaded: whether it stays where the memory cap makes others go.
         governor: limits to hold by the way in which it is run, or None.
-
-    Raises:
-        ConfigError: an isolated model is to have a governor.
     """
 
     policy: VersionPolicy = field(default_factory=VersionPolicy)
@@ -79,10 +76,6 @@ class ModelOptions:
     drift: bool = True
     keep_loaded: bool = False
     governor: GovernorOptions | None = None
-
-    def __post_init__(self) -> None:
-        if self.isolation is not None and self.governor is not None:
-            raise ConfigError("a model in a process of its own has no governor; leave out one of the two")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

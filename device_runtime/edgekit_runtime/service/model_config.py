@@ -88,22 +88,19 @@ def read_model(name: str, table: object) -> ModelOptions:
         governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
     isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
     rollout = _read_rollout(single.rollout, tables, where)
-    try:
-        return ModelOptions(
-            VersionPolicy(single.latest, single.specific),
-            _SWAPS[single.swap],
-            single.threads,
-            single.instances,
-            scheduling,
-            isolation if single.isolated else None,
-            rollout=rollout,
-            cache=single.cache,
-            drift=single.drift,
-            keep_loaded=single.keep_loaded,
-            governor=governor,
-        )
-    except ConfigError as cause:
-        raise ConfigError(f"{where}: {cause}") from cause
+    return ModelOptions(
+        VersionPolicy(single.latest, single.specific),
+        _SWAPS[single.swap],
+        single.threads,
+        single.instances,
+        scheduling,
+        isolation if single.isolated else None,
+        rollout=rollout,
+        cache=single.cache,
+        drift=single.drift,
+        keep_loaded=single.keep_loaded,
+        governor=governor,
+    )
 
 
 def _read_rollout(kind: str, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:

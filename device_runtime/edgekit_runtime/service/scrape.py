@@ -59,30 +59,30 @@ def _trial_families(trials: Iterable[Trial]) -> list[Family]:
 
 def _governor_families(served: Iterable[Served]) -> list[Family]:
     governed = [
-        ({"model": one.loaded.manifest.name, "version": one.version}, one.governed)
+        ({"model": one.loaded.manifest.name, "version": one.version}, found)
         for one in served
-        if one.governed is not None
+        if (found := one.governor_to_json()) is not None
     ]
-    settings = tuple(
-        (
-            {**labels, "variant": lane.setting.variant, "batch": str(lane.setting.batch)}
-            | {"threads": str(lane.setting.threads)},
-            1.0,
-        )
-        for labels, lane in governed
-    )
+    names = ("variant", "batch", "threads")
     return [
-        Family("edgekit_governor_setting", "gauge", "1 for the setting in force.", settings),
+        Family(
+            "edgekit_governor_setting",
+            "gauge",
+            "1 for the setting in force.",
+            tuple(
+                ({**labels, **{name: str(found[name]) for name in names}}, 1.0) for labels, found in governed
+            ),
+        ),
         Family(
             "edgekit_governor_changes_total",
             "counter",
             "Changes of the setting.",
-            tuple((labels, float(lane.changes)) for labels, lane in governed),
+            tuple((labels, float(found["changes"])) for labels, found in governed),
         ),
         Family(
             "edgekit_governor_admitted_ratio",
             "gauge",
             "Share of the calls that are taken.",
-            tuple((labels, lane.admit) for labels, lane in governed),
+            tuple((labels, found["admit"]) for labels, found in governed),
         ),
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.service.cache import CacheLane
@@ -61,6 +61,13 @@ class Served:
     def version(self) -> str:
         """Of its package."""
         return self.loaded.manifest.version
+
+    def governor_to_json(self) -> Mapping[str, Any] | None:
+        """Return what a governor has set, or None where there is none."""
+        if self.governed is not None:
+            return self.governed.to_json()
+        found: Any = None if self.say is None else self.say().get("governor")
+        return found if isinstance(found, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the statistics say beyond the protocol's own figures."""

@@ -16,7 +16,7 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
-_SAID: Final = ("variant", "drift", "cache", "rollout")
+_SAID: Final = ("variant", "drift", "cache", "governor", "rollout")
 _MAX_SAID_BYTES: Final = 16 << 10
 
 
@@ -26,11 +26,13 @@ class Snapshot:
 
     Attributes:
         counted: since its start.
-        said: what `Served.to_json` says there beyond that.
+        said: what `Served.to_json` says there beyond that, but for the rollout.
+        rollout: that it takes part in, or None.
     """
 
     counted: LaneMetrics
     said: dict[str, JsonValue]
+    rollout: dict[str, JsonValue] | None
 
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
@@ -48,7 +50,7 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
     try:
         document = json.loads(payload, parse_constant=_refuse_constant)
         return {
-            version: Snapshot(_read(counted), _check_said(said))
+            version: Snapshot(_read(counted), *_check_said(said))
             for version, (counted, said) in document.items()
         }
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
@@ -115,20 +117,26 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _check_said(said: dict[str, Any]) -> dict[str, JsonValue]:
+def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
     """Return what a worker said of a version, in which everything that the service uses itself is right."""
     if len(json.dumps(said)) > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
         raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
     if not isinstance(said["variant"], str):
         raise TypeError(f"the variant is {said['variant']!r}"[:200])
-    rollout = said.get("rollout")
+    governor = said.get("governor")
+    if governor is not None:
+        for name in ("batch", "threads", "admit", "changes"):
+            _number(governor[name])
+        if not isinstance(governor["variant"], str):
+            raise TypeError("the governor's variant is no text")
+    rollout = said.pop("rollout", None)
     if rollout is not None:
         for arm in ("current", "candidate"):
             _number(rollout[arm]["answers"])
             _number(rollout[arm]["failed"])
         if rollout["agreement"] is not None:
             _number(rollout["agreement"])
-    return said
+    return said, rollout
 
 
 def _refuse_constant(name: str) -> None:

@@ -77,12 +77,15 @@ class _Worker:
         self._registry.rollouts.report = self._tell_verdict
         self._http = self._service.http
         self._http.screen = self._screen
+        if any(options.governor is not None for options in order.config.models.values()):
+            self._service.watch()  # it reads the sensors here, too
         self._beat()
         try:
             await self._registry.load(self._name)
         except EdgekitError as error:
             self._channel.send(Kind.WORKER_FAILED, str(error).encode())
         else:
+            self._tell()
             self._channel.send(Kind.WORKER_READY)
         await self._loop.create_future()
 
@@ -174,9 +177,13 @@ class _Worker:
                 self._give_back(connection)
 
     def _beat(self) -> None:
-        """Show life, and what is known if there is news."""
+        """Show life, judge what is on trial, and tell what is known."""
         self._loop.call_later(BEAT_S, self._beat)
         self._registry.models.look()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell what is known if there is news; before a word, so that who asks after it is told all."""
         snapshots = write_snapshots(self._registry.models.served())
         self._channel.send(Kind.WORKER_BEAT, b"" if snapshots == self._said else snapshots)
         self._said = snapshots
@@ -204,8 +211,7 @@ class _Worker:
             word = TrialWord(given.version, "refused", reason=str(error)[:MAX_REASON])
         else:
             word = TrialWord(given.version, "tried")
-            # First what is known of it: whoever asks for statistics from now on is told.
-            self._channel.send(Kind.WORKER_BEAT, write_snapshots(self._registry.models.served()))
+            self._tell()
         self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
 
     async def _settle(self, version: str, *, is_promoted: bool) -> None:
