@@ -40,7 +40,7 @@ int cuStreamSynchronize(void *stream) { return current ? 0 : 201; }
 int cuStreamDestroy_v2(void *stream) { free(stream); live_streams--; return 0; }
 int cuMemAlloc_v2(uint64_t *made, size_t size) {
     if (!current) return 201;
-    if (size > (1u << 30)) return 2;
+    if (size > (1u << 20)) return 2;
     *made = (uint64_t)malloc(size); live_blocks++; return 0;
 }
 int cuMemFree_v2(uint64_t block) { free((void *)block); live_blocks--; return 0; }

@@ -50,8 +50,6 @@ def test_failed_loading_restores_the_thresholds_too(library):
 
 
 def test_other_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    entered = False
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())  # without mallopt
     with lean_loading():
-        entered = True
-    assert entered
+        pass

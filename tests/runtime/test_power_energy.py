@@ -93,18 +93,22 @@ def test_energy_above_idle_is_shared_by_busy_time() -> None:
     assert meter.total_j == pytest.approx(22.0)
 
 
-def test_energy_without_a_sensor_is_none_and_says_so() -> None:
+@pytest.mark.parametrize("joules", [None, 5.0], ids=["no sensor", "never idle"])
+def test_energy_that_cannot_be_told_is_none_and_says_so(joules: float | None) -> None:
     meter = EnergyMeter()
     for at_s in range(10):
-        meter.add(second(float(at_s), None), {"a": Work(0.5, 10)})
+        meter.add(second(float(at_s), joules), {"a": Work(0.5, 10)})
     assert (meter.of_request("a").joules, meter.of_request("a").label) == (None, "none")
 
 
-def test_energy_before_idle_was_seen_is_none() -> None:
+def test_idle_power_follows_slowly_as_the_device_warms() -> None:
     meter = EnergyMeter()
-    for at_s in range(10):
-        meter.add(second(float(at_s), 5.0), {"a": Work(0.5, 10)})
-    assert meter.of_request("a").label == "none"
+    learn_idle(meter, 3.0)
+    meter.add(second(5.0, 4.0), {})
+    assert meter.idle_w == pytest.approx(3.1)  # a tenth of the way
+    learn_idle(meter, 4.0)
+    assert meter.idle_w is not None
+    assert 3.4 < meter.idle_w < 4.0
 
 
 def test_same_readings_twice_count_once_with_the_work_of_both() -> None:

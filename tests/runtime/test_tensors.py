@@ -29,22 +29,24 @@ def test_an_array_that_does_not_fit_is_refused_with_what_it_is(array: object, re
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "shape"),
+    ("name", "dtype", "shape", "reason"),
     [
-        ("", "float32", (1,)),
-        (7, "float32", (1,)),
-        ("x", "float31", (1,)),
-        ("x", ["float32"], (1,)),
-        ("x", "float32", [1]),
-        ("x", "float32", (-1,)),
-        ("x", "float32", (True,)),
-        ("x", "float32", (1.0,)),
-        ("x", "float32", ("",)),
-        ("x", "float32", (1,) * 33),
+        ("", "float32", (1,), "name is ''"),
+        (7, "float32", (1,), "name is 7"),
+        ("x", "float31", (1,), "dtype is 'float31'"),
+        ("x", ["float32"], (1,), "dtype is \\['float32'\\]"),
+        ("x", "float32", [1], "shape must be a tuple"),
+        ("x", "float32", (1,) * 33, "at most 32 dimensions"),
+        ("x", "float32", (-1,), "has dimension -1"),
+        ("x", "float32", (True,), "has dimension True"),
+        ("x", "float32", (1.0,), "has dimension 1.0"),
+        ("x", "float32", ("",), "has dimension ''"),
     ],
 )
-def test_a_malformed_spec_is_refused(name: object, dtype: object, shape: object) -> None:
-    with pytest.raises(DataError):
+def test_a_malformed_spec_is_refused_with_what_is_wrong(
+    name: object, dtype: object, shape: object, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
         TensorSpec(name, dtype, shape)  # type: ignore[arg-type]
 
 

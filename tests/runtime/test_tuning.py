@@ -149,6 +149,7 @@ def test_for_throughput_batches_and_runs_at_once_are_tried() -> None:
     choice = BackendChoice("litert", "model.tflite", {"threads": 2})
     settings = list_settings(choice, "throughput", 4, may_batch=True)
     assert Setting(options=(("threads", 1),), instances=4, batch=16) in settings
+    assert "threads 1, 2 instances, batch 4" in {setting.name for setting in settings}
     assert Setting(batch=4) in settings
     assert all(s.batch == 1 for s in list_settings(choice, "throughput", 4, may_batch=False))
 

@@ -14,7 +14,7 @@ from tests.toolkit.package_run import tensor
 from tests.toolkit.package_sample import make_model, write_linear, write_model
 
 from edgekit_runtime.entries import BackendChoice
-from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
+from edgekit_runtime.errors import DigestError, PackageError, SignatureError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.tensors import TensorSpec
@@ -186,7 +186,7 @@ def test_broken_evidence_does_not_hide_the_package(path: Path) -> None:
     evidence_path(write_linear(path)).write_bytes(b"{}")
     document = json.loads(invoke(path, "--json").stdout)
     assert document["verified"] is True
-    assert "not a DSSE envelope" in document["evidence"]["problem"]
+    assert "field 'payload' is missing" in document["evidence"]["problem"]
 
 
 def test_hostile_names_are_neither_markup_nor_commands(path: Path) -> None:
@@ -248,14 +248,9 @@ def test_a_console_without_unicode_shows_question_marks(path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_figures_that_are_nested_deeply_end_in_a_result_or_an_error_of_ours(
-    options: list[str], path: Path
-) -> None:
-    deep: Any = 1
+def test_figures_that_are_nested_deeply_are_shown(options: list[str], path: Path) -> None:
+    deep: Any = "bottom"
     for _ in range(300):
         deep = {"a": deep}
     write_linear(path, figures={"deep": deep})
-    try:
-        assert invoke(path, *options).exit_code == 0
-    except ManifestError as error:
-        assert "nested too deeply" in str(error)
+    assert "bottom" in invoke(path, *options).stdout

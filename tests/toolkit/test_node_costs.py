@@ -71,23 +71,20 @@ def test_conv_counts_output_elements_times_kernel_and_input_channels() -> None:
     assert cost.precision == "fp32"
 
 
-def test_strided_conv_counts_the_smaller_output() -> None:
-    graph = model(
-        [node("Conv", ["x", "w"], strides=[2, 2], pads=[1, 1, 1, 1])],
-        {"x": [1, 3, 8, 8]},
-        {"w": weights(16, 3, 3, 3)},
-    )
-    assert only(node_costs(graph)).macs == 16 * 4 * 4 * 27
-
-
-def test_depthwise_conv_counts_one_input_channel() -> None:
-    graph = model([node("Conv", ["x", "w"], group=8)], {"x": [1, 8, 10, 10]}, {"w": weights(8, 1, 3, 3)})
-    assert only(node_costs(graph)).macs == 8 * 8 * 8 * 9
-
-
-def test_one_dimensional_conv_counts_its_only_axis() -> None:
-    graph = model([node("Conv", ["x", "w"])], {"x": [1, 4, 20]}, {"w": weights(6, 4, 5)})
-    assert only(node_costs(graph)).macs == 6 * 16 * 4 * 5
+@pytest.mark.parametrize(
+    ("attributes", "x", "w", "macs"),
+    [
+        ({"strides": [2, 2], "pads": [1, 1, 1, 1]}, [1, 3, 8, 8], (16, 3, 3, 3), 16 * 4 * 4 * 27),
+        ({"group": 8}, [1, 8, 10, 10], (8, 1, 3, 3), 8 * 8 * 8 * 9),
+        ({}, [1, 4, 20], (6, 4, 5), 6 * 16 * 4 * 5),
+    ],
+    ids=["strided", "depthwise", "one-dimensional"],
+)
+def test_conv_counts_outputs_times_the_inputs_of_each(
+    attributes: dict[str, Any], x: list[int | str], w: tuple[int, ...], macs: int
+) -> None:
+    graph = model([node("Conv", ["x", "w"], **attributes)], {"x": x}, {"w": weights(*w)})
+    assert only(node_costs(graph)).macs == macs
 
 
 def test_transposed_conv_counts_input_elements_times_kernel_and_output_channels() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edgekit_toolkit.tflite.forms import (
@@ -46,9 +46,8 @@ def reshapes(draw: st.DrawFn) -> tuple[Shape, Shape, Form]:
 def test_a_reshaped_form_holds_the_same_bytes(case: tuple[Shape, Shape, Form]) -> None:
     before, after, form = case
     result = reshaped(form, before, after)
+    assume(result is not None)  # hypothesis complains where that leaves too few
     value = np.arange(int(np.prod(before))).reshape(before)
-    if result is None:
-        return
     expected = held(value, form).reshape(-1)
     np.testing.assert_array_equal(held(value.reshape(after), result).reshape(-1), expected)
 

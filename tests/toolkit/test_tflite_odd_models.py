@@ -1,6 +1,13 @@
 """Models that are odd, but sound, as TFLite: names, scalars, unread tensors, outputs that are inputs."""
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("ai_edge_litert")
@@ -114,14 +121,26 @@ def test_equal_weights_are_stored_once() -> None:
     assert len(convert(model, {})) < 1.2 * w.nbytes
 
 
-def test_the_same_model_gives_the_same_bytes() -> None:
+def test_every_process_writes_the_same_bytes(tmp_path: Path) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["c"]),
         node("Split", ["c"], ["p", "q"], axis=1),
         node("Add", ["p", "q"], ["y"]),
     ]
     model = model_of(nodes, POINTWISE, X)
-    assert convert(model, {}) == convert(model, {})
+    onnx.save(model, tmp_path / "net.onnx")
+    code = (
+        "import hashlib, onnx, sys\n"
+        "from edgekit_toolkit.tflite.convert import convert\n"
+        "print(hashlib.sha256(convert(onnx.load(sys.argv[1]), {})).hexdigest())\n"
+    )
+    digests = {hashlib.sha256(convert(model, {})).hexdigest()}
+    for seed in ("1", "2"):  # sets have another order in each
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code, str(tmp_path / "net.onnx")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        digests.add(done.stdout.strip())
+    assert len(digests) == 1
 
 
 def test_weights_lie_where_kernels_may_read_them_in_place() -> None:
