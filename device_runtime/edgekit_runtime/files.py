@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -69,7 +68,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
     Raises:
         OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         try:
             with disk.create(temporary, mode) as file:

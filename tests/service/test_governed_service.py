@@ -17,7 +17,7 @@ from tests.service.wiring_parts import X, changed, metrics, statistics, wait_unt
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions

@@ -68,9 +68,12 @@ class Served:
 
     def wait_ready(self) -> str:
         assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        assert "ready at" in line, line + self.process.stderr.read()
-        return line
+        said = []
+        for line in self.process.stderr:  # what loads slowly lets others speak first
+            said.append(line)
+            if "ready at" in line:
+                return line
+        raise AssertionError("".join(said))
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)

@@ -10,7 +10,7 @@ from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import ask_many, infer, load, statistics, wait_until, write
 
 from edgekit_runtime.service.canary import Gates
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles

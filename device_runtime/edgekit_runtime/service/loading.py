@@ -17,7 +17,7 @@ from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
 from edgekit_runtime.service.batching import rows_are_independent
-from edgekit_runtime.service.governing import GovernorOptions, LoadedWay
+from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError, ManifestError
 from edgekit_runtime.service.canary import Gates
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions

@@ -8,13 +8,13 @@ from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.service.cache import CacheLane
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.drift import Drift
-from edgekit_runtime.service.governed_lane import GovernedLane
-from edgekit_runtime.service.governing import ModelGovernor
 from edgekit_runtime.service.loading import Loaded
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 
 if TYPE_CHECKING:
+    from edgekit_runtime.service.governed_lane import GovernedLane
+    from edgekit_runtime.service.governing import ModelGovernor
     from edgekit_runtime.service.trial import Trial
 
 
@@ -52,8 +52,8 @@ class Served:
     lane: Lane
     drift: Drift | None = None
     cache: CacheLane | None = None
-    governed: GovernedLane | None = None
-    governor: ModelGovernor | None = None
+    governed: "GovernedLane | None" = None
+    governor: "ModelGovernor | None" = None
     trial: "Trial | None" = None
     say: Callable[[], Mapping[str, JsonValue]] | None = None
 

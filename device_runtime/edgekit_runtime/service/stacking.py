@@ -4,14 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.power.settings import Setting
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.drift import Drift, DriftLane, DriftLimits
-from edgekit_runtime.service.governed_lane import GovernedLane
-from edgekit_runtime.service.governing import GovernorOptions, ModelGovernor, make_profile
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.instances import WarmRun
 from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.loading import Loaded, ModelOptions
@@ -22,6 +21,10 @@ from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.served import DrainingLane, Served
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.sessions.session import Session
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.governed_lane import GovernedLane
+    from edgekit_runtime.service.governing import ModelGovernor
 
 _logger = logging.getLogger(__name__)
 
@@ -67,9 +70,8 @@ class Stacking:
         own_lane: DrainingLane
         governed = governor = None
         if options.governor is not None and len(loaded.ways) > 0:
-            own_lane = governed = self._make_governed(loaded, options.governor, metrics)
-            profile = make_profile(loaded.ways, options.governor, loaded.scheduling.max_batch)
-            governor = ModelGovernor(governed, metrics, profile, options.governor, time.monotonic())
+            governed, governor = self._make_governed(loaded, options.governor, metrics)
+            own_lane = governed
         else:
             own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
         stack: Lane = own_lane
@@ -90,14 +92,23 @@ class Stacking:
             governor=governor,
         )
 
-    def _make_governed(self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics) -> GovernedLane:
+    def _make_governed(
+        self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
+    ) -> "tuple[GovernedLane, ModelGovernor]":
+        # Most services have no governor, which takes a megabyte and 15 ms of the start.
+        from edgekit_runtime.power.settings import Setting
+        from edgekit_runtime.service.governed_lane import GovernedLane
+        from edgekit_runtime.service.governing import ModelGovernor, make_profile
+
         lanes = {
             (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
             for way in loaded.ways
         }
         first = loaded.ways[0]
         batch = min(options.batches[0], loaded.scheduling.max_batch)
-        return GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
+        lane = GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
+        profile = make_profile(loaded.ways, options, loaded.scheduling.max_batch)
+        return lane, ModelGovernor(lane, metrics, profile, options, time.monotonic())
 
     def _schedule(
         self,

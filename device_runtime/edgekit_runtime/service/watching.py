@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.power.raspberry import NOW
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.pool import Loop
@@ -99,8 +98,6 @@ class Watching:
     def _begin(self) -> None:
         if not self._power.sensors:
             return
-        from edgekit_runtime.power.energy import EnergyMeter
-        from edgekit_runtime.power.sampling import Sampling
         from edgekit_runtime.power.sensors import discover
         from edgekit_runtime.power.sysfs import SYSFS_ROOT, Sysfs
 
@@ -109,6 +106,9 @@ class Watching:
         if not sensors.probes:
             _logger.info("no sensors of power, heat or battery here")
             return
+        from edgekit_runtime.power.energy import EnergyMeter
+        from edgekit_runtime.power.sampling import Sampling
+
         self._sampling = Sampling(sensors, self._power.period_s)
         self._sampling.start()
         self._sensors = sensors
@@ -117,6 +117,8 @@ class Watching:
 
     def _say(self, sensors: "Sensors", readings: Readings) -> None:
         """Put what the sensors said last where metrics are read; what they do not say now is left out."""
+        from edgekit_runtime.power.raspberry import NOW
+
         metrics = self._metrics
         metrics.power_w.clear()
         metrics.temperature_c.clear()
