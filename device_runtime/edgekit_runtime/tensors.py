@@ -21,6 +21,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     )
 }
 MAX_RANK: Final = 32  # the most dimensions that every supported numpy version can hold
+_ALIGNMENT_BYTES: Final = 64
 # The most that numpy can index. JSON allows more, of which Python may refuse to print a product.
 MAX_DIMENSION: Final = (1 << 63) - 1
 
@@ -101,6 +102,14 @@ class TensorSpec:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON object of this spec."""
         return {**self.extra, "name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+
+def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
+    """Return memory of `size_bytes` that is aligned behind its first `lead_bytes`."""
+    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    address: int = memory.__array_interface__["data"][0]
+    start = -(address + lead_bytes) % _ALIGNMENT_BYTES
+    return memoryview(memory)[start : start + size_bytes]  # type: ignore[arg-type]  # has the buffer protocol
 
 
 def _fits(got: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:

@@ -79,7 +79,7 @@ def test_answer_of_a_client_that_left_is_not_written_to_the_memory_of_another(
             os.pwrite(mine, X.tobytes(), 0)
             assert register(leaver, "r", [mine], byte_size=64).status == 200
             leaver.sendall(infer_in("r", out=16))
-            wait_until(lambda: gated.call(lambda: any(c._is_busy for c in gated.service.http._connections)))
+            wait_until(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
             client = gated.connect()
             client.sendall(post_bytes(f"{REGION}/r/unregister", b""))
             assert Replies(client).next().status == 200
@@ -99,7 +99,7 @@ def test_segment_unregistered_while_its_request_is_under_way_is_said(gated: Runn
         gate.shut()
         with gated.connect() as client:
             client.sendall(infer_in("p", out=16))
-            wait_until(lambda: gated.call(lambda: any(c._is_busy for c in gated.service.http._connections)))
+            wait_until(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
             assert ask(gated, post_bytes(f"{REGION}/p/unregister", b"")).status == 200
             gate.open()
             reply = Replies(client).next()
@@ -211,7 +211,8 @@ def test_answers_that_nobody_reads_are_bounded(maker: PackageMaker, tmp_path: Pa
         clients = [stack.enter_context(service.connect()) for _ in range(12)]
         for client in clients:
             client.sendall(infer_bytes(x))
-        wait_until(lambda: service.call(lambda: not any(c._body for c in service.service.http._connections)))
+        connections = service.service.http._connections
+        wait_until(lambda: service.call(lambda: all(c._reading.body_bytes is None for c in connections)))
         time.sleep(0.3)
         assert service.call(lambda: service.service.http.sending_bytes) <= 5 << 20
         assert ask(service, infer_bytes(X)).binary == Y.tobytes()

@@ -100,12 +100,12 @@ def test_failure_while_a_body_begins_ends_the_connection(
     linear: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what comes next, the body, would be read as requests."""
-    from edgekit_runtime.service import connection
+    from edgekit_runtime.service import incoming
 
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(connection, "_allocate", fail)
+    monkeypatch.setattr(incoming, "allocate_aligned", fail)
     body = get_bytes("/v2/health/live") * 1000
     with linear.connect() as client:
         head = f"POST /v2/models/linear/infer HTTP/1.1\r\nHost: l\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.tensors import allocate_aligned
 
 _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_KEPT: Final = 64
-_ALIGNMENT_BYTES: Final = 64
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 
 
@@ -232,14 +232,6 @@ class Link:
         return head
 
 
-def allocate(size_bytes: int, json_bytes: int) -> memoryview:
-    """Return memory of `size_bytes` that is aligned behind the first `json_bytes`."""
-    memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
-    address: int = memory.__array_interface__["data"][0]
-    start = -(address + json_bytes) % _ALIGNMENT_BYTES
-    return memoryview(memory)[start : start + size_bytes]  # type: ignore[arg-type]  # has the buffer protocol
-
-
 def _connect(address: Address, timeout_s: float) -> socket.socket:
     try:
         if address.path is not None:
@@ -287,7 +279,7 @@ def _receive_body(connected: Any, data: bytes, end: int, head: ReplyHead, until_
         return memoryview(data)[end:]
     if filled > head.body_bytes:
         raise ValueError("the service sent more than it announced")
-    body = allocate(head.body_bytes, head.json_bytes or 0)
+    body = allocate_aligned(head.body_bytes, head.json_bytes or 0)
     body[:filled] = data[end:]
     while filled < head.body_bytes:
         count = connected.recv_into(body[filled:])

@@ -24,6 +24,25 @@ _ONE_OF_A_KIND: Final = frozenset(
 )
 
 
+def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
+    """Return where the head ends with which `data` begins, or None where more of it is to come.
+
+    Args:
+        data: what was received.
+        start: from where to search.
+        max_bytes: of a head.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    end = data.find(b"\r\n\r\n", start) + 4
+    if 4 <= end <= max_bytes:
+        return end
+    if len(data) > max_bytes:
+        raise RequestError(431, f"the head has more than {max_bytes} bytes, the limit here")
+    return None
+
+
 class Head:
     """What a request states before its body.
 
@@ -41,24 +60,38 @@ class Head:
         has_foreign_host: whether it is for a name that may be anybody's: not an address, not one without a
             dot, not of localhost.
         route: what the handler wants to be called in its place for requests with this very head, or None.
+        is_cleared: set by who screens requests, once none with this very head needs that any more.
+        is_plain: whether an answer goes as it is made: not to HTTP 1.0, not to `HEAD`, not as the last one.
+        size_bytes: of the head.
     """
 
     __slots__ = (
+        "_data",
+        "_whole_bytes",
         "authorization",
         "body_bytes",
         "expects_continue",
         "has_foreign_host",
         "has_origin",
+        "is_cleared",
         "is_http_1_0",
+        "is_plain",
         "json_bytes",
         "keeps_alive",
         "method",
         "passes_descriptor",
         "path",
         "route",
+        "size_bytes",
     )
 
-    def __init__(self, parser: httptools.HttpRequestParser, url: bytes, fields: dict[bytes, bytes]) -> None:
+    def __init__(self, data: bytes, parser: Any, url: bytes, fields: dict[bytes, bytes]) -> None:
+        """Read what llhttp found in `data`.
+
+        Raises:
+            RequestError: it is not spoken here, or the length of the body is not certain.
+        """
+        self.size_bytes = len(data)
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise RequestError(505, f"HTTP version {version} is not spoken here, use 1.1")
@@ -76,10 +109,20 @@ class Head:
         self.has_origin = b"origin" in fields
         self.has_foreign_host = _is_foreign(fields.get(b"host"))
         self.route: Any = None
+        self.is_cleared = False
+        self.is_plain = self.keeps_alive and not self.is_http_1_0 and self.method != "HEAD"
+        is_kept = len(data) <= _MAX_KEPT_BYTES
+        self._data = data if is_kept else b""
+        is_one_piece = is_kept and self.body_bytes is not None and not self.passes_descriptor
+        self._whole_bytes = len(data) + (self.body_bytes or 0) if is_one_piece else -1
         if not self.is_http_1_0 and b"host" not in fields:
             raise RequestError(400, "the Host header is missing")
         if fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(415, "compressed bodies are not supported, send the body as it is")
+
+    def begins_all_of(self, data: bytes) -> bool:
+        """Return whether `data` is exactly one request that has this very head, and needs no screening."""
+        return len(data) == self._whole_bytes and self.is_cleared and data.startswith(self._data)
 
 
 class Heads:
@@ -157,7 +200,7 @@ def _parse(data: bytes) -> Head:
         raise RequestError(400, f"header {found.repeated.decode('latin-1')!r} stands twice")
     if found.count > MAX_HEADERS:
         raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
-    return Head(parser, found.url, found.fields)
+    return Head(data, parser, found.url, found.fields)
 
 
 def _is_foreign(host: bytes | None) -> bool:

@@ -39,7 +39,9 @@ class HttpServer:
             `connection.answer` once. An `EdgekitError` that it raises becomes the answer.
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
             True where it has released the connection.
-        loop, limits, heads, wheel: shared by the connections.
+        loop, limits, wheel: shared by the connections.
+        heads: of connections over TCP, and of those over the Unix socket, who are screened otherwise.
+        idle_ticks: that a connection may be idle.
         receiving_bytes: that have come of bodies that are not complete.
         sending_bytes: of answers that clients have not yet taken.
         is_draining: every answer from now on is the last of its connection.
@@ -54,13 +56,13 @@ class HttpServer:
         self.handle = handle
         self.screen = screen
         self.limits = limits
-        self.heads = Heads()
+        self.heads = (Heads(), Heads())
         self.wheel = Wheel(loop)
         self.receiving_bytes = self.sending_bytes = 0
         self.is_draining = False
         self.on_rest: Callable[[Connection], None] | None = None
         self.lent = 0
-        self._idle_ticks = ticks(limits.idle_timeout_s)
+        self.idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
         self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
@@ -104,10 +106,6 @@ class HttpServer:
         """
         connected.setblocking(False)
         return Connection(self, connected, is_local=is_local, unread=unread, lease=lease, on_close=on_close)
-
-    def idle_until(self) -> int:
-        """Return the tick until which a connection may now be idle."""
-        return self.wheel.now + self._idle_ticks
 
     def remember(self, connection: Connection) -> None:
         """A connection has begun."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.answers import BINARY_TYPE, make_head, make_json
-from edgekit_runtime.service.connection import Buffer
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.infer_request import Plan, PlannedInput, PlannedOutput, Shared, parse_plan
+from edgekit_runtime.service.outgoing import Buffer
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import TensorSpec

@@ -147,7 +147,8 @@ class Service:
         """Turn away who may not ask; returns whether the request was passed on to a worker."""
         if not connection.is_local:
             refuse_stranger(head, self._token)
-        return self.workers.pass_on(connection, head)
+        head.is_cleared = not self.workers.may_take(head)
+        return not head.is_cleared and self.workers.pass_on(connection, head)
 
     def _open_isolated(
         self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None

@@ -156,6 +156,8 @@ class _Worker:
         if is_ours and target is not None and not self._is_retired:
             version = target[1]
             if self._is_default if version is None else self._registry.find_lane(self._name, version):
+                # For good: what comes once this is retired is given back unread. Versions come and go.
+                head.is_cleared = version is None
                 return False
         self._give_back(connection)
         return True

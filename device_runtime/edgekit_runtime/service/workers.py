@@ -107,10 +107,15 @@ class Workers:
             lane = self._open_beside(package, current)
         return Loaded((lane,), manifest, package.path, package.key_id, options.scheduling, ())
 
+    def may_take(self, head: Head) -> bool:
+        """Return whether requests with this head can be for an isolated model."""
+        target = find_infer(head.path)
+        return target is not None and target[0] in self._names
+
     def pass_on(self, connection: Connection, head: Head) -> bool:
         """Return whether the request was passed to a worker, together with its connection."""
         target = find_infer(head.path)
-        if target is None or target[0] not in self._names or self.served is None:
+        if target is None or self.served is None:
             return False
         lane = self.served.find_lane(*target)
         return isinstance(lane, IsolatedLane) and lane.lend(connection, is_default=target[1] is None)

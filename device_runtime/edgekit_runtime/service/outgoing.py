@@ -1,0 +1,57 @@
+"""What a client has not yet taken of an answer."""
+
+import itertools
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.sessions.session import Array
+
+Buffer: TypeAlias = "bytes | memoryview | Array"
+
+MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
+
+
+class Outgoing:
+    """The parts of an answer that are still to be sent.
+
+    Attributes:
+        left_bytes: of them.
+    """
+
+    __slots__ = ("_parts", "left_bytes")
+
+    def __init__(self, parts: Sequence[Buffer], sent_bytes: int) -> None:
+        """Keep `parts`, of which the first `sent_bytes` are sent already."""
+        self._parts = deque(part for part in map(_flatten, parts) if len(part))
+        self.left_bytes = sum(map(len, self._parts))
+        self._drop(sent_bytes)
+
+    def send(self, connected: socket.socket) -> int:
+        """Send what the socket takes; returns how many bytes that was.
+
+        Raises:
+            OSError: it takes nothing now, or nothing more.
+        """
+        sent_bytes = connected.sendmsg(tuple(itertools.islice(self._parts, MAX_PARTS)))
+        self._drop(sent_bytes)
+        return sent_bytes
+
+    def _drop(self, sent_bytes: int) -> None:
+        self.left_bytes -= sent_bytes
+        parts = self._parts
+        while sent_bytes:
+            if len(parts[0]) <= sent_bytes:
+                sent_bytes -= len(parts.popleft())
+            else:
+                parts[0] = parts[0][sent_bytes:]
+                sent_bytes = 0
+
+
+def _flatten(part: Buffer) -> memoryview:
+    if isinstance(part, np.ndarray):
+        return memoryview(part.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    return memoryview(part)
