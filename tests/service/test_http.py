@@ -21,6 +21,7 @@ from tests.service.service_parts import (
     running_linear,
 )
 
+from edgekit_runtime.service.heads import Heads
 from edgekit_runtime.service.http_limits import HttpLimits
 
 X = np.array([[1, 2, 3, 4]], np.float32)
@@ -434,6 +435,7 @@ def test_release_and_adopt_lose_no_byte(linear: Running) -> None:
 
     before = http.screen
     linear.call(lambda: setattr(http, "screen", screen))
+    linear.call(lambda: setattr(http, "heads", (Heads(), Heads())))  # none that was cleared before
     try:
         with linear.connect() as client:
             data = get_bytes("/v2") + infer_bytes(X) + get_bytes("/v2/health/live")
