@@ -68,6 +68,13 @@ def test_long_json_of_other_requests_is_refused_unread(linear: Running, path: st
     assert ask(linear, infer_bytes(X)).binary == Y.tobytes()
 
 
+def test_long_json_of_an_inference_is_refused_with_the_way_out(linear: Running) -> None:
+    text = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [70_000, 4], "data": []}]})
+    reply = ask(linear, post_bytes("/v2/models/linear/infer", text.ljust((2 << 20) + 1).encode()))
+    assert reply.status == 413
+    assert "binary_data_size" in reply.json["error"]
+
+
 def test_pipelining_client_leaves_turns_to_others(linear: Running) -> None:
     """One connection's requests are not answered all in one turn of the loop."""
     http, answered, now = linear.service.http, collections.Counter[int](), [0]
@@ -260,6 +267,7 @@ def test_connection_whose_request_took_long_still_times_out_when_idle(
             held: list[Any] = []
             kind = type(service.service.registry.models.find("linear", None).lane)
             with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(kind, "attempt", lambda _lane, _inputs: None)
                 patch.setattr(kind, "submit", lambda _lane, one: held.append(one))
                 client.sendall(infer_bytes(X))
                 time.sleep(4)  # longer than the wheel needs to look at it while it is busy

@@ -153,7 +153,7 @@ class Batch:
         clock, calls = self._clock, [queued.call for queued in self.queued]
         began_s = clock()
         if len(calls) == 1:
-            self.ran = Ran((run_one(self.session, calls[0]),), began_s, 0.0, clock() - began_s, 0.0)
+            self.ran = Ran((run_one(self.session, calls[0].inputs),), began_s, 0.0, clock() - began_s, 0.0)
             return
         try:
             merged = _concatenate([call.inputs for call in calls])
@@ -170,10 +170,10 @@ class Batch:
         self.ran = Ran(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
 
 
-def run_one(session: Session, call: Call) -> Answer:
+def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
     """Return what a session answers to one call; raises nothing."""
     try:
-        return session.run(call.inputs)
+        return session.run(inputs)
     except EdgekitError as error:
         return error
     except Exception as cause:  # of a third party's backend; the service must outlive it
@@ -185,7 +185,7 @@ def run_one(session: Session, call: Call) -> Answer:
 def _run_in_time(session: Session, call: Call, clock: Callable[[], float]) -> Answer:
     if call.deadline_s is not None and clock() >= call.deadline_s:
         return DeadlineError("the call had not begun by its deadline; give it more time")
-    return run_one(session, call)
+    return run_one(session, call.inputs)
 
 
 def _concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -123,7 +123,7 @@ class ResponseCache:
             self.held_bytes -= self._answers.pop(key)[1]
 
 
-class CacheLane:
+class CacheLane(Lane):
     """Answers what it knows; everything else goes to the lane behind it, equal calls under way once."""
 
     __slots__ = ("_cache", "_is_closed", "_lane", "_metrics", "_number", "_under_way")

@@ -41,5 +41,18 @@ class Call:
 class Lane(Protocol):
     """Takes calls: a scheduler in front of one session, a canary in front of two lanes, a worker process."""
 
+    __slots__ = ()
+
     def submit(self, call: Call) -> None:
         """Take `call`, which is answered through its `reply`; raises nothing."""
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
+        """Return the answer where it can be computed at once and on this thread; None has changed nothing.
+
+        For the shortest models: a `Call`, and an answer that goes back the way it came, would cost as much as
+        they do.
+
+        Args:
+            inputs: of a call, as there.
+        """
+        return None

@@ -14,7 +14,7 @@ from edgekit_runtime.service.canary import Rollback
 from edgekit_runtime.service.canary_watch import GOLDEN, Watch, is_of_model
 
 
-class CanaryLane:
+class CanaryLane(Lane):
     """Sends a share of the calls to the candidate and the rest to the current version."""
 
     __slots__ = ("_candidate", "_clock", "_current", "_measured", "_phase", "_retry", "_share", "_watch")

@@ -74,7 +74,7 @@ class Inference:
             that is unloaded.
     """
 
-    max_json_bytes: int = 8 << 20
+    max_json_bytes: int = 2 << 20
     drain_timeout_s: float = 30.0
 
 

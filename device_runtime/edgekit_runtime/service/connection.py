@@ -15,7 +15,7 @@ from edgekit_runtime.service.answers import make_error
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.leases import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.outgoing import MAX_PARTS, Buffer, Outgoing
-from edgekit_runtime.service.reading import Reading
+from edgekit_runtime.service.receiver import Receiver
 from edgekit_runtime.service.wheel import NEVER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Connection:
     """
 
     __slots__ = (
-        *("_head", "_lease", "_moved", "_outgoing", "_reading", "_server", "_socket", "closes"),
+        *("_head", "_lease", "_moved", "_outgoing", "_receiver", "_server", "_socket", "closes"),
         *("descriptors", "expires", "is_busy", "is_lingering", "is_local", "looked_at", "on_close"),
     )
 
@@ -68,16 +68,16 @@ class Connection:
         self.is_busy = self.closes = self.is_lingering = False
         server.remember(self)
         server.wheel.expire(self, server.limits.idle_timeout_s)
-        self._reading = Reading(self, server, connected, unread, lease)
+        self._receiver = Receiver(self, server, connected, unread, lease)
         if unread:
-            self._reading.advance()
+            self._receiver.advance()
 
     def resume(self, unread: bytes) -> None:
         """Go on with what was received before, of a connection that was adopted without it."""
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
-        self._reading.unread = unread
-        self._reading.advance()
+        self._receiver.unread = unread
+        self._receiver.advance()
 
     def begin(self, head: Head, body: memoryview) -> None:
         """Have a request handled that has come whole."""
@@ -96,7 +96,7 @@ class Connection:
 
     def refuse(self, error: EdgekitError) -> None:
         """Answer with `error` and close, since where the next request begins is not known."""
-        self._reading.discard()
+        self._receiver.discard()
         self.is_busy = self.closes = True
         self.answer(*make_error(error))
 
@@ -111,7 +111,7 @@ class Connection:
         if connected is None or not self.is_busy:
             return
         is_usual = asked is not None and asked.is_plain and not self.closes
-        if not is_usual or self._reading.has_ended or self._server.is_draining:
+        if not is_usual or self._receiver.has_ended or self._server.is_draining:
             parts = self._fit(asked, *parts)
         size_bytes = 0
         for part in parts:
@@ -133,7 +133,7 @@ class Connection:
     def _fit(self, asked: Head | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
         """Return the answer as the client takes it, and decide whether it is the last one."""
         is_last = asked is None or not asked.keeps_alive or self._server.is_draining
-        if is_last or (self._reading.has_ended and not self._reading.unread):
+        if is_last or (self._receiver.has_ended and not self._receiver.unread):
             self.closes = True
         if self.closes or (asked is not None and asked.is_http_1_0):
             stated = b"\r\nConnection: close\r\n" if self.closes else b"\r\nConnection: keep-alive\r\n"
@@ -169,25 +169,25 @@ class Connection:
     def _finish(self) -> None:
         """The answer is sent: go on with the next request, or part."""
         head, self._head = self._head, None
-        reading, server = self._reading, self._server
+        receiver, server = self._receiver, self._server
         self.is_busy = False
         if self.descriptors:
             self._close_descriptors()
         if self.closes:
             self._part()
             return
-        if reading.has_ended and not reading.unread:
+        if receiver.has_ended and not receiver.unread:
             self.close()
             return
         self.expires = server.wheel.now + server.idle_ticks
         if self._lease is not None:
-            self._lease.states[self._lease.index] = UNDER_WAY if reading.unread else IDLE
+            self._lease.states[self._lease.index] = UNDER_WAY if receiver.unread else IDLE
         if server.on_rest is not None:
             server.on_rest(self)
             return
         if self.looked_at >= NEVER:  # the wheel looked while the request was under way
             server.wheel.expire(self, server.limits.idle_timeout_s)
-        reading.go_on(head)
+        receiver.go_on(head)
 
     # Ending
 
@@ -201,11 +201,11 @@ class Connection:
 
         A body or an answer that makes progress gets more time.
         """
-        reading = self._reading
-        moved = reading.body_bytes if self._outgoing is None else self._outgoing.left_bytes
+        receiver = self._receiver
+        moved = receiver.body_bytes if self._outgoing is None else self._outgoing.left_bytes
         if moved is not None and abs(moved - self._moved) >= self._server.limits.step_bytes:
             self.watch_progress(moved)
-        elif not (self.is_busy or self.is_lingering) and (reading.unread or reading.body_bytes is not None):
+        elif not (self.is_busy or self.is_lingering) and (receiver.unread or receiver.body_bytes is not None):
             self.refuse(RequestError(408, "the request did not arrive in time"))
         else:
             self.close()
@@ -213,18 +213,18 @@ class Connection:
     def _part(self) -> None:
         """Close so that the client can still read the last answer: unread data would reset the connection."""
         connected = self._socket
-        if connected is None or self._reading.has_ended or self.is_lingering:
+        if connected is None or self._receiver.has_ended or self.is_lingering:
             self.close()
             return
         self.is_lingering = True
-        self._reading.discard()
+        self._receiver.discard()
         self._server.wheel.expire(self, _LINGER_S)
         try:
             connected.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()
             return
-        self._reading.unpause()
+        self._receiver.unpause()
 
     @property
     def is_open(self) -> bool:
@@ -239,11 +239,11 @@ class Connection:
     @property
     def is_at_rest(self) -> bool:
         """Whether it can be released: no request is being received beyond its head, or answered."""
-        return self.is_open and not self.closes and not self.is_busy and self._reading.body_bytes is None
+        return self.is_open and not self.closes and not self.is_busy and self._receiver.body_bytes is None
 
     def close_if_idle(self) -> None:
         """Close unless a request is under way, which then is the last one."""
-        if not self.is_busy and self._reading.body_bytes is None and not self._reading.unread:
+        if not self.is_busy and self._receiver.body_bytes is None and not self._receiver.unread:
             self.close()
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Connection:
 
         For `screen`, or between requests.
         """
-        unread = self._reading.unread
+        unread = self._receiver.unread
         connected = self._detach()
         if connected is None:
             raise RequestError(500, "the connection is closed already")
@@ -267,7 +267,7 @@ class Connection:
         connected, self._socket, self._lease = self._socket, None, None
         if connected is None:
             return None
-        self._reading.stop()
+        self._receiver.stop()
         if self._outgoing is not None:
             self._server.loop.remove_writer(connected.fileno())
             self._server.sending_bytes -= self._outgoing.left_bytes

@@ -10,17 +10,18 @@ from typing import TypeAlias
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import OverloadedError
 from edgekit_runtime.power.settings import Decision, Setting
-from edgekit_runtime.service.call import Call
+from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.canary_watch import GOLDEN
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.sessions.session import Array
 
 Way: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
 
 _RETRY_S = 1.0  # a governor decides once a second
 
 
-class GovernedLane:
+class GovernedLane(Lane):
     """Sends calls to the lane of the setting in force, and refuses a share where a limit asks for that.
 
     Attributes:
@@ -59,6 +60,10 @@ class GovernedLane:
                 )
                 return
         self._now.submit(call)
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
+        """Let the lane of the setting answer, unless a share is refused."""
+        return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:
         """Run with what a governor has decided from the next call on."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service.call import Call
+from edgekit_runtime.service.call import Call, Lane
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.tally import Tally
 from edgekit_runtime.sessions.session import Array
@@ -60,7 +60,7 @@ class Processes(Protocol):
         """Free a version; from any thread."""
 
 
-class IsolatedLane:
+class IsolatedLane(Lane):
     """Stands for a version; all of it on the thread of the loop but `close`.
 
     Attributes:

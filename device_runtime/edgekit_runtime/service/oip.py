@@ -15,8 +15,9 @@ import numpy as np
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.answers import BINARY_TYPE, make_head, make_json
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.infer_request import Plan, PlannedInput, PlannedOutput, Shared, parse_plan
+from edgekit_runtime.service.infer_request import parse_plan
 from edgekit_runtime.service.outgoing import Buffer
+from edgekit_runtime.service.plan import Plan, PlannedInput, PlannedOutput, Shared
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import TensorSpec
@@ -29,17 +30,17 @@ _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a r
 _MAX_KEPT_HEADS: Final = 32  # of one plan: a model with free sizes has answers of many shapes
 
 Held: TypeAlias = Mapping[str, Region]  # of an output
-_NONE_HELD: Final[Held] = {}
 
 
 class Codec:
     """Reads requests to one version of a model and writes its responses.
 
     Attributes:
+        name: of the model.
         inputs, outputs: of the model.
     """
 
-    __slots__ = ("_max_json_bytes", "_names", "_plans", "_regions", "inputs", "outputs")
+    __slots__ = ("_max_json_bytes", "_names", "_plans", "_regions", "inputs", "name", "outputs")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Codec:
             regions: shared memory that requests may name.
             max_json_bytes: of one request; JSON is read on the event loop and takes many times its size.
         """
+        self.name = name
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -88,7 +90,7 @@ class Codec:
             raise RequestError(
                 413,
                 f"the JSON has {json_bytes} bytes, the limit here is {self._max_json_bytes}; send tensors as"
-                " binary data",
+                f" binary data (binary_data_size and the header {HEADER_LENGTH}), or set max_json_bytes",
             )
         text = bytes(body[:json_bytes])
         plan = self._plans.get(text)
@@ -100,9 +102,10 @@ class Codec:
                 f"{len(body) - json_bytes} bytes follow the JSON, expected {plan.binary_bytes} by"
                 " binary_data_size",
             )
-        return plan, {
-            planned.name: self._read(planned, body, json_bytes, is_local) for planned in plan.inputs
-        }
+        inputs = {}
+        for planned in plan.inputs:
+            inputs[planned.name] = self._read(planned, body, json_bytes, is_local)
+        return plan, inputs
 
     def hold(self, plan: Plan, *, is_local: bool) -> Held:
         """Return the regions that outputs go to: their names may be others' when the answer comes.
@@ -119,23 +122,22 @@ class Codec:
                 held[planned.name] = region
         return held
 
-    def encode(
-        self, plan: Plan, outputs: Mapping[str, Array], held: Held = _NONE_HELD
-    ) -> tuple[bytes, Sequence[Buffer]]:
-        """Return the head of the response with its JSON, and the binary data that follow.
+    def encode(self, plan: Plan, outputs: Mapping[str, Array], held: Held) -> tuple[Buffer, ...]:
+        """Return the parts of the response: its head with the JSON, and the binary data that follow.
 
         Args:
             plan: of the request.
             outputs: all outputs of the model.
-            held: from `hold`, where the plan has outputs in shared memory.
+            held: from `hold`.
 
         Raises:
             RequestError: an output does not fit into its shared memory, or JSON cannot express it.
         """
-        arrays = [outputs[planned.name] for planned in plan.outputs]
-        data = []
+        arrays, data = [], []
         is_repeatable = True
-        for planned, array in zip(plan.outputs, arrays, strict=True):
+        for planned in plan.outputs:
+            array = outputs[planned.name]
+            arrays.append(array)
             if planned.shared is not None:
                 _write(planned.shared, held[planned.name], planned.name, array)
             elif planned.is_binary:
@@ -143,14 +145,14 @@ class Codec:
             else:
                 is_repeatable = False
         if not is_repeatable:
-            return self._make_head(plan, arrays), data
-        shapes = tuple(array.shape for array in arrays)
+            return self._make_head(plan, arrays), *data
+        shapes = tuple([array.shape for array in arrays])
         head = plan.heads.get(shapes)
         if head is None:
             head = self._make_head(plan, arrays)
             if len(plan.heads) < _MAX_KEPT_HEADS:
                 plan.heads[shapes] = head
-        return head, data
+        return head, *data
 
     def _parse(self, text: bytes) -> Plan:
         plan = parse_plan(text, self.inputs, self.outputs)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -16,16 +15,17 @@ from urllib.parse import unquote
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.answers import MethodError, make_error, make_head, make_json
-from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.exposition import CONTENT_TYPE
 from edgekit_runtime.service.heads import Head
-from edgekit_runtime.service.infer_request import load_object, take_count
+from edgekit_runtime.service.infer_routes import InferRoutes
+from edgekit_runtime.service.json_fields import load_small
 from edgekit_runtime.service.model import EvictedError
+from edgekit_runtime.service.region_routes import RegionRoutes
 from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.served import Served
-from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.statistics import describe_statistics
 from edgekit_runtime.tensors import TensorSpec
 
@@ -37,7 +37,6 @@ _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
     "system_shared_memory",
 )
-_MAX_SMALL_BYTES: Final = 64 << 10
 
 _logger = logging.getLogger(__name__)
 
@@ -54,9 +53,9 @@ class Routes:
             metrics: writes the text for Prometheus.
         """
         self._registry, self._models = registry, registry.models
-        self._regions = regions
+        self._inference = InferRoutes(registry.models, self._when_loaded)
+        self._memory = RegionRoutes(regions)
         self._metrics = metrics
-        self._owned: dict[Connection, list[Region]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: Connection, head: Head, body: memoryview) -> None:
@@ -109,7 +108,7 @@ class Routes:
     ) -> tuple[tuple[str, ...], Action] | None:
         match rest:
             case ["infer"]:
-                return _WRITE, functools.partial(self._infer, name, version)
+                return _WRITE, functools.partial(self._inference.take, name, version)
             case []:
                 return _READ, functools.partial(self._answer_model, name, version)
             case ["ready"]:
@@ -121,51 +120,16 @@ class Routes:
     def _find_memory(self, rest: list[str]) -> tuple[tuple[str, ...], Action] | None:
         match rest:
             case ["status"]:
-                return _READ, functools.partial(self._answer_regions, None)
+                return _READ, functools.partial(self._memory.answer_status, None)
             case ["region", name, "status"]:
-                return _READ, functools.partial(self._answer_regions, name)
+                return _READ, functools.partial(self._memory.answer_status, name)
             case ["region", name, "register"]:
-                return _WRITE, functools.partial(self._register, name)
+                return _WRITE, functools.partial(self._memory.register, name)
             case ["region", name, "unregister"]:
-                return _WRITE, functools.partial(self._unregister, name)
+                return _WRITE, functools.partial(self._memory.unregister, name)
             case ["unregister"]:
-                return _WRITE, functools.partial(self._unregister, None)
+                return _WRITE, functools.partial(self._memory.unregister, None)
         return None
-
-    # Inference
-
-    def _infer(
-        self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
-    ) -> None:
-        try:
-            served = self._models.find(name, version)
-        except EvictedError:
-            self._when_loaded(
-                name, connection, functools.partial(self._infer, name, version, connection, head, body)
-            )
-            return
-        codec = served.codec
-        is_local = connection.is_local
-        plan, inputs = codec.decode(body, head.json_bytes, is_local=is_local)
-        held = codec.hold(plan, is_local=is_local)
-
-        def reply(answer: Answer) -> None:
-            if isinstance(answer, EdgekitError):
-                connection.answer(*make_error(answer))
-                return
-            try:
-                head, data = codec.encode(plan, answer, held)
-            except EdgekitError as error:
-                connection.answer(*make_error(error))
-                return
-            except Exception:  # of a third party's backend that returned what is no tensor
-                _logger.exception("the outputs of %s are not what its package says", name)
-                connection.answer(*make_error(RequestError(500, "the model's outputs cannot be sent")))
-                return
-            connection.answer(head, *data)
-
-        deadline_s = None if plan.timeout_us is None else time.monotonic() + plan.timeout_us / 1e6
-        served.lane.submit(Call(inputs, reply, plan.priority, deadline_s))
 
     def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
         """Do `act` once a model is loaded again that was unloaded for others."""
@@ -193,7 +157,7 @@ class Routes:
         connection.answer(make_head(200, CONTENT_TYPE, len(text)), text)
 
     def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
-        wants_ready = len(body) > 0 and _load_small(body).get("ready") is True
+        wants_ready = len(body) > 0 and load_small(body).get("ready") is True
 
         async def list_models() -> list[dict[str, str]]:
             return [
@@ -243,7 +207,7 @@ class Routes:
         body: memoryview,
     ) -> None:
         """Load or unload; the answer comes when that is done."""
-        stated = _load_small(body).get("parameters", {}) if len(body) else {}
+        stated = load_small(body).get("parameters", {}) if len(body) else {}
         if (
             not isinstance(stated, dict)
             or "config" in stated
@@ -276,65 +240,6 @@ class Routes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
-        stated = _load_small(body)
-        key = stated.get("key")
-        if not isinstance(key, str) or not 1 <= len(name) <= 256:
-            raise RequestError(
-                400, f"region '{name[:80]}': expected a name, a key, byte_size and maybe offset"
-            )
-        offset_bytes = take_count(stated, "offset", f"region '{name}'", 0)
-        size_bytes = take_count(stated, "byte_size", f"region '{name}'")
-        if connection.descriptors:
-            region = self._regions.add_memfd(
-                name, key, connection.descriptors[0], offset_bytes=offset_bytes, size_bytes=size_bytes
-            )
-            del connection.descriptors[0]  # the region's from now on
-            self._own(connection, region)
-        else:
-            self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
-        connection.answer(*make_json({}))
-
-    def _answer_regions(
-        self, name: str | None, connection: Connection, _head: Head, _body: memoryview
-    ) -> None:
-        is_local = connection.is_local
-        regions = self._regions.of(is_local=is_local)
-        found = regions if name is None else [self._regions.find(name, is_local=is_local)]
-        connection.answer(*make_json([_describe_region(region) for region in found]))
-
-    def _unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
-        """Forget one region or all; one that this client cannot use is left alone."""
-        for region in self._regions.of(is_local=connection.is_local):
-            if name is None or region.name == name:
-                self._regions.remove(region)
-        connection.answer(*make_json({}))
-
-    def _own(self, connection: Connection, region: Region) -> None:
-        """Let `region` end with the connection: a client that dies unregisters nothing."""
-        if connection not in self._owned:  # one that was lent and came back still has what it owned before
-            connection.on_close = functools.partial(self._disown, connection, connection.on_close)
-        owned = self._owned.get(connection, ())
-        # Without those that were unregistered meanwhile, whose mappings end with the last reference.
-        self._owned[connection] = [*(one for one in owned if one.descriptor >= 0), region]
-
-    def _disown(self, connection: Connection, further: Callable[[], None] | None) -> None:
-        for region in self._owned.pop(connection, ()):
-            self._regions.remove(region)
-        if further is not None:
-            further()
-
-
-def _load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference; more than some lines would hold up the loop.
-
-    Raises:
-        RequestError: it is none, or too long.
-    """
-    if len(body) > _MAX_SMALL_BYTES:
-        raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")
-    return load_object(bytes(body), "the request")
-
 
 def _reply_with(make: Callable[[], Any]) -> Action:
     """Return an action that answers with the JSON of what `make` returns; nothing becomes an empty object."""
@@ -356,12 +261,3 @@ def _describe_statistics(served: Sequence[Served]) -> dict[str, Any]:
     for entry, one in zip(document["model_stats"], served, strict=True):
         entry.update(one.to_json())
     return document
-
-
-def _describe_region(region: Region) -> dict[str, Any]:
-    return {
-        "name": region.name,
-        "key": region.key,
-        "offset": region.offset_bytes,
-        "byte_size": region.size_bytes,
-    }

@@ -9,27 +9,27 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.alarm import TIMER_S, Alarm
 from edgekit_runtime.service.batching import Batch, find_kind, has_free_rows, run_one
-from edgekit_runtime.service.call import Call
+from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.pace import Pace, Paces, input_bytes
+from edgekit_runtime.service.pace import Paces, input_bytes
 from edgekit_runtime.service.pool import Loop, Pool
 from edgekit_runtime.service.refusals import miss, refuse, reply, shed, unloading
 from edgekit_runtime.service.waiting import Queued, Waiting
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Array, Session
 
 _logger = logging.getLogger(__name__)
 _WEIGHT: Final = 1 / 8  # of a new run in a mean
 
 
-class Scheduler:
-    """A `Lane` to the sessions of one version of a model; all of it on the thread of the loop.
+class Scheduler(Lane):
+    """The lane to the sessions of one version of a model; all of it on the thread of the loop.
 
     Attributes:
         metrics: what it counts.
@@ -84,12 +84,33 @@ class Scheduler:
 
     def submit(self, call: Call) -> None:
         """Take `call`, which is answered through its `reply`; raises nothing."""
-        if not (self._is_replying or self._waiting.rows or self._is_held) and self._idle and self._is_open:
-            pace = self._paces.of(input_bytes(call.inputs))
-            if pace.short:
-                self._run_here(call, pace)
-                return
-        self._enqueue(call)
+        answer = None
+        if call.deadline_s is None or self._clock() < call.deadline_s:
+            answer = self.attempt(call.inputs)
+        if answer is None:
+            self._enqueue(call)
+            return
+        self._is_replying = True
+        reply(call, answer)
+        self._is_replying = False
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
+        """Return the answer of a short model that nobody waits for, else None."""
+        if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
+            return None
+        pace = self._paces.of(input_bytes(inputs))
+        if not pace.short:
+            return None
+        began_s = self._clock()
+        answer = run_one(self._idle[-1], inputs)
+        now_s = self._clock()
+        seconds = now_s - began_s
+        pace.note_on_loop(seconds)
+        if isinstance(answer, EdgekitError):
+            self.metrics.note_failure(seconds, now_s)
+        else:
+            self.metrics.note_lone(seconds, now_s)
+        return answer
 
     def learn(self, size_bytes: int, seconds: float) -> None:
         """Take in a run that was measured before there was traffic; see `warm_up`.
@@ -126,23 +147,6 @@ class Scheduler:
         """Whether no call waits, is under way or is being answered."""
         is_running = len(self._idle) < self._instances or self._answering
         return not is_running and not self._waiting.rows and not self._late
-
-    def _run_here(self, call: Call, pace: Pace) -> None:
-        began_s = self._clock()
-        if call.deadline_s is not None and began_s >= call.deadline_s:
-            miss(call, self.metrics)
-            return
-        answer = run_one(self._idle[-1], call)
-        now_s = self._clock()
-        seconds = now_s - began_s
-        pace.note_on_loop(seconds)
-        if isinstance(answer, EdgekitError):
-            self.metrics.note_failure(seconds, now_s)
-        else:
-            self.metrics.note_lone(seconds, now_s)
-        self._is_replying = True
-        reply(call, answer)
-        self._is_replying = False
 
     def _enqueue(self, call: Call) -> None:
         now_s, limits = self._clock(), self._limits

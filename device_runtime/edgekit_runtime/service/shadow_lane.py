@@ -60,7 +60,7 @@ class _Copy:
     answered_s: float = 0.0
 
 
-class ShadowLane:
+class ShadowLane(Lane):
     """Answers with the current version, and lets the candidate try in quiet moments.
 
     Attributes:

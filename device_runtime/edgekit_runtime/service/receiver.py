@@ -25,7 +25,7 @@ _MAX_AT_ONCE: Final = 16  # requests of one connection in one turn of the loop, 
 _logger = logging.getLogger(__name__)
 
 
-class Reading:
+class Receiver:
     """The receiving half of a connection.
 
     Attributes:

@@ -1,0 +1,86 @@
+"""The JSON of requests, and the fields in it, each checked for its kind."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.tensors import MAX_DIMENSION
+
+_MAX_SMALL_BYTES: Final = 64 << 10
+
+
+def load_object(data: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object in `data`.
+
+    Raises:
+        RequestError: not an object, not JSON, not UTF-8, with NaN, or nested too deeply.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError as cause:
+        raise RequestError(400, f"{where}: the JSON is nested too deeply") from cause
+    except ValueError as cause:  # includes UnicodeDecodeError
+        raise RequestError(400, f"{where}: not a JSON document in UTF-8: {cause}") from cause
+    if not isinstance(value, dict):
+        raise RequestError(400, f"{where}: the JSON is a {type(value).__name__}, expected an object")
+    return value
+
+
+def load_small(body: memoryview) -> dict[str, Any]:
+    """Return the JSON object of a request that is no inference; more than some lines would hold up the loop.
+
+    Raises:
+        RequestError: it is none, or too long.
+    """
+    if len(body) > _MAX_SMALL_BYTES:
+        raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")
+    return load_object(bytes(body), "the request")
+
+
+def take_count(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """Return the whole number from 0 in `fields`, or `default` where it is missing.
+
+    Raises:
+        RequestError: it is something else, or missing without a default.
+    """
+    value = fields.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DIMENSION:
+        raise RequestError(400, f"{where}: {name} is {show(value)}, expected a whole number from 0")
+    return value
+
+
+def take_parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the object `parameters` of `entry`, empty where there is none.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise RequestError(400, f"{where}: parameters is {show(parameters)}, expected an object")
+    return parameters
+
+
+def take_flag(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:
+    """Return the truth value in `parameters`, or `default` where it is missing.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(400, f"{where}: {name} is {show(value)}, expected true or false")
+    return value
+
+
+def show(value: object) -> str:
+    """Return `value` short enough for a message; a number of any length has no other bound."""
+    try:
+        return repr(value)[:80]
+    except ValueError:  # Python prints no integers of over 4300 digits
+        return "a huge number"
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")

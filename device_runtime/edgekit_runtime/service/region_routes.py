@@ -1,0 +1,82 @@
+"""The addresses of shared memory: clients register regions, ask for them and unregister them.
+
+Source: Triton's extension shared_memory.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.answers import make_json
+from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.heads import Head
+from edgekit_runtime.service.json_fields import load_small, take_count
+from edgekit_runtime.service.sharedmem import Region, Regions
+
+
+class RegionRoutes:
+    """Answers requests about regions, each of which ends with the connection that registered it."""
+
+    __slots__ = ("_owned", "_regions")
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._owned: dict[Connection, list[Region]] = {}
+
+    def register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
+        """Take a region in: a memfd that came with the body, or a POSIX segment."""
+        stated = load_small(body)
+        key = stated.get("key")
+        if not isinstance(key, str) or not 1 <= len(name) <= 256:
+            raise RequestError(
+                400, f"region '{name[:80]}': expected a name, a key, byte_size and maybe offset"
+            )
+        offset_bytes = take_count(stated, "offset", f"region '{name}'", 0)
+        size_bytes = take_count(stated, "byte_size", f"region '{name}'")
+        if connection.descriptors:
+            region = self._regions.add_memfd(
+                name, key, connection.descriptors[0], offset_bytes=offset_bytes, size_bytes=size_bytes
+            )
+            del connection.descriptors[0]  # the region's from now on
+            self._own(connection, region)
+        else:
+            self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        connection.answer(*make_json({}))
+
+    def answer_status(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+        """Say what is registered, of one region or of all."""
+        is_local = connection.is_local
+        regions = self._regions.of(is_local=is_local)
+        found = regions if name is None else [self._regions.find(name, is_local=is_local)]
+        connection.answer(*make_json([_describe_region(region) for region in found]))
+
+    def unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+        """Forget one region or all; one that this client cannot use is left alone."""
+        for region in self._regions.of(is_local=connection.is_local):
+            if name is None or region.name == name:
+                self._regions.remove(region)
+        connection.answer(*make_json({}))
+
+    def _own(self, connection: Connection, region: Region) -> None:
+        """Let `region` end with the connection: a client that dies unregisters nothing."""
+        if connection not in self._owned:  # one that was lent and came back still has what it owned before
+            connection.on_close = functools.partial(self._disown, connection, connection.on_close)
+        owned = self._owned.get(connection, ())
+        # Without those that were unregistered meanwhile, whose mappings end with the last reference.
+        self._owned[connection] = [*(one for one in owned if one.descriptor >= 0), region]
+
+    def _disown(self, connection: Connection, further: Callable[[], None] | None) -> None:
+        for region in self._owned.pop(connection, ()):
+            self._regions.remove(region)
+        if further is not None:
+            further()
+
+
+def _describe_region(region: Region) -> dict[str, Any]:
+    return {
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset_bytes,
+        "byte_size": region.size_bytes,
+    }
