@@ -70,14 +70,14 @@ class Connection:
         server.wheel.expire(self, server.limits.idle_timeout_s)
         self._receiver = Receiver(self, server, connected, unread, lease)
         if unread:
-            self._receiver.advance()
+            self._receiver.advance(self)
 
     def resume(self, unread: bytes) -> None:
         """Go on with what was received before, of a connection that was adopted without it."""
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
         self._receiver.unread = unread
-        self._receiver.advance()
+        self._receiver.advance(self)
 
     def begin(self, head: Head, body: memoryview) -> None:
         """Have a request handled that has come whole."""
@@ -187,7 +187,7 @@ class Connection:
             return
         if self.looked_at >= NEVER:  # the wheel looked while the request was under way
             server.wheel.expire(self, server.limits.idle_timeout_s)
-        receiver.go_on(head)
+        receiver.go_on(self, head)
 
     # Ending
 
@@ -224,7 +224,7 @@ class Connection:
         except OSError:
             self.close()
             return
-        self._receiver.unpause()
+        self._receiver.unpause(self)
 
     @property
     def is_open(self) -> bool:

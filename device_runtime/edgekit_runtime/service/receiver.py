@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Receiver:
-    """The receiving half of a connection.
+    """The receiving half of a connection; it holds no reference to that, which holds it.
 
     Attributes:
         unread: what was received and not yet taken.
@@ -36,7 +36,7 @@ class Receiver:
     """
 
     __slots__ = (
-        *("_connection", "_head", "_incoming", "_is_advancing", "_is_paused", "_lease", "_received"),
+        *("_head", "_incoming", "_is_advancing", "_is_paused", "_lease", "_received"),
         *("_scanned", "_server", "_socket", "expected", "has_ended", "is_yielding", "unread"),
     )
 
@@ -49,7 +49,7 @@ class Receiver:
         lease: Lease | None,
     ) -> None:
         """Read from `connected` whenever it has something; see `HttpServer.adopt`."""
-        self._connection, self._server, self._socket, self._lease = connection, server, connected, lease
+        self._server, self._socket, self._lease = server, connected, lease
         self.unread = unread
         self.expected: Head | None = None
         self._scanned = 0
@@ -57,7 +57,7 @@ class Receiver:
         self._head: Head | None = None  # of the body that is being received
         self._received = 0  # of the body, as the server has counted it
         self.has_ended = self.is_yielding = self._is_advancing = self._is_paused = False
-        server.loop.add_reader(connected.fileno(), self._on_readable)
+        server.loop.add_reader(connected.fileno(), self._on_readable, connection)
 
     @property
     def body_bytes(self) -> int | None:
@@ -74,34 +74,38 @@ class Receiver:
         self._drop_body()
         self.unread, self.expected = b"", None
 
-    def go_on(self, last: Head | None) -> None:
+    def go_on(self, connection: "Connection", last: Head | None) -> None:
         """Take the next request, after one whose head was `last`."""
         if self._is_paused:
-            self.unpause()
+            self.unpause(connection)
         if not self.unread:
             self.expected = last
         elif not self.is_yielding:
-            self.advance()
+            self.advance(connection)
 
-    def unpause(self) -> None:
+    def unpause(self, connection: "Connection") -> None:
         """Read on, where too much was sent ahead."""
         if self._is_paused:
             self._is_paused = False
-            self._server.loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._server.loop.add_reader(self._socket.fileno(), self._on_readable, connection)
 
-    def advance(self) -> None:
+    def advance(self, connection: "Connection") -> None:
         """Take requests from what was received, until one is under way or more is needed."""
         if self._is_advancing:
             return
-        connection = self._connection
         self._is_advancing = True
         left = _MAX_AT_ONCE
         try:
-            while self.unread and not connection.is_busy and not connection.closes and self._take_request():
+            while (
+                self.unread
+                and not connection.is_busy
+                and not connection.closes
+                and self._take_request(connection)
+            ):
                 left -= 1
                 if not left and self.unread and not connection.is_busy:
                     self.is_yielding = True
-                    self._server.loop.call_soon(self._end_turn)
+                    self._server.loop.call_soon(self._end_turn, connection)
                     break
         except RequestError as error:
             connection.refuse(error)
@@ -113,12 +117,12 @@ class Receiver:
         if self.has_ended and not (connection.is_busy or self.is_yielding):
             connection.close()  # what is left of its requests will not become whole
 
-    def _on_readable(self) -> None:
-        lease, connection = self._lease, self._connection
+    def _on_readable(self, connection: "Connection") -> None:
+        lease = self._lease
         if lease is not None and not connection.is_sending:
             lease.states[lease.index] = UNDER_WAY
         if self._incoming is not None:
-            self._receive_body(self._incoming)
+            self._receive_body(connection, self._incoming)
             return
         try:
             data = self._socket.recv(READ_BYTES)
@@ -134,51 +138,49 @@ class Receiver:
             self.expected = None
             connection.begin(expected, memoryview(data)[expected.size_bytes :])
         elif data:
-            self._take_in(data)
+            self._take_in(connection, data)
         else:
-            self._take_end()
+            self._take_end(connection)
 
-    def _take_in(self, data: bytes) -> None:
+    def _take_in(self, connection: "Connection", data: bytes) -> None:
         """Take bytes of which nothing is known."""
-        connection = self._connection
         if connection.is_lingering:
             return
         self.expected = None
         self.unread = self.unread + data if self.unread else data
         if not (connection.is_busy or self.is_yielding):
-            self.advance()
+            self.advance(connection)
         elif len(self.unread) > _MAX_AHEAD_BYTES:
             self._is_paused = True
             self._server.loop.remove_reader(self._socket.fileno())
 
-    def _take_end(self) -> None:
+    def _take_end(self, connection: "Connection") -> None:
         """The client sends nothing more, but may still read."""
         self.has_ended = True
-        if self._connection.is_busy or self.is_yielding:
+        if connection.is_busy or self.is_yielding:
             self._server.loop.remove_reader(self._socket.fileno())
         else:
-            self._connection.close()
+            connection.close()
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, connection: "Connection") -> None:
         """Others have had their turn."""
         self.is_yielding = False
-        if self._connection.is_open:
-            self.unpause()
-            self.advance()
+        if connection.is_open:
+            self.unpause(connection)
+            self.advance(connection)
 
-    def _take_request(self) -> bool:
+    def _take_request(self, connection: "Connection") -> bool:
         """Return whether a whole request was taken."""
         data, limits = self.unread, self._server.limits
         end = find_end(data, self._scanned, limits.max_head_bytes)
         if end is None:
             if not self._scanned:
-                self._server.wheel.expire(self._connection, limits.read_timeout_s)
+                self._server.wheel.expire(connection, limits.read_timeout_s)
             self._scanned = max(len(data) - 3, 1)
             return False
         if data.startswith(b"\r\n"):  # one empty line is skipped, as RFC 9112 2.2 asks
             data = self.unread = data[2:]
             end -= 2
-        connection = self._connection
         head = self._server.heads[connection.is_local].parse(data[:end])
         if not head.is_cleared and self._server.screen(connection, head):
             return False
@@ -190,10 +192,10 @@ class Receiver:
             return True
         self._head = head
         self.unread = b""
-        self._begin_body(head, data[end:])
+        self._begin_body(connection, head, data[end:])
         return self._incoming is None
 
-    def _begin_body(self, head: Head, begun: bytes) -> None:
+    def _begin_body(self, connection: "Connection", head: Head, begun: bytes) -> None:
         limits, size_bytes = self._server.limits, head.body_bytes
         if size_bytes is not None and size_bytes > limits.max_body_bytes:
             raise RequestError(
@@ -205,26 +207,26 @@ class Receiver:
         if size_bytes is None:
             self._incoming = ChunkedBody(limits.max_body_bytes, begun)
         else:
-            passed = self._connection.descriptors if head.passes_descriptor else None
+            passed = connection.descriptors if head.passes_descriptor else None
             self._incoming = SizedBody(size_bytes, head.json_bytes or 0, begun, passed)
-        self._connection.watch_progress(self._incoming.received_bytes)
-        self._take_body(self._incoming)
+        connection.watch_progress(self._incoming.received_bytes)
+        self._take_body(connection, self._incoming)
 
-    def _receive_body(self, body: SizedBody | ChunkedBody) -> None:
+    def _receive_body(self, connection: "Connection", body: SizedBody | ChunkedBody) -> None:
         try:
             body.receive(self._socket)
-            self._take_body(body)
+            self._take_body(connection, body)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._connection.close()  # in the middle of a body: nobody waits for an answer
+            connection.close()  # in the middle of a body: nobody waits for an answer
         except MemoryError:
             error = RequestError(503, "not enough memory for the body; try again", retry_after_s=1)
-            self._connection.refuse(error)
+            connection.refuse(error)
         except RequestError as error:
-            self._connection.refuse(error)
+            connection.refuse(error)
 
-    def _take_body(self, body: SizedBody | ChunkedBody) -> None:
+    def _take_body(self, connection: "Connection", body: SizedBody | ChunkedBody) -> None:
         """Begin the request if its body is whole now.
 
         Raises:
@@ -234,7 +236,7 @@ class Receiver:
         if body.is_whole and head is not None:
             self._drop_body()
             self.unread = body.rest
-            self._connection.begin(head, body.data)
+            connection.begin(head, body.data)
             return
         server.receiving_bytes += body.received_bytes - self._received
         self._received = body.received_bytes
