@@ -90,6 +90,14 @@ def test_a_version_on_trial_gives_way_before_the_proven_one(slots: Slots, packag
     assert packages_of(slots) == ["1.0.0", "3.0.0"]
 
 
+def test_where_none_has_proved_itself_the_version_before_waits(slots: Slots, package: MakePackage) -> None:
+    slots.install(package("1.0.0"))
+    slots.install(package("2.0.0"))
+    assert packages_of(slots) == ["1.0.0", "2.0.0"]
+    slots.rollback("linear")
+    assert start(slots) == "1.0.0"
+
+
 def test_a_version_that_is_begun_too_often_gives_way_to_the_previous_one(
     slots: Slots, package: MakePackage
 ) -> None:

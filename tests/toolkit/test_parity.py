@@ -37,6 +37,12 @@ def test_range_of_a_lone_number_begins_at_zero():
     assert not compare(want, {"y": want["y"] + np.float32(0.01)}, Tolerance(range_fraction=5e-5)).ok
 
 
+def test_error_of_an_output_that_is_zero_throughout_is_told_as_it_is():
+    want = {"y": np.zeros(4, np.float32)}
+    parity = compare(want, {"y": want["y"] + np.float32(0.25)})
+    assert (parity.ok, parity.relative_to_range) == (False, 0.25)
+
+
 def test_tolerance_is_per_output_range_and_not_of_the_largest_output():
     want = {"large": np.array([0, 1e6], np.float32), "small": np.array([0, 1], np.float32)}
     got = {"large": want["large"], "small": want["small"] + np.float32(0.001)}
