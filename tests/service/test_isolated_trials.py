@@ -147,6 +147,22 @@ def test_worker_that_is_lost_while_it_loads_the_candidate_serves_on_without_it(
         assert_first_serves(service, slots)
 
 
+def test_trials_leave_no_descriptors(maker: PackageMaker, slots: Slots) -> None:
+    with serving(slots) as service:
+        (pid,) = find_pids(service)
+
+        def count() -> tuple[int, ...]:
+            return tuple(len(list(Path(f"/proc/{each}/fd").iterdir())) for each in ("self", pid))
+
+        before = count()
+        for number in range(3, 7):
+            slots.install(write(maker, slots.folder.parent, f"{number}.0.0"))
+            assert load(service).status == 200
+            assert statistics(service)["rollout"]["candidate_version"] == f"{number}.0.0"
+        assert find_pids(service) == (pid,)
+        wait_for(lambda: count() <= before, "all descriptors to be closed")
+
+
 def is_asked(model: Any, version: str) -> bool:
     trial = model.trial
     return trial is not None and trial.given.version == version and trial.worker is not None
@@ -205,14 +221,14 @@ def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
             assert len({line.rsplit(" ", 1)[1] for line in lines}) == 1, lines
 
 
-@pytest.mark.parametrize("lie", ["tried", "promote", "beat"])
+@pytest.mark.parametrize("lie", ["tried", "promote", "beat", "silence"])
 def test_worker_that_lies_about_a_trial_is_ended_alone(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     monkeypatch.setattr(starting, "_MODULE", "tests.service.lying_worker")
     monkeypatch.setenv("LIE", lie)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    with serving(slots) as service, asking(service, OTHER) as other:
+    with serving(slots, start_timeout_s=5.0) as service, asking(service, OTHER) as other:
         wait_for(lambda: "2.0.0" in rejected(slots), "the rejection")
         assert find_model(service).restarts
         current = slots.load("linear").state.current

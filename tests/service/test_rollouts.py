@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Running, ask, get_bytes, make_config, post_bytes, running
+from tests.service.service_parts import Running, ask, get_bytes, infer_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
     LARGE,
     X,
@@ -181,6 +181,8 @@ def test_version_on_trial_can_be_asked_by_name(
         load(service)
         reply = ask(service, get_bytes("/v2/models/linear/versions/2.0.0/ready"))
         assert reply.status == 200
+        reply = ask(service, infer_bytes(X, path="/v2/models/linear/versions/2.0.0/infer"))
+        assert (reply.json["model_version"], reply.binary) == ("2.0.0", (-X @ WEIGHT).tobytes())
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["1.0.0", "2.0.0"]
 
 

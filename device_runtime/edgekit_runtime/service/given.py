@@ -45,8 +45,8 @@ class GivenPackages:
         self._given[given.version] = (given, Path(f"/proc/self/fd/{package}"))
 
     def remove(self, versions: Iterable[str]) -> None:
-        """Forget packages."""
-        for version in versions:
+        """Forget packages, where they are known."""
+        for version in self._given.keys() & set(versions):
             _, path = self._given.pop(version)
             os.close(int(path.name))
 

@@ -97,10 +97,8 @@ class IsolatedModel:
         name = self._order.name
         if self._active is not None:
             return UnavailableError(f"{name}: its process takes no more connections", _RESTART_S)
-        wait_s = _RESTART_S
-        if self._restart_s is not None:
-            wait_s += max(0.0, self._restart_s - self._loop.time())
-        return UnavailableError(f"{name}: its process ended and is being started again", wait_s)
+        left_s = 0.0 if self._restart_s is None else max(0.0, self._restart_s - self._loop.time())
+        return UnavailableError(f"{name}: its process ended and is being started again", _RESTART_S + left_s)
 
     def say(self, tally: Tally) -> dict[str, JsonValue]:
         """Return what the worker that answers says of a version."""
@@ -116,7 +114,8 @@ class IsolatedModel:
             return
         self.trial = trial.lane.trial = trial
         if self._active is not None:
-            self._ask(trial, self._active)
+            trial.ask(self._active)
+        self._loop.call_later(self._order.isolation.start_timeout_s, self._check_opened, trial)
 
     def promote(self, lane: IsolatedLane) -> bool:
         """Let the candidate take over, where it still lives: its worker goes on with it alone."""
@@ -131,7 +130,7 @@ class IsolatedModel:
         self._standby = None
         for worker in list(self.lives):
             if worker is not trial.worker:  # it has the old version
-                self._end_worker(worker)
+                self.lives.end(worker)
         self._fill()
         return True
 
@@ -172,7 +171,7 @@ class IsolatedModel:
         self._active = self._standby = None
         self.lives.stop_watching()
         for worker in list(self.lives):
-            self._end_worker(worker)
+            self.lives.end(worker)
         os.close(self._package)
         self._package = -1
         self._events.on_end(self)
@@ -180,8 +179,7 @@ class IsolatedModel:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of its workers, the active one first."""
-        workers = sorted(self.lives, key=lambda worker: worker is not self._active)
-        return tuple(worker.pid for worker in workers)
+        return tuple(each.pid for each in sorted(self.lives, key=lambda each: each is not self._active))
 
     @property
     def is_over(self) -> bool:
@@ -201,7 +199,7 @@ class IsolatedModel:
         if self._active is None:
             self._active = worker
             if self.trial is not None:
-                self._ask(self.trial, worker)
+                self.trial.ask(worker)
         else:
             self._standby = worker
         if not self._has_started:
@@ -241,11 +239,7 @@ class IsolatedModel:
             self._active, self._standby = self._standby, None
         trial = self.trial
         if trial is not None and trial.worker is worker:
-            manifest = trial.lane.manifest
-            _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
-            self.trial = None
-            trial.crash(reason)
-            trial.close()
+            self._lose_trial(trial, reason)
             self._restart(0.0)
             return
         self._take_crash(reason, lived_s, is_final=worker.has_refused)
@@ -287,14 +281,19 @@ class IsolatedModel:
             return
         self.lives.add(worker)
 
-    def _end_worker(self, worker: Worker) -> None:
-        self.lane.tally.keep(worker)
-        self.lives.end(worker)
-
-    def _ask(self, trial: IsolatedTrial, worker: Worker) -> None:
-        trial.ask(worker)
-        self._loop.call_later(self._order.isolation.start_timeout_s, self._check_opened, trial)
+    def _lose_trial(self, trial: IsolatedTrial, reason: str) -> None:
+        manifest = trial.lane.manifest
+        _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
+        self.trial = None
+        trial.crash(reason)
+        trial.close()
 
     def _check_opened(self, trial: IsolatedTrial) -> None:
-        if trial is self.trial and not trial.is_open and trial.worker is not None:
-            trial.worker.kill(f"it did not load version {trial.given.version} in time")
+        """End a trial that has not begun: its worker hangs, or the version in use has none that lives."""
+        if trial is not self.trial or trial.is_open:
+            return
+        reason = f"it did not load version {trial.given.version} in time"
+        if trial.worker is not None:
+            trial.worker.kill(reason)
+        else:
+            self._lose_trial(trial, reason)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.channel import Channel, Kind
 from edgekit_runtime.service.confinement import confine, end_with
@@ -115,7 +115,7 @@ class _Worker:
         elif kind is Kind.MAIN_RETIRE:
             self._retire()
         elif kind is Kind.MAIN_TRY:
-            self._change(self._try_beside(from_plain(Given, json.loads(payload)), descriptors[0]))
+            self._change(self._try_beside(from_plain(Given, json.loads(payload)), descriptors))
         elif kind is Kind.MAIN_SETTLE:
             (is_promoted,) = SETTLED.unpack_from(payload)
             version = payload[SETTLED.size :].decode()
@@ -203,9 +203,11 @@ class _Worker:
             _logger.error("a change of the version failed", exc_info=task.exception())
             os._exit(1)  # the service may now believe what is not so; the next worker has one version only
 
-    async def _try_beside(self, given: Given, package: int) -> None:
-        self._source.add(given, package)
+    async def _try_beside(self, given: Given, descriptors: list[int]) -> None:
         try:
+            if not descriptors:
+                raise UnavailableError("its process had no descriptor free for the package")
+            self._source.add(given, descriptors[0])
             await self._registry.load(self._name)
             self._registry.models.find(self._name, given.version)
         except EdgekitError as error:
