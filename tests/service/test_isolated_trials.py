@@ -235,4 +235,5 @@ def test_worker_that_lies_about_a_trial_is_ended_alone(
         assert current is not None
         assert (current.version, current.health) == ("1.0.0", HEALTHY)
         assert [line[1] for line in index(service) if line[2] == "READY"] == ["1.0.0", "1.0.0"]
+        wait_for(lambda: other.statuses, "an answer of the other model")
     assert (set(other.statuses), other.ends, other.wrong) == ({200}, 0, 0)
