@@ -118,6 +118,19 @@ def test_a_confirmed_version_is_never_counted(slots: Slots, package: MakePackage
     assert (slots.folder / "models/linear/state.json").stat().st_ino == before
 
 
+def test_a_choice_says_in_which_place_it_lies(slots: Slots, package: MakePackage) -> None:
+    slots.install(package("0.9.0"), factory=True)
+    said = [close(slots.begin_start("linear")).why]
+    slots.install(package("1.0.0"))
+    said.append(close(slots.begin_start("linear")).why)
+    slots.confirm("linear", "1.0.0")
+    said.append(close(slots.begin_start("linear")).why)
+    slots.install(package("2.0.0"))
+    next((slots.folder / "models/linear").glob("slot-2.0.0-*")).write_bytes(b"")
+    said.append(close(slots.begin_start("linear")).why.split(";")[0])
+    assert said == ["factory", "active, on trial", "active", "previous"]
+
+
 def test_choosing_records_nothing(slots: Slots, package: MakePackage) -> None:
     slots.install(package("1.0.0"))
     for _ in range(MAX_BEGUN * 2):
