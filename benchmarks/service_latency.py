@@ -166,10 +166,14 @@ def serve(folder: Path, python: str, *packages: str) -> Iterator[tuple[subproces
     )
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
+        said = []
+        for line in process.stderr:  # what loads slowly lets others speak first
+            said.append(line)
+            if "ready" in line:
+                break
+        else:
+            raise SystemExit("".join(said))
         ready_s = time.perf_counter() - began_s
-        if "ready" not in line:
-            raise SystemExit(line + process.stderr.read())
         yield process, path, ready_s
     finally:
         process.send_signal(signal.SIGTERM)
