@@ -32,6 +32,7 @@ UNUSED = (
     "edgekit_runtime.signing",
     "edgekit_runtime.power.governor",
     "edgekit_runtime.service.governing",
+    "edgekit_runtime.service.isolated_model",
     "edgekit_runtime.service.logs",
     "edgekit_runtime.service.tls",
     "edgekit_runtime.sessions.litert",

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import BackendError, PackageError
@@ -17,13 +17,15 @@ from edgekit_runtime.service.exposition import Family
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.isolated_lane import IsolatedLane
-from edgekit_runtime.service.isolated_model import IsolatedModel
 from edgekit_runtime.service.isolation import Isolation, find_infer
 from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.orders import Given, Order
 from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.sharedmem import Region, Regions
 from edgekit_runtime.service.trial import find_difference
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.isolated_model import IsolatedModel
 
 _POLL_S: Final = 0.005
 
@@ -78,7 +80,7 @@ class Workers:
             regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
-    def models(self) -> tuple[IsolatedModel, ...]:
+    def models(self) -> "tuple[IsolatedModel, ...]":
         """All that were opened and not ended."""
         return tuple(self._models)
 
@@ -152,7 +154,7 @@ class Workers:
 
     # What models tell
 
-    def on_started(self, model: IsolatedModel, error: BackendError | None) -> None:
+    def on_started(self, model: "IsolatedModel", error: BackendError | None) -> None:
         """Let `open` return."""
         opened = self._models[model]
         if error is None:
@@ -160,7 +162,7 @@ class Workers:
         else:
             opened.set_exception(error)
 
-    def on_crash(self, model: IsolatedModel, reason: str, *, is_loop: bool) -> None:
+    def on_crash(self, model: "IsolatedModel", reason: str, *, is_loop: bool) -> None:
         """Doubt the version, and give it up where it keeps crashing."""
         if self.served is None:
             return
@@ -171,7 +173,7 @@ class Workers:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def on_end(self, model: IsolatedModel) -> None:
+    def on_end(self, model: "IsolatedModel") -> None:
         """Forget it, but for its processes that have not ended yet."""
         self._models.pop(model, None)
         self._ended = [each for each in (*self._ended, model) if not each.is_over]
@@ -201,6 +203,8 @@ class Workers:
             os.close(descriptor)
             opened.cancel()
             return
+        from edgekit_runtime.service.isolated_model import IsolatedModel  # most services have none
+
         model = IsolatedModel(self._http, self._regions, manifest, order, package=descriptor, events=self)
         self._models[model] = opened
 
