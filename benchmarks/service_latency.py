@@ -40,6 +40,7 @@ from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
 from edgekit_runtime.archive import write_package
+from edgekit_runtime.client.requests import Question, prepare
 from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
@@ -49,6 +50,7 @@ from edgekit_toolkit.sign import StatementSigner
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
 BLOCK = 50
+HOST = "Host: localhost\r\n"
 LARGE = (1, 3, 640, 640)  # 4.9 MB
 STARTS = 7
 
@@ -221,8 +223,8 @@ def measure_small(process: "subprocess.Popen[str]", path: str, seconds: float) -
         shared = client.shared(x.shape)
         shared[...] = x
         client.infer("small", feed, timeout_s=10.0)
-        request = client._make_request("small", None, feed, [None], None, 0, 10.0) + x.tobytes()
-        send_prepared = prepare(stack, path, request)
+        request = prepare(Question("small", None, 0, 10.0), feed, [None], None, HOST).start + x.tobytes()
+        send_prepared = send_repeatedly(stack, path, request)
         pin(process.pid)
         times = take_turns(
             {
@@ -250,12 +252,12 @@ def measure_large(
         shared[...] = x
         client.infer("first", {"x": shared})
         place = client._place(shared)
-        request = client._make_request("first", None, {"x": shared}, [place], None, 0, 10.0)
+        request = prepare(Question("first", None, 0, 10.0), {"x": shared}, [place], None, HOST).start
         pin(process.pid)
         times = take_turns(
             {
                 "bare": lambda: bare.run(["y"], {"x": x}),
-                "shared, prepared bytes": prepare(stack, path, request),
+                "shared, prepared bytes": send_repeatedly(stack, path, request),
                 "shared, bound": client.bind("first", {"x": shared}, outputs={"y": out}),
                 "shared": lambda: client.infer("first", {"x": shared}),
                 "socket": lambda: client.infer("first", {"x": x}),
@@ -265,7 +267,7 @@ def measure_large(
     return compare(times)
 
 
-def prepare(stack: ExitStack, path: str, request: bytes) -> Callable[[], object]:
+def send_repeatedly(stack: ExitStack, path: str, request: bytes) -> Callable[[], object]:
     """Return what sends the same bytes on a connection of its own and reads the answer."""
     plain = stack.enter_context(socket.socket(socket.AF_UNIX))
     plain.connect(path)
@@ -374,9 +376,7 @@ def profile(folder: Path) -> None:
 
 def record_request(name: str, x: Any) -> bytes:
     """Return the bytes that the client sends."""
-    client = Client("/nothing")
-    request = client._make_request("small", None, {name: x}, [None], None, 0, None)
-    return request + x.tobytes()
+    return prepare(Question("small", None, 0, None), {name: x}, [None], None, HOST).start + x.tobytes()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def test_bound_call_sends_what_the_arrays_hold_now(client: Client) -> None:
     for factor in (1, 2, 3):
         x[...] = X * factor
         assert np.array_equal(call()["y"], X * factor @ WEIGHT)
+
+
+def test_outputs_of_a_bound_call_stay_as_they_are(client: Client) -> None:
+    x = X.copy()
+    call = client.bind("linear", {"x": x})
+    found = []
+    for factor in range(5):
+        x[...] = X * factor
+        found.append(call()["y"])
+    for factor, y in enumerate(found):
+        assert np.array_equal(y, X * factor @ WEIGHT)
+        y[...] = 0  # they are the caller's
 
 
 def test_array_with_gaps_is_not_bound(client: Client) -> None:
@@ -165,6 +178,43 @@ def test_answer_that_is_none_becomes_an_error(tmp_path: Path, answer: bytes) -> 
         pytest.raises(TransportError),
     ):
         client.infer("linear", {"x": X})
+
+
+def answer_with(stated: str, values: bytes) -> bytes:
+    text = f'{{"outputs":[{{"name":"y",{stated},"parameters":{{"binary_data_size":{len(values)}}}}}]}}'
+    return (
+        f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + len(values)}\r\n\r\n{text}"
+    ).encode() + values
+
+
+def test_answers_that_change_between_calls_are_read_for_what_they_are(tmp_path: Path) -> None:
+    """Also one that comes in pieces, and one that is as long as the one before and says something else."""
+    numbers = np.arange(4, dtype=np.float32)
+    flat, square = '"datatype":"FP32","shape":[4]', '"datatype":"FP32","shape":[2,2]'
+    answers = [
+        *(answer_with(flat, numbers.tobytes()), answer_with(flat, numbers.tobytes())),
+        *(answer_with(square, numbers.tobytes()), answer_with(flat, numbers.tobytes())),
+        answer_with(flat.replace("FP32", "INT8"), bytes(range(4))),
+        *(answer_with('"datatype":"UINT32","shape":[4]', numbers.astype("u4").tobytes()),) * 2,
+    ]
+
+    def behave(peer: socket.socket) -> None:
+        for index, answer in enumerate(answers):
+            if index:  # the first request is taken already
+                peer.recv(65536)
+            cut = len(answer) - 7 if index % 2 else 30
+            peer.sendall(answer[:cut])
+            time.sleep(0.02)
+            peer.sendall(answer[cut:])
+
+    with fake_service(tmp_path / "s", behave) as path, Client(path) as client:
+        call = client.bind("linear", {"x": X})
+        found = [call()["y"] for _ in answers]
+    assert [y.shape for y in found] == [(4,), (4,), (2, 2), (4,), (4,), (4,), (4,)]
+    assert [y.dtype.name for y in found] == ["float32"] * 4 + ["int8", "uint32", "uint32"]
+    for y in found:
+        assert y.ravel().tolist() == [0, 1, 2, 3]
 
 
 def test_service_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:

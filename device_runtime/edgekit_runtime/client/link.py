@@ -4,10 +4,11 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
+from edgekit_runtime.client.addresses import Address, connect, limit_time
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.tensors import allocate_aligned
 
@@ -15,47 +16,6 @@ _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_KEPT: Final = 64
-_TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a service is.
-
-    Attributes:
-        path: of a Unix socket, or None.
-        host, port: of TCP.
-        is_tls: whether to speak TLS.
-        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
-    """
-
-    path: str | None = None
-    host: str = ""
-    port: int = 0
-    is_tls: bool = False
-    ca_file: str | None = None
-
-    @classmethod
-    def parse(cls, text: str, ca_file: str | None = None) -> "Address":
-        """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
-
-        Raises:
-            TransportError: it is none of these.
-        """
-        if text.startswith("unix:"):
-            return cls(path=text.removeprefix("unix:"))
-        scheme, has_scheme, rest = text.partition("://")
-        if not has_scheme and ("/" in text or ":" not in text):
-            return cls(path=text)
-        host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
-        if (has_scheme and scheme not in ("http", "https")) or not host or not port.isdecimal():
-            raise TransportError(
-                f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
-            )
-        return cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
-
-    def __str__(self) -> str:
-        return self.path if self.path is not None else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +28,7 @@ class ReplyHead:
         json_bytes: how much of it is JSON, or None for all.
         closes: whether the service closes the connection behind it.
         retry_after_s: when to try again, or None.
+        data: its bytes.
     """
 
     status: int
@@ -75,25 +36,42 @@ class ReplyHead:
     json_bytes: int | None
     closes: bool
     retry_after_s: int | None
+    data: bytes
+
+
+class Known(Protocol):
+    """An answer whose beginning is known.
+
+    Attributes:
+        start: its first bytes.
+        size_bytes: of all of it.
+    """
+
+    start: bytes
+    size_bytes: int
 
 
 class Link:
-    """A connection that is made when it is needed."""
+    """A connection that is made when it is needed.
 
-    __slots__ = ("_address", "_heads", "_socket", "_timeout_s", "_was_used", "generation")
+    Attributes:
+        connection: its number, 0 while there is none.
+        memory: that answers are received into, if they fit.
+    """
+
+    __slots__ = (
+        *("_address", "_heads", "_made", "_socket", "_timeout_s", "_was_used", "connection", "memory"),
+    )
 
     def __init__(self, address: Address) -> None:
-        """Make a link; nothing is connected yet.
-
-        Attributes:
-            generation: how often a connection was made.
-        """
+        """Make a link; nothing is connected yet."""
         self._address = address
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
         self._heads: dict[bytes, ReplyHead] = {}
-        self.generation = 0
+        self._made = self.connection = 0
+        self.memory = bytearray(_READ_BYTES)
 
     @property
     def passes_descriptors(self) -> bool:
@@ -107,23 +85,29 @@ class Link:
             TransportError: the service cannot be reached.
         """
         if self._socket is None:
-            self._socket = _connect(self._address, timeout_s)
+            self._socket = connect(self._address, timeout_s)
             self._was_used = False
             self._timeout_s = 0.0
-            self.generation += 1
+            self._made += 1
+            self.connection = self._made
 
     def close(self) -> None:
         """Disconnect."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            self.connection = 0
 
-    def ask(self, parts: Sequence[Any], timeout_s: float) -> tuple[ReplyHead, memoryview] | None:
+    def ask(
+        self, parts: Sequence[Any], size_bytes: int, timeout_s: float, known: Known | None = None
+    ) -> "tuple[ReplyHead, memoryview] | Known | None":
         """Send a request and return its answer, or None where the service had closed an idle connection.
 
         Args:
             parts: of the request, C-contiguous.
+            size_bytes: of them together.
             timeout_s: for all of it.
+            known: the likely answer; where it is this one, it is returned, and the answer lies in `memory`.
 
         Raises:
             TransportError: the service cannot be reached, takes too long, or answers with something else
@@ -136,14 +120,21 @@ class Link:
             self._set_timeout(connected, timeout_s)
         until_s = time.monotonic() + timeout_s
         was_used, self._was_used = self._was_used, True
-        data = b""
+        memory, count = self.memory, 0
         try:
-            self._send(connected, parts, until_s)
-            data = connected.recv(_READ_BYTES)
-            return self._receive(connected, data, until_s)
+            try:
+                sent = 0 if self._address.is_tls else connected.sendmsg(parts)
+                if sent < size_bytes:
+                    _send_rest(connected, parts, sent, until_s)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # a service that refuses a large request answers and closes before it has read all of it
+            count = connected.recv_into(memory)
+            if known is not None and count == known.size_bytes and memory.startswith(known.start):
+                return known
+            return self._receive(connected, bytes(memoryview(memory)[:count]), until_s)
         except (OSError, ValueError) as cause:
             self.close()
-            if was_used and not data and isinstance(cause, ConnectionError):
+            if was_used and not count and isinstance(cause, ConnectionError):
                 return None
             raise self._explain(cause, timeout_s) from cause
         except BaseException:
@@ -179,23 +170,8 @@ class Link:
             self.close()
             raise
 
-    def _send(self, connected: Any, parts: Sequence[Any], until_s: float) -> None:
-        size_bytes = 0
-        for part in parts:
-            size_bytes += len(part) if type(part) is bytes else part.nbytes
-        try:
-            sent = 0 if self._address.is_tls else connected.sendmsg(parts)
-            if sent < size_bytes:
-                _send_rest(connected, parts, sent, until_s)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # a service that refuses a large request answers and closes before it has read all of it
-
     def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ReplyHead, memoryview]:
         """Return the answer that begins with `data`."""
-        end = data.find(b"\r\n\r\n") + 4
-        known = self._heads.get(data[:end])
-        if known is not None and len(data) - end == known.body_bytes and not known.closes:
-            return known, memoryview(data)[end:]
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
             more = connected.recv(_READ_BYTES) if data else b""
             if not more or len(data) > _MAX_HEAD_BYTES:
@@ -220,7 +196,7 @@ class Link:
         if self._address.is_tls:
             connected.settimeout(timeout_s)
             return
-        _limit_time(connected, timeout_s)
+        limit_time(connected, timeout_s)
 
     def _parse(self, data: bytes) -> ReplyHead:
         head = self._heads.get(data)
@@ -230,38 +206,6 @@ class Link:
                 self._heads.clear()
             self._heads[data] = head
         return head
-
-
-def _connect(address: Address, timeout_s: float) -> socket.socket:
-    try:
-        if address.path is not None:
-            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                # A socket that does not block cannot stand in the queue of one that is busy.
-                _limit_time(connected, timeout_s)
-                connected.connect(address.path)
-            except BaseException:
-                connected.close()
-                raise
-            return connected
-        connected = socket.create_connection((address.host, address.port), timeout_s)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if address.is_tls:
-            import ssl
-
-            context = ssl.create_default_context(cafile=address.ca_file)
-            return context.wrap_socket(connected, server_hostname=address.host)
-        connected.settimeout(None)
-    except OSError as cause:
-        raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
-    return connected
-
-
-def _limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Let the kernel keep the time: Python's own time-outs ask poll() before each call."""
-    value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) -> None:
@@ -318,4 +262,5 @@ def _parse_head(data: bytes) -> ReplyHead:
         None if json_bytes is None else int(json_bytes),
         fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
         int(retry) if retry.isdecimal() else None,
+        data,
     )

@@ -19,10 +19,10 @@ class SharedMemory:
         name: of the region.
         array: of the caller's dtype and shape, zeros at first.
         descriptor: of the memfd.
-        generation: of the connection on which it was registered last; 0 for none.
+        connection: number of the one on which it was registered last; 0 for none.
     """
 
-    __slots__ = ("_end", "_start", "array", "descriptor", "generation", "name", "size_bytes")
+    __slots__ = ("_end", "_start", "array", "connection", "descriptor", "name", "size_bytes")
 
     def __init__(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         """Make memory for an array.
@@ -31,7 +31,7 @@ class SharedMemory:
             TransportError: the system has no memory for it.
         """
         self.name = f"client-{os.getpid()}-{secrets.token_hex(6)}"
-        self.generation = 0
+        self.connection = 0
         size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.size_bytes = max(size_bytes, 1)
         self.descriptor = os.memfd_create("edgekit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,0 +1,117 @@
+"""Inference requests as bytes: everything before the binary data, made once for all that are alike."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from edgekit_runtime.client.replies import Layout
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.sessions.session import Array
+
+Place: TypeAlias = tuple[str, int]  # region and offset
+Target: TypeAlias = tuple[str, str, int, int]  # name of an output, region, offset and size
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A request but for its binary data.
+
+    Attributes:
+        start: its head and JSON.
+        size_bytes: of the whole request.
+        layout: of its last answer, or None.
+    """
+
+    start: bytes
+    size_bytes: int
+    layout: Layout | None = None
+
+
+class Question(NamedTuple):
+    """What is asked, but for the tensors.
+
+    Attributes:
+        name, version: of the model; version None for the one that the service prefers.
+        priority: 1 is the highest, 0 the model's default.
+        timeout_s: in which the call must begin, or None.
+    """
+
+    name: str
+    version: str | None
+    priority: int
+    timeout_s: float | None
+
+
+def prepare(
+    question: Question,
+    inputs: Mapping[str, Array],
+    places: Sequence[Place | None],
+    targets: Sequence[Target] | None,
+    fields: str,
+) -> Prepared:
+    """Return the request.
+
+    Args:
+        question: what is asked.
+        inputs: input name -> array.
+        places: of each input in shared memory, None for one that is sent.
+        targets: the outputs that go to shared memory; None for all outputs as binary data.
+        fields: header lines that every request has.
+
+    Raises:
+        DataError: an array has a dtype that the protocol does not have.
+    """
+    parameters: dict[str, Any] = {"binary_data_output": True}
+    if question.priority:
+        parameters["priority"] = question.priority
+    if question.timeout_s is not None:
+        parameters["timeout"] = max(1, int(question.timeout_s * 1e6))
+    pairs = list(zip(inputs.items(), places, strict=True))
+    document: dict[str, Any] = {
+        "inputs": [_describe(name, array, place) for (name, array), place in pairs],
+        "parameters": parameters,
+    }
+    if targets is not None:
+        document["outputs"] = [
+            {"name": name, "parameters": _memory_parameters(region, offset, size_bytes)}
+            for name, region, offset, size_bytes in targets
+        ]
+    text = json.dumps(document, separators=(",", ":")).encode()
+    binary_bytes = sum(array.nbytes for (_, array), place in pairs if place is None)
+    head = (
+        f"POST {model_path(question.name, question.version)}/infer HTTP/1.1\r\n{fields}"
+        f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + binary_bytes}\r\n\r\n"
+    )
+    start = head.encode("latin-1") + text
+    return Prepared(start, len(start) + binary_bytes)
+
+
+def model_path(name: str, version: str | None) -> str:
+    """Return the address of a model."""
+    from urllib.parse import quote
+
+    path = f"/v2/models/{quote(name, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+
+
+def _describe(name: str, array: Array, place: Place | None) -> dict[str, Any]:
+    datatype = DATATYPE_OF_DTYPE.get(array.dtype.name)
+    if datatype is None or not array.dtype.isnative:
+        raise DataError(
+            f"input '{name}': dtype {array.dtype.str} cannot be sent; convert it with .astype(...)"
+        )
+    parameters = (
+        {"binary_data_size": array.nbytes} if place is None else _memory_parameters(*place, array.nbytes)
+    )
+    return {"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": parameters}
+
+
+def _memory_parameters(region: str, offset_bytes: int, size_bytes: int) -> dict[str, Any]:
+    return {
+        "shared_memory_region": region,
+        "shared_memory_offset": offset_bytes,
+        "shared_memory_byte_size": size_bytes,
+    }
