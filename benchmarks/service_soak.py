@@ -23,26 +23,21 @@ import argparse
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import Synchronized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
@@ -53,12 +48,11 @@ from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.sign import StatementSigner
+from soak_clients import Load, Question, asking
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "tiny" / "digits_cnn.onnx"
 SHAPE = (1, 1, 8, 8)
-BOUNDS_S = 1e-5 * 1.02 ** np.arange(0, 800)  # 10 us to 75 s, in steps of 2 %
-MOST_ERRORS = 20
 BLOCK_SWAPS = 100
 LEAST_MINUTES = 5.0  # under it, one allocation decides the slope
 WARM_SHARE = 0.2  # of the soak's time, which its slope leaves out
@@ -98,7 +92,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     with (
         serve(folder) as (process, path),
         Client(path) as control,
-        asking(path, arguments.clients, versions, names) as load,
+        asking(path, arguments.clients, versions.question, names) as load,
     ):
         load.begin("fresh", 2.0)
         found["fresh_pss_kib"] = pss_kib(process)
@@ -109,7 +103,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return judge(found, load, arguments)
 
 
-def judge(found: dict[str, Any], load: "Load", arguments: argparse.Namespace) -> dict[str, Any]:
+def judge(found: dict[str, Any], load: Load, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return `found` with what its figures mean for the goals."""
     ratios = []
     for block in range(len(found["swaps"]["pss_kib"])):
@@ -160,9 +154,9 @@ class Versions:
         with_session.close()
 
     @property
-    def input_name(self) -> str:
-        """Of the model."""
-        return self._given.name
+    def question(self) -> Question:
+        """What clients ask, and the right answer."""
+        return self._given.name, self.values, self.expected
 
     def publish(self) -> str:
         """Put the next version where the service looks, drop the one before the last, and return it."""
@@ -252,166 +246,6 @@ def pss_kib(process: int) -> int:
     raise SystemExit("no Pss in smaps_rollup")
 
 
-# The clients
-
-
-@dataclass
-class Load:
-    """Clients in processes of their own.
-
-    Attributes:
-        names: of all phases.
-        counts: [phases, ranges of time] answers; at the end, as all that follows.
-        failed: [phases] requests.
-        errors: the first few messages.
-    """
-
-    phase: "Synchronized[int]"
-    names: tuple[str, ...]
-    counts: NDArray[np.int64]
-    failed: NDArray[np.int64]
-    errors: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    _since_s: float = 0.0
-
-    def begin(self, name: str, seconds: float = 0.0) -> None:
-        """End the phase before, count for the phase `name`, and return after `seconds`."""
-        self.end()
-        self.phase.value = self.names.index(name)
-        time.sleep(seconds)
-
-    def end(self) -> None:
-        """Note how long the phase took that is over now."""
-        now_s = time.monotonic()
-        self.seconds[self.names[self.phase.value]] = now_s - self._since_s
-        self._since_s = now_s
-
-    def describe(self, what: str) -> dict[str, Any]:
-        """Return the figures of a phase, or of all whose first word is `what`."""
-        chosen = [index for index, name in enumerate(self.names) if what in (name, name.split()[0])]
-        seconds = sum(self.seconds.get(self.names[index], 0.0) for index in chosen)
-        return describe(self.counts[chosen].sum(0), int(self.failed[chosen].sum()), seconds)
-
-
-@contextmanager
-def asking(path: str, clients: int, versions: Versions, names: tuple[str, ...]) -> Iterator[Load]:
-    """Ask from `clients` connections until the end of the block; results are there after it."""
-    context = multiprocessing.get_context("spawn")
-    load = Load(context.Value("i", 0), names, *zeros(len(names)))
-    over = context.Event()
-    workers = max(1, min(clients, len(os.sched_getaffinity(0))))
-    started = []
-    for number in range(workers):
-        near, far = context.Pipe()
-        count = clients // workers + (number < clients % workers)
-        question = (versions.input_name, versions.values, versions.expected)
-        process = context.Process(
-            target=ask, args=(path, count, question, (load.phase, names), over, far), daemon=True
-        )
-        process.start()
-        started.append((process, near))
-    for _, near in started:
-        near.recv()
-    load.end()  # of the time before the first phase
-    try:
-        yield load
-    finally:
-        load.end()
-        over.set()
-        for process, near in started:
-            if near.poll(60):
-                more, lost, errors = near.recv()
-                load.counts += more
-                load.failed += lost
-                load.errors += errors
-            else:
-                load.errors.append("a client process did not end")
-            process.join(10)
-        load.errors = load.errors[:MOST_ERRORS]
-
-
-def zeros(phases: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return no answers [phases, ranges of time] and no failures [phases]."""
-    return np.zeros((phases, len(BOUNDS_S) + 1), np.int64), np.zeros(phases, np.int64)
-
-
-def ask(
-    path: str,
-    clients: int,
-    question: tuple[str, NDArray[Any], NDArray[Any]],
-    phases: "tuple[Synchronized[int], tuple[str, ...]]",
-    over: Any,
-    pipe: "Connection[Any, Any]",
-) -> None:
-    """Ask without a pause on `clients` threads; in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    phase, names = phases
-    counts, failed = zeros(len(names))
-    errors: list[str] = []
-    lock = threading.Lock()
-    name, values, expected = question
-
-    def run() -> None:
-        own, lost = np.zeros_like(counts), np.zeros_like(failed)
-        client = Client(path)
-        while not over.is_set():
-            now, begin_s = phase.value, time.perf_counter()
-            try:
-                (answer,) = client.infer("small", {name: values}).values()
-                check(answer, expected)
-            except EdgekitError as error:
-                lost[now] += 1
-                with lock:
-                    if len(errors) < MOST_ERRORS:
-                        errors.append(f"{names[now]}: {type(error).__name__}: {error}"[:300])
-                client.close()
-                client = Client(path)
-                continue
-            own[now, np.searchsorted(BOUNDS_S, time.perf_counter() - begin_s)] += 1
-        client.close()
-        with lock:
-            np.add(counts, own, counts)
-            np.add(failed, lost, failed)
-
-    threads = [threading.Thread(target=run) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    pipe.send("asking")
-    for thread in threads:
-        thread.join()
-    pipe.send((counts, failed, errors))
-
-
-def check(answer: NDArray[Any], expected: NDArray[Any]) -> None:
-    """Return where an answer is right."""
-    if not np.allclose(answer, expected, 1e-3, 1e-3):
-        raise EdgekitError(f"wrong outputs: {answer}")
-
-
-def describe(counts: NDArray[np.int64], failed: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of one phase."""
-    total = int(counts.sum())
-    cumulative = np.cumsum(counts)
-
-    def quantile(share: float) -> float:
-        if not total:
-            return float("nan")
-        index = int(np.searchsorted(cumulative, share * total))
-        return round(float(BOUNDS_S[min(index, len(BOUNDS_S) - 1)]) * 1e6, 1)
-
-    highest = int(np.flatnonzero(counts)[-1]) if total else 0
-    return {
-        "requests": total,
-        "failed": failed,
-        "seconds": round(seconds, 1),
-        "requests_per_s": round(total / seconds) if seconds else None,
-        "p50_us": quantile(0.5),
-        "p99_us": quantile(0.99),
-        "p99.9_us": quantile(0.999),
-        "max_us": round(float(BOUNDS_S[min(highest, len(BOUNDS_S) - 1)]) * 1e6, 1),
-    }
-
-
 # The phases
 
 
@@ -496,9 +330,9 @@ def report(found: dict[str, Any]) -> None:
     memory = found["memory_over_fresh"]
     print(
         f"a swap takes {found['swaps']['swap_ms_median']} ms; PSS: fresh"
-        f" {found['fresh_pss_kib'] / 1024:.1f} MiB, after {BLOCK_SWAPS} swaps {memory['after_100']:.3f} of"
-        f" that, after {found['swaps']['count']} {memory['after_all']:.3f}; soak {soaked['pss_mib_range']} MiB,"
-        f" slope {soaked['slope_kib_per_minute']} KiB a minute"
+        f" {found['fresh_pss_kib'] / 1024:.1f} MiB, after {BLOCK_SWAPS} swaps {memory['after_100']:.3f}"
+        f" of that, after {found['swaps']['count']} {memory['after_all']:.3f}; soak"
+        f" {soaked['pss_mib_range']} MiB, slope {soaked['slope_kib_per_minute']} KiB a minute"
     )
     for line in found["errors"]:
         print(f"error: {line}")

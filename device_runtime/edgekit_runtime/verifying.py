@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import SignatureError, UnavailableError
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.processes import child_environment, give_way
 from edgekit_runtime.statements import Statement, read_unverified
 
 _MAX_GOOD: Final = 256  # envelopes
@@ -84,7 +84,7 @@ class VerifyingProcess:
     def _ask(self, question: _Question) -> None:
         with self._lock:
             if self._child is None:
-                self._child = _Child(self._arguments)
+                self._child = _Child(self._arguments, gives_way=True)
             try:
                 answer = self._child.ask(question)
             except UnavailableError:
@@ -104,7 +104,7 @@ class VerifyingProcess:
 class _Child:
     """The process, and what it is asked."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], *, gives_way: bool = False) -> None:
         near, far = socket.socketpair()
         with near, far:
             try:
@@ -120,6 +120,8 @@ class _Child:
                 raise UnavailableError(
                     f"no process that verifies signatures can be started: {cause}"
                 ) from cause
+            if gives_way:  # to requests: a new version can wait for them, they cannot wait for it
+                give_way(self._process.pid)
             self._lines = near.makefile("rw")
 
     def ask(self, question: _Question) -> _Answer:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def trust(keys: Path) -> Iterator[VerifyingProcess]:
 
 
 def find_children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for children in lists for pid in children.read_text().split()}
 
 
 def wrong_signature(maker: Any, other_signer: StatementSigner) -> bytes:
@@ -102,6 +104,23 @@ def test_a_process_that_was_killed_accepts_nothing_and_the_next_one_serves(
     with pytest.raises(UnavailableError, match="ended before it answered"):
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
     trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_a_later_process_leaves_the_processors_to_requests(keys: Path, trust: VerifyingProcess) -> None:
+    trust.rest()
+    before = find_children()
+    key = (keys / "k.pub.pem").read_bytes()
+    os.mkfifo(keys / "slow.pub.pem")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(trust.check_keys)
+        with (keys / "slow.pub.pem").open("wb") as slow:  # waits until it is read
+            (child,) = find_children() - before
+            expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+            assert os.getpriority(os.PRIO_PROCESS, child) == expected
+            session = Path(f"/proc/{child}/autogroup")
+            assert not session.exists() or session.read_text().endswith("nice 10\n")
+            slow.write(key)
+        asked.result(30)
 
 
 def test_a_file_that_is_no_key_is_named(keys: Path) -> None:
