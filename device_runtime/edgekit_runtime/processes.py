@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-_YIELDING: Final = 10  # niceness above ours: a tenth of the weight
+_YIELDING: Final = 5  # niceness above ours: a third of the weight, so that it is slowed but not starved
 
 
 def child_environment() -> dict[str, str]:
