@@ -22,6 +22,7 @@ from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.watching import Power
 
 # Answers of the two variants to X.
@@ -222,3 +223,21 @@ def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
     with serve(maker, tree, options) as service:
         (line,) = service.do(service.service.registry.index())
         assert "has no variant 'none'" in line.reason
+
+
+def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, tree: Tree) -> None:
+    tree.root.mkdir()
+    folder = tree.root.parent
+    packages = folder / "packages"
+    packages.mkdir()
+    stated = {"memory_estimate": {"bytes_above_engine": 1000}}
+    double, variant = with_variant(maker, "double", 2.0)
+    variants = (dataclasses.replace(variant, figures={"memory_estimate": {"bytes_above_engine": 500}}),)
+    write(double, packages, "1.0.0", name="governed", variants=variants, figures=stated)
+    write(maker, packages, "1.0.0", name="plain", figures=stated)
+    governed = ModelOptions(governor=GovernorOptions(power_w=3.0, threads=(1, 2)))
+    for max_bytes, ready in ((4000, ["governed", "plain"]), (3999, ["governed"]), (2999, ["plain"])):
+        config = make_config(folder, models={"governed": governed}, memory=ModelMemory(max_bytes=max_bytes))
+        with running(config, PackageFiles([packages], maker.trust)) as service:
+            lines = service.do(service.service.registry.index())
+            assert [line.name for line in lines if line.state == "READY"] == ready

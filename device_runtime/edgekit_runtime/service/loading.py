@@ -21,6 +21,7 @@ from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.memory import model_bytes
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.preference import recall_order
@@ -91,6 +92,7 @@ class Loaded:
         warm_runs: what was measured before there was traffic.
         variant: that `instances` run.
         ways: where a governor chooses, all that it may choose from, that of `instances` first.
+        memory_bytes: about what all of it takes.
     """
 
     instances: tuple[Session, ...]
@@ -101,6 +103,7 @@ class Loaded:
     warm_runs: Sequence[WarmRun]
     variant: str = DEFAULT_VARIANT
     ways: tuple[LoadedWay, ...] = ()
+    memory_bytes: int = 0
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -115,8 +118,12 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
         BackendError: no engine for it is here, the engine refused it, or it computes something else than the
             package promises.
     """
-    if options.opener is not None:
-        return options.opener(package, options)
+    loaded = (options.opener or _load_here)(package, options)
+    memory_bytes = model_bytes(package.manifest, package.path, options.governor)
+    return dataclasses.replace(loaded, memory_bytes=memory_bytes)
+
+
+def _load_here(package: OpenedPackage, options: ModelOptions) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
     variant, session = open_preferred(package, threads or options.threads)

@@ -1,9 +1,12 @@
 """How much memory is free for another model, and about how much one needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.service.governing import GovernorOptions
 from edgekit_runtime.service.versions import Installed
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md
@@ -14,6 +17,31 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def needed_bytes(packages: Sequence[Installed]) -> int:
     """Return about how much memory the sessions of `packages` take; 0 for those that cannot be read."""
     return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
+
+
+def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None) -> int:
+    """Return what a package says of its memory, or a multiple of its size where it says nothing.
+
+    Args:
+        manifest: of the package.
+        path: of the package.
+        governor: where there is one, all variants that it may choose are open, with each number of threads.
+    """
+    stated = _stated_bytes(manifest.figures)
+    copies = 1 if governor is None else max(1, len(governor.threads))
+    if stated is None:  # the size is that of all variants
+        return copies * needed_bytes([Installed(manifest.name, manifest.version, path)])
+    if governor is None:
+        return stated
+    names = governor.variants or [variant.name for variant in manifest.all_variants]
+    variants = [variant for variant in manifest.all_variants if variant.name in names]
+    return copies * sum(_stated_bytes(variant.figures) or stated for variant in variants)
+
+
+def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
+    estimate = figures.get("memory_estimate")
+    stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
+    return stated if isinstance(stated, int) and stated > 0 else None
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

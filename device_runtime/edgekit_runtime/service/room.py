@@ -6,18 +6,16 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
+from edgekit_runtime.service.governing import GovernorOptions
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.memory import available_bytes, needed_bytes
+from edgekit_runtime.service.memory import available_bytes, model_bytes, needed_bytes
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
-from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
 
 _logger = logging.getLogger(__name__)
@@ -51,30 +49,14 @@ class ModelMemory:
             )
 
 
-def estimate_bytes(packages: Iterable[Installed]) -> int:
-    """Return about what the models of `packages` take once they are loaded."""
-    return sum(_estimate(package.path) for package in packages)
-
-
-def _estimate(path: Path) -> int:
-    try:
-        manifest = read_unverified_manifest(path).manifest
-    except EdgekitError:  # opening it says what is wrong
-        return 0
-    return size_of(manifest, path)
-
-
-def _count_bytes(versions: Iterable[Served]) -> int:
-    return sum(size_of(served.loaded.manifest, served.loaded.path) for served in versions)
-
-
-def size_of(manifest: Manifest, path: Path) -> int:
-    """Return what the package says of its memory, or a multiple of its size where it says nothing."""
-    estimate = manifest.figures.get("memory_estimate")
-    stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
-    if isinstance(stated, int) and stated > 0:
-        return stated
-    return needed_bytes([Installed(manifest.name, manifest.version, path)])
+def estimate_bytes(packages: Iterable[Installed], governor: GovernorOptions | None = None) -> int:
+    """Return about what the models of `packages` take once they are loaded; see `model_bytes`."""
+    total = 0
+    for package in packages:
+        with contextlib.suppress(EdgekitError):  # opening it says what is wrong
+            manifest = read_unverified_manifest(package.path).manifest
+            total += model_bytes(manifest, package.path, governor)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +124,7 @@ class Room:
             order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
         if self._memory.max_bytes is None:
             return Plan(order, 0, for_others)
-        needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages))
+        needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages, options.governor))
         if order == "availability":
             beside = Plan(order, needed, for_others)
             try:
@@ -187,7 +169,7 @@ class Room:
     def _list_residents(self, for_others: bool, without: str) -> list[Resident]:
         # What hangs was given up, and still has its memory.
         leaving = [
-            Resident(served.loaded.manifest.name, _count_bytes([served]), 0.0, is_busy=True)
+            Resident(served.loaded.manifest.name, served.loaded.memory_bytes, 0.0, is_busy=True)
             for served in self._keeper.leaving
         ]
         # At the start nothing goes for another: each model that fits is loaded, in their order.
@@ -202,7 +184,7 @@ class Room:
         versions = model.versions.values()
         return Resident(
             name,
-            _count_bytes(versions),
+            sum(served.loaded.memory_bytes for served in versions),
             max([model.loaded_s, *(served.metrics.last_s or 0.0 for served in versions)]),
             self._options.get(name, ModelOptions()).keep_loaded,
             is_busy or model.lock.locked() or any(served.metrics.waiting for served in versions),
