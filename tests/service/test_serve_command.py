@@ -18,8 +18,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, make_config, running
 
 import edgekit_runtime
@@ -95,11 +95,7 @@ class Served:
 def folder(maker: PackageMaker, tmp_path: Path) -> Path:
     """A folder with the package and the key that is trusted."""
     maker.write(tmp_path / "linear.edgepkg")
-    (tmp_path / "keys").mkdir()
-    public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()  # as make_signer(1) has it
-    (tmp_path / "keys" / "k.pub.pem").write_bytes(
-        public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    write_keys(tmp_path / "keys")
     return tmp_path
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.service_parts import ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
     X,
@@ -23,6 +22,7 @@ from tests.service.wiring_parts import (
     infer,
     load,
     metrics,
+    read_json,
     statistics,
     with_variant,
     write,
@@ -31,8 +31,11 @@ from tests.service.wiring_parts import (
 import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.archive import read_package
-from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.cli import main
+from edgekit_runtime.contest import Setting
+from edgekit_runtime.errors import ConfigError, EdgekitError, PackageError, SlotError
 from edgekit_runtime.service.config import read_config
+from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
@@ -40,6 +43,8 @@ from edgekit_runtime.service.room import ModelMemory, estimate_bytes
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+from edgekit_runtime.slots import Slots
+from edgekit_runtime.tuning import Tuning
 from edgekit_toolkit.sign import StatementSigner
 
 
@@ -355,11 +360,7 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
     folder = tmp_path / "packages"
     folder.mkdir()
     write(maker, folder, "1.0.0")
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()  # as make_signer(1) has it
-    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (keys / "k.pub.pem").write_bytes(pem)
+    keys = write_keys(tmp_path / "keys")
     socket_path = tmp_path / "s.sock"
     config = tmp_path / "service.toml"
     config.write_text(
@@ -388,3 +389,28 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
             process.terminate()
         process.wait(60)
     assert process.returncode == 0
+
+
+def test_installed_model_is_tuned_by_its_name_and_served_so_after_the_next_load(
+    maker: PackageMaker, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slots = Slots(folder.parent / "state", maker.trust)
+    for version in ("1.0.0", "2.0.0"):
+        slots.install(write(maker, folder, version))
+    tuned = Tuning("throughput", (), Setting(instances=2, batch=4), (0.5, 0.6), is_complete=True)
+    monkeypatch.setattr("edgekit_runtime.commands.tune.tune", lambda *_, **__: tuned)
+    keys = write_keys(folder.parent / "keys")
+    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+
+        def scheduled() -> tuple[int, int]:
+            loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)
+            return len(loaded.instances), loaded.scheduling.max_batch
+
+        assert scheduled() == (1, 1)
+        arguments = ["--state", str(slots.folder), "--keys", str(keys), "--json"]
+        assert main(["tune", "linear", *arguments]) == 0
+        assert "slot-2.0.0-" in read_json(capsys.readouterr().out)["package"]
+        assert load(service).status == 200
+        assert scheduled() == (2, 4)
+        assert main(["tune", "other", *arguments]) == SlotError.exit_code
+        assert main(["tune", "other.edgepkg", *arguments]) == PackageError.exit_code

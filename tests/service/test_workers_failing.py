@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.rogue_worker import ROGUES
 from tests.service.service_parts import (
     Replies,
@@ -137,10 +138,8 @@ def test_version_that_crashed_is_not_confirmed_by_the_end_of_the_service(
 
 
 def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_path: Path) -> None:
-    package, keys = tmp_path / "linear.edgepkg", tmp_path / "keys"
+    package, keys = tmp_path / "linear.edgepkg", write_keys(tmp_path / "keys")
     maker.write(package)
-    keys.mkdir()
-    write_key(maker, keys)
     socket_path = tmp_path / "s.sock"
     command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(package)]
     command += ["--keys", str(keys), "--unix-socket", str(socket_path), "--port", "0", "--isolate", "linear"]
@@ -157,13 +156,3 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
         finally:
             service.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
-
-
-def write_key(maker: PackageMaker, folder: Path) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from tests.runtime.conftest import make_signer
-
-    (key_id,) = maker.trust.key_ids
-    public = make_signer(1)._private_key.public_key()
-    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    (folder / f"{key_id}.pub.pem").write_bytes(pem)

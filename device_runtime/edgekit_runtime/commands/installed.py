@@ -25,11 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def find_keys(arguments: argparse.Namespace) -> Path:
+    """Return the folder of the keys whose packages are trusted."""
+    return find_keys_folder() if arguments.keys is None else Path(arguments.keys)
+
+
 def open_slots(arguments: argparse.Namespace) -> Slots:
     """Return the installed models that the arguments name."""
     folder = find_state_folder() if arguments.state is None else arguments.state
-    keys = find_keys_folder() if arguments.keys is None else arguments.keys
-    return Slots(folder, TrustStore.from_folder(keys), find_device_target())
+    return Slots(folder, TrustStore.from_folder(find_keys(arguments)), find_device_target())
 
 
 def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:

@@ -1,18 +1,17 @@
-"""`edgekit-device tournament PACKAGE`."""
+"""`edgekit-device tournament PACKAGE`: a file, or an installed model."""
 
 import argparse
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit_runtime.commands.command import Outcome, count, report, seconds
-from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.commands.command import Outcome, count, report
+from edgekit_runtime.commands.installed import find_keys
+from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
+from edgekit_runtime.errors import BackendError
 
 if TYPE_CHECKING:
     from edgekit_runtime.sessions.tournament import Entrant, Tournament
-
-_logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,37 +24,31 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " latencies, and keep the fastest for this package: from then on it is opened first. An engine that"
         " fails the self-test does not take part.",
     )
-    parser.add_argument("package", type=Path, metavar="PACKAGE")
-    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
     parser.add_argument("--threads", type=count, help="of one inference (default: as the package says)")
-    parser.add_argument("--seconds", type=seconds, default=60.0, help="to end within, nearly (default: 60)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Hold the tournament and keep its winner."""
-    from edgekit_runtime.archive import read_package
     from edgekit_runtime.sessions.preference import keep_winner
     from edgekit_runtime.sessions.tournament import hold_tournament
-    from edgekit_runtime.signing import TrustStore, find_keys_folder
 
-    path: Path = arguments.package
-    keys: Path = find_keys_folder() if arguments.keys is None else arguments.keys
-    with read_package(path, TrustStore.from_folder(keys)) as package:
+    with open_package(arguments) as package:
         result = hold_tournament(
-            package, keys, threads=arguments.threads, seconds=arguments.seconds, report=report
+            package,
+            find_keys(arguments),
+            threads=arguments.threads,
+            seconds=arguments.seconds,
+            report=report,
         )
         winner = result.winner
         if winner is None:
             reasons = "; ".join(f"{entrant.name}: {entrant.reason}" for entrant in result.entrants)
-            raise BackendError(f"{path}: no engine of the package runs it here: {reasons}")
-        try:
-            kept = str(keep_winner(package.manifest, winner.setting.variant, winner.setting.place))
-        except OutputError as cause:  # what was measured is worth printing all the same
-            _logger.warning("the winner is not kept: %s", cause)
-            kept = None
-    return Outcome(_document(path, result, kept), _lines(result, kept))
+            raise BackendError(f"{package.path}: no engine of the package runs it here: {reasons}")
+        setting = winner.setting
+        kept = keep(lambda: keep_winner(package.manifest, setting.variant, setting.place))
+    return Outcome(_document(package.path, result, kept), _lines(result, kept))
 
 
 def _document(path: Path, result: "Tournament", kept: str | None) -> dict[str, Any]:

@@ -1,24 +1,22 @@
-"""`edgekit-device tune PACKAGE`."""
+"""`edgekit-device tune PACKAGE`: a file, or an installed model."""
 
 import argparse
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.archive import OpenedPackage, read_package
-from edgekit_runtime.commands.command import Outcome, report, seconds
+from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.commands.command import Outcome, report
+from edgekit_runtime.commands.installed import find_keys
+from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
 from edgekit_runtime.contest import Setting
-from edgekit_runtime.errors import BackendError, OutputError
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
 from edgekit_runtime.sessions.tuned import TUNABLE, Tuned, keep_tuned
-from edgekit_runtime.signing import TrustStore, find_keys_folder
 from edgekit_runtime.tuning import Trial, Tuning, tune
-
-_logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,32 +28,30 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " without the arena and, for throughput, with batches and several runs at once; keep what is better"
         " than the package's own options beyond chance. From then on it is opened that way.",
     )
-    parser.add_argument("package", type=Path, metavar="PACKAGE")
     parser.add_argument("--objective", choices=("latency", "throughput"), default="latency")
-    parser.add_argument("--seconds", type=seconds, default=60.0, help="to end within, nearly (default: 60)")
-    parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Tune the package and keep what was found."""
-    path: Path = arguments.package
-    keys: Path = find_keys_folder() if arguments.keys is None else arguments.keys
-    with read_package(path, TrustStore.from_folder(keys)) as package:
+    with open_package(arguments) as package:
         own = _find_setting(package)
         choice = own.find_choice(package.manifest)
         if choice.name not in TUNABLE:
-            raise BackendError(f"{path}: backend '{choice.name}' has nothing to tune; it tunes itself")
+            raise BackendError(
+                f"{package.path}: backend '{choice.name}' has nothing to tune; it tunes itself"
+            )
         tuning = tune(
-            package, own, keys, objective=arguments.objective, seconds=arguments.seconds, report=report
+            package,
+            own,
+            find_keys(arguments),
+            objective=arguments.objective,
+            seconds=arguments.seconds,
+            report=report,
         )
-        try:
-            kept = str(keep_tuned(package.manifest, choice, _to_keep(tuning)))
-        except OutputError as cause:  # what was measured is worth printing all the same
-            _logger.warning("the result is not kept: %s", cause)
-            kept = None
-    return Outcome(_document(path, choice, tuning, kept), _lines(tuning, kept))
+        kept = keep(lambda: keep_tuned(package.manifest, choice, _to_keep(tuning)))
+    return Outcome(_document(package.path, choice, tuning, kept), _lines(tuning, kept))
 
 
 def _find_setting(package: OpenedPackage) -> Setting:

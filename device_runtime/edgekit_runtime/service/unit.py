@@ -16,7 +16,7 @@ Type=notify
 NotifyAccess=main
 ExecStart={command} serve
 # Packages are trusted that the keys in /etc/edgekit/keys have signed.
-Environment=EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit
+Environment=EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit EDGEKIT_CACHE=/var/cache/edgekit
 Restart=always
 RestartSec=100ms
 WatchdogSec=10s
@@ -29,6 +29,7 @@ KillMode=mixed
 User=edgekit
 Group=edgekit
 StateDirectory=edgekit
+CacheDirectory=edgekit
 RuntimeDirectory=edgekit
 RuntimeDirectoryMode=0755
 # A model's worker is ended before the service.

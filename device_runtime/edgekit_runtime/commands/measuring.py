@@ -1,0 +1,47 @@
+"""What the commands share that measure a package here and keep what they found for it."""
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from edgekit_runtime.archive import OpenedPackage, read_package
+from edgekit_runtime.commands import installed
+from edgekit_runtime.commands.command import seconds
+from edgekit_runtime.errors import OutputError
+from edgekit_runtime.signing import TrustStore
+
+_logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is measured, and for how long."""
+    parser.add_argument(
+        "package",
+        metavar="PACKAGE",
+        help="a file, or the name of an installed model: the version that the service opens next",
+    )
+    parser.add_argument("--seconds", type=seconds, default=60.0, help="to end within, nearly (default: 60)")
+    installed.add_arguments(parser, switches=False)
+
+
+def open_package(arguments: argparse.Namespace) -> OpenedPackage:
+    """Return the package that the arguments name, verified; nothing is recorded of an installed one.
+
+    Raises:
+        PackageError: of a subclass that says what is wrong with the file.
+        SlotError: there is neither a file nor an installed model of that name.
+    """
+    named: str = arguments.package
+    if Path(named).name != named or named.endswith(".edgepkg") or Path(named).is_file():
+        return read_package(Path(named), TrustStore.from_folder(installed.find_keys(arguments)))
+    return installed.open_slots(arguments).choose(named).package
+
+
+def keep(write: Callable[[], Path]) -> str | None:
+    """Return where `write` has kept a result; None where it cannot: what was measured is worth printing."""
+    try:
+        return str(write())
+    except OutputError as cause:
+        _logger.warning("the result is not kept: %s", cause)
+        return None
