@@ -6,7 +6,7 @@ from typing import Final
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.versions import Installed
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md

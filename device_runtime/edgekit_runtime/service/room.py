@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
-from edgekit_runtime.service.governing import GovernorOptions
+from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes, model_bytes, needed_bytes
