@@ -20,6 +20,7 @@ from tests.service.service_parts import (
     post_bytes,
     running_linear,
 )
+from tests.service.wiring_parts import wait_until
 
 from edgekit_runtime.service.heads import Heads
 from edgekit_runtime.service.http_limits import HttpLimits
@@ -466,3 +467,26 @@ def test_json_tensors_go_in_and_out(linear: Running) -> None:
 
 def test_socket_can_be_used_by_its_group_only(linear: Running) -> None:
     assert Path(linear.socket_path).stat().st_mode & 0o777 == 0o660
+
+
+def test_clients_over_tcp_do_not_lock_out_the_unix_socket_nor_the_other_way_round(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    with running_linear(maker, tmp_path, http=HttpLimits(max_connections=8)) as service:
+        for crowd, other in (
+            (service.connect_tcp, service.connect),
+            (service.connect, service.connect_tcp),
+        ):
+            with contextlib.ExitStack() as stack:
+                clients = [stack.enter_context(crowd()) for _ in range(10)]
+                for client in clients[:6]:
+                    client.sendall(get_bytes("/v2"))
+                    assert Replies(client).next().status == 200
+                assert [Replies(client).next().status for client in clients[6:]] == [503] * 4
+                for _ in range(2):
+                    late = stack.enter_context(other())
+                    late.sendall(get_bytes("/v2"))
+                    assert Replies(late).next().status == 200
+                with other() as one_more:
+                    assert Replies(one_more).next().status == 503
+            wait_until(lambda: service.call(lambda: service.service.http.connection_count) == 0)

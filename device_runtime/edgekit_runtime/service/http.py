@@ -62,6 +62,7 @@ class HttpServer:
         self.is_draining = False
         self.on_rest: Callable[[Connection], None] | None = None
         self.lent = 0
+        self._counts = {True: 0, False: 0}  # is_local -> connections, those that are lent among them
         self.idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
@@ -75,10 +76,13 @@ class HttpServer:
         """How many clients are connected."""
         return len(self._connections)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further client is taken."""
-        return len(self._connections) + self.lent >= self._max_connections
+    def is_full(self, *, is_local: bool) -> bool:
+        """Whether no further client is taken: over the Unix socket, or over TCP.
+
+        A quarter of the places is kept for the other of the two, so that neither can lock it out.
+        """
+        share = self._max_connections - self._max_connections // 4
+        return sum(self._counts.values()) >= self._max_connections or self._counts[is_local] >= share
 
     def listen(self, listener: socket.socket) -> None:
         """Accept from `listener`, a listening socket, from now on."""
@@ -110,20 +114,24 @@ class HttpServer:
     def remember(self, connection: Connection) -> None:
         """A connection has begun."""
         self._connections.add(connection)
+        self._counts[connection.is_local] += 1
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended or was released."""
         self._connections.discard(connection)
+        self._counts[connection.is_local] -= 1
         self.wheel.drop(connection)
         self._check_drained()
 
-    def lend(self) -> None:
+    def lend(self, *, is_local: bool) -> None:
         """A connection was released that will come back, or end elsewhere."""
         self.lent += 1
+        self._counts[is_local] += 1
 
-    def take_back(self) -> None:
+    def take_back(self, *, is_local: bool) -> None:
         """A lent connection has come back, or ended."""
         self.lent -= 1
+        self._counts[is_local] -= 1
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -168,11 +176,11 @@ class HttpServer:
             except OSError as cause:
                 self._refuse_some(listener, cause)
                 return
-            if self.is_full:
+            is_local = connected.family == socket.AF_UNIX
+            if self.is_full(is_local=is_local):
                 _refuse(connected)
                 continue
             connected.setblocking(False)
-            is_local = connected.family == socket.AF_UNIX
             if not is_local:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             Connection(self, connected, is_local=is_local)

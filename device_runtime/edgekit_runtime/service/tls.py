@@ -79,7 +79,8 @@ class TlsListener:
                 self._http.loop.remove_reader(self._listener.fileno())
                 self._http.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
                 return
-            if self._http.is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
+            is_full = self._http.is_full(is_local=False)
+            if is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
                 connected.close()
                 continue
             connected.setblocking(False)
@@ -105,7 +106,7 @@ class TlsListener:
             outer, inner = socket.socketpair()
             outer.setblocking(False)
             with outer:
-                if self._http.is_full:
+                if self._http.is_full(is_local=False):
                     inner.close()
                 else:
                     self._http.adopt(inner, is_local=False)

@@ -145,7 +145,7 @@ class Worker:
         index = self._free.pop()
         self._states[index] = HANDED
         self._lent[index] = _Lent(connected, is_local, on_close)
-        self._http.lend()
+        self._http.lend(is_local=is_local)
         words = LENT.pack(index, is_local, is_default)
         self._channel.send(Kind.MAIN_LEND, words + unread, (connected.fileno(),))
         return True
@@ -204,8 +204,9 @@ class Worker:
             lent = self._take_lent(payload)
             self._adopt(lent, payload[INDEX.size :])
         elif kind is Kind.WORKER_CLOSED:
-            _close(self._take_lent(payload))
-            self._http.take_back()
+            lent = self._take_lent(payload)
+            _close(lent)
+            self._http.take_back(is_local=lent.is_local)
         elif kind is Kind.WORKER_TRIAL:
             self._take_word(read_word(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
@@ -238,7 +239,7 @@ class Worker:
         connection = self._http.adopt(
             lent.connected, is_local=lent.is_local, unread=unread, on_close=lent.on_close
         )
-        self._http.take_back()
+        self._http.take_back(is_local=lent.is_local)
         if self._http.is_draining:
             connection.close_if_idle()
         return connection
@@ -285,7 +286,7 @@ class Worker:
     def _recover(self, lent: _Lent, state: int) -> None:
         if state == ANSWERING:
             _close(lent)
-            self._http.take_back()
+            self._http.take_back(is_local=lent.is_local)
             return
         connection = self._adopt(lent)
         if state != IDLE:
