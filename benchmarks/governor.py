@@ -1,48 +1,49 @@
 """Does the governor hold its limits, and what does that cost? On a simulated device, not a real one.
 
     PYTHONPATH=device_runtime:toolkit:. .venv/bin/python benchmarks/governor.py [--only NAME ...] [--all]
-        [--seeds 3] [--first-seed 0] [--json FILE] [--plot FILE.svg]
+        [--governed] [--seeds 5] [--first-seed 0] [--json FILE] [--plot FILE.svg]
 
-Each scenario runs once a seed under the governor and under every fixed setting. The device is
+Each scenario runs once a seed under the governor and under every fixed setting (of two models: every pair of
+settings without batches, and with a governor for each that knows of no other). The device is
 `tests/runtime/power_device.py`: its settings draw 20 % more than stated on average and each by its own
-share, a run's time varies, power grows with temperature, clocks fall above 80 C, the sensors are noisy. What
-is shown is what the device did, not what its sensors said:
+share, a run's time varies, models share cores, power grows with temperature, clocks fall above 80 C, the
+sensors are noisy. What is shown is what the device did, not what its sensors said; over seeds, errors and "in
+time" are the worst, the rest is the mean:
 
-- limit error: of power, the worst 30 s mean over the limit and under it (under: only where a more accurate
-  setting was given up for the limit in more than a quarter of it); of temperature, the worst second; of a
-  battery, energy used to energy allowed. "steady" leaves out the first 60 s and 60 s after a step of limit or
-  load, "worst" leaves out nothing.
-- in time: answered before the deadline, of all requests; what was shed counts as missed.
-- accuracy: mean of the answers, those of variants as stated.
+- limit error: of power, the worst 30 s mean over the limit and under it (under: a second in which no setting
+  that is in time is more accurate than the one in force counts as no more than it drew, as nothing could
+  use the rest); of temperature, the worst second; of a battery, energy used to energy allowed. "steady"
+  leaves out the first 60 s and 60 s after a step of limit or load, "worst" leaves out nothing.
+- in time: answered before the deadline, of all requests of the worst model; what was shed counts as missed.
+- accuracy: mean of the answers of each model, those of variants as stated; of two models the mean.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import fmean
+from typing import TypeAlias
 
-from tests.runtime.power_device import Device, Second, World, drive, make_profile
+from tests.runtime.power_device import IDLE_W, Device, Second, drive
 
 from edgekit_runtime.power.governor import Governor
-from edgekit_runtime.power.settings import BatteryLimit, Decision, Limits, Profile, Setting
+from edgekit_runtime.power.readings import Readings
+from edgekit_runtime.power.settings import Decision, Limits, Seen, Setting
 from governor_plot import draw
+from governor_scenarios import SCENARIOS, Scenario
 
 _WINDOW_S, _SETTLE_S = 30, 60
 
+Decisions: TypeAlias = dict[str, Decision]
+Lived: TypeAlias = tuple[list[Second], list[Decisions]]
 
-@dataclass(frozen=True)
-class Scenario:
-    """One thing that happens to a device; `limits` is time -> limits."""
 
-    name: str
-    world: World
-    limits: Callable[[float], Limits]
-    seconds: int = 900
-    steps_s: tuple[int, ...] = (0,)
+Way: TypeAlias = Callable[[Scenario, Device], Lived]
 
 
 @dataclass
@@ -66,100 +67,103 @@ class Run:
         return self.steady_over <= 0.05 and self.in_time >= 0.99
 
 
-def cap(watts: float, deadline_s: float = 0.05) -> Limits:
-    return Limits(power_w=watts, deadline_s=deadline_s)
+def govern(scenario: Scenario, device: Device) -> Lived:
+    """Let one governor plan for all models of a device."""
+    return drive(device, Governor(scenario.limits(0.0), IDLE_W), scenario.seconds, scenario.limits)
 
 
-SCENARIOS = (
-    Scenario("power cap", World(), lambda _t: cap(6.0)),
-    Scenario(
-        "power cap steps",
-        World(),
-        lambda t: cap(8.0 if t < 300 else 5.0 if t < 600 else 7.0),
-        steps_s=(0, 300, 600),
-    ),
-    Scenario(
-        "heat wave",
-        World(ambient_c=lambda t: 25.0 if t < 300 else 45.0),
-        lambda _t: Limits(temperature_c=70.0, deadline_s=0.05),
-        seconds=1500,
-    ),
-    Scenario(
-        "battery floor",
-        World(battery_j=13_500.0, charge=0.6),
-        lambda _t: Limits(battery=BatteryLimit(0.2, 900.0), deadline_s=0.05),
-    ),
-    Scenario("noisy sensor", World(noise=0.1, spikes=0.02), lambda _t: cap(6.0)),
-    Scenario(
-        "sensor dropout",
-        World(dropout=lambda t: 200 <= t < 500, ambient_c=lambda t: 25.0 if t < 300 else 35.0),
-        lambda _t: cap(6.0),
-    ),
-    Scenario(
-        "load steps, at random",
-        World(rate_hz=lambda t: 15.0 if t < 300 else 45.0 if t < 600 else 25.0, poisson=True, deadline_s=0.1),
-        lambda _t: cap(6.0, 0.1),
-        steps_s=(0, 300, 600),
-    ),
-    Scenario(
-        "crowd, batches pay",
-        World(rate_hz=lambda _t: 90.0, poisson=True, deadline_s=0.25),
-        lambda _t: cap(6.5, 0.25),
-    ),
-    Scenario("cap under what any setting needs", World(), lambda _t: cap(3.2)),
-)
+@dataclass
+class Apart:
+    """A governor for each model, none of which knows of another."""
+
+    limits: Limits
+    governors: dict[str, Governor]
+
+    def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> Decisions:
+        """As `Governor.tick`."""
+        decisions: Decisions = {}
+        for name, governor in self.governors.items():
+            governor.limits = self.limits
+            decisions |= governor.tick(now_s, readings, {name: seen[name]})
+        return decisions
 
 
-def live(
-    scenario: Scenario, profile: Profile, seed: int, setting: Setting | None
-) -> tuple[list[Second], list[Decision]]:
-    """Run a scenario under the governor, or under one fixed setting."""
-    with tempfile.TemporaryDirectory() as folder:
-        device = Device(Path(folder), scenario.world, profile, seed)
-        if setting is None:
-            governor = Governor(profile, scenario.limits(0.0))
-            return drive(device, governor, scenario.seconds, scenario.limits)
-        decision = Decision(setting)
-        return [device.step(decision) for _ in range(scenario.seconds)], [decision] * scenario.seconds
+def govern_apart(scenario: Scenario, device: Device) -> Lived:
+    """Let each model have a governor of its own."""
+    limits = scenario.limits(0.0)
+    apart = Apart(limits, {name: Governor(limits, IDLE_W) for name in device.engines})
+    return drive(device, apart, scenario.seconds, scenario.limits)
 
 
-def judge(scenario: Scenario, what: str, lived: Sequence[Second], decisions: Sequence[Decision]) -> Run:
+def keep(settings: Mapping[str, Setting]) -> Way:
+    """Return a way to run a device in which nothing changes."""
+
+    def run(scenario: Scenario, device: Device) -> Lived:
+        decisions = {name: Decision(setting) for name, setting in settings.items()}
+        return [device.step(decisions) for _ in range(scenario.seconds)], [decisions] * scenario.seconds
+
+    return run
+
+
+def list_fixed(scenario: Scenario) -> dict[str, Way]:
+    """Return the ways to keep one setting for each model, by a name."""
+    streams = scenario.world.streams
+    choices = [
+        [one for one in stream.profile.costs if len(streams) == 1 or one.batch == 1]
+        for stream in streams.values()
+    ]
+    return {
+        " + ".join(f"{one.variant} x{one.batch}, {one.threads} threads" for one in settings): keep(
+            dict(zip(streams, settings, strict=True))
+        )
+        for settings in product(*choices)
+    }
+
+
+def judge(scenario: Scenario, what: str, lived: Sequence[Second], decisions: Sequence[Decisions]) -> Run:
     """Return the figures of one run."""
+    over, under = _errors(scenario, lived, decisions)
     steady = [
         second
         for second in range(scenario.seconds)
         if all(not 0 <= second - step < _SETTLE_S for step in scenario.steps_s)
     ]
-    over, under = _errors(scenario, lived, decisions)
-    answered, late, shed = (sum(getattr(one, name) for one in lived) for name in ("answered", "late", "shed"))
-    came = answered + shed
-    calm = [over[second] for second in steady if over[second] is not None]
-    below = [under[second] for second in steady if under[second] is not None]
+    names = scenario.world.streams
+    done = {name: [second.work[name] for second in lived] for name in names}
+    came = {name: sum(one.answered + one.shed for one in done[name]) for name in names}
+    calm = [value for second in steady if (value := over[second]) is not None]
+    below = [value for second in steady if (value := under[second]) is not None]
     return Run(
         what,
         max(calm),
         min(below, default=None),
         max(value for value in over if value is not None),
-        (answered - late) / came,
-        sum(one.accuracy * one.answered for one in lived) / max(1, answered),
-        shed / came,
-        sum(one.setting != other.setting for one, other in pairwise(decisions)),
+        min(sum(one.answered - one.late for one in done[name]) / came[name] for name in names),
+        fmean(
+            sum(one.accuracy * one.answered for one in done[name])
+            / max(1, sum(one.answered for one in done[name]))
+            for name in names
+        ),
+        fmean(sum(one.shed for one in done[name]) / came[name] for name in names),
+        sum(one[name].setting != other[name].setting for one, other in pairwise(decisions) for name in names),
         [one.power_w for one in lived],
         [one.temperature_c for one in lived],
     )
 
 
 def _errors(
-    scenario: Scenario, lived: Sequence[Second], decisions: Sequence[Decision]
+    scenario: Scenario, lived: Sequence[Second], decisions: Sequence[Decisions]
 ) -> tuple[list[float | None], list[float | None]]:
     """Errors over and under the limit at each second, None where there is no such error."""
     first = scenario.limits(0.0)
     count = len(lived)
+    gives_way = [any(decision.reason for decision in one.values()) for one in decisions]
     if first.temperature_c is not None:
         ratio = [one.temperature_c / first.temperature_c - 1 for one in lived]
         reached = next((second for second, value in enumerate(ratio) if value > -0.02), count)
-        bound = [second >= reached and bool(decisions[second].reason) for second in range(count)]
-        return list(ratio), [value if tied else None for value, tied in zip(ratio, bound, strict=True)]
+        return list(ratio), [
+            value if second >= reached and gives_way[second] else None for second, value in enumerate(ratio)
+        ]
     if first.battery is not None:
         allowed_j = (scenario.world.charge - first.battery.floor) * (scenario.world.battery_j or 0.0)
         error = sum(one.power_w for one in lived) / allowed_j - 1
@@ -168,53 +172,77 @@ def _errors(
     under: list[float | None] = [None] * count
     for end in range(_WINDOW_S, count + 1):
         window = range(end - _WINDOW_S, end)
-        limit_w = sum(scenario.limits(float(second)).power_w or 0.0 for second in window)
-        over[end - 1] = sum(lived[second].power_w for second in window) / limit_w - 1
-        if sum(bool(decisions[second].reason) for second in window) > _WINDOW_S / 4:
-            under[end - 1] = over[end - 1]
+        limits_w = {second: scenario.limits(float(second)).power_w or 0.0 for second in window}
+        used_w = sum(lived[second].power_w for second in window)
+        over[end - 1] = used_w / sum(limits_w.values()) - 1
+        if any(gives_way[second] for second in window):
+            # Where the best setting in time draws less than the limit, what is left cannot be used.
+            usable_w = sum(
+                limit_w if gives_way[second] else min(limit_w, lived[second].power_w)
+                for second, limit_w in limits_w.items()
+            )
+            under[end - 1] = used_w / usable_w - 1
     return over, under
 
 
-def mean_of(runs: Sequence[Run]) -> Run:
-    """The worst limit errors and the mean of the rest, over seeds."""
-    unders = [run.steady_under for run in runs if run.steady_under is not None]
-    count = len(runs)
+def run_all(scenario: Scenario, what: str, way: Way, seeds: Sequence[int]) -> Run:
+    """Return the worst errors and the means of the rest, over seeds; the curves are those of the first."""
+    runs = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            lived = way(scenario, Device(Path(folder), scenario.world, seed))
+        runs.append(judge(scenario, what, *lived))
     return Run(
-        runs[0].what,
+        what,
         max(run.steady_over for run in runs),
-        min(unders, default=None),
+        min((run.steady_under for run in runs if run.steady_under is not None), default=None),
         max(run.worst_over for run in runs),
         min(run.in_time for run in runs),
-        sum(run.accuracy for run in runs) / count,
-        sum(run.shed for run in runs) / count,
-        round(sum(run.changes for run in runs) / count),
+        fmean(run.accuracy for run in runs),
+        fmean(run.shed for run in runs),
+        round(fmean(run.changes for run in runs)),
         runs[0].power_w,
         runs[0].temperature_c,
     )
 
 
-def compare(scenario: Scenario, seeds: Sequence[int]) -> tuple[Run, list[Run]]:
-    """Return the governor's figures and those of every fixed setting, best first."""
-    profile = make_profile()
-
-    def runs(setting: Setting | None) -> Run:
-        name = (
-            "governor"
-            if setting is None
-            else f"{setting.variant} x{setting.batch}, {setting.threads} threads"
-        )
-        return mean_of([judge(scenario, name, *live(scenario, profile, seed, setting)) for seed in seeds])
-
-    fixed = sorted((runs(setting) for setting in profile.costs), key=lambda run: (-run.holds, -run.accuracy))
-    return runs(None), fixed
+def compare(scenario: Scenario, seeds: Sequence[int]) -> tuple[list[Run], list[Run]]:
+    """Return the figures of the governor (or governors), and those of what is fixed, best first."""
+    governed = [run_all(scenario, "governor", govern, seeds)]
+    if len(scenario.world.streams) > 1:
+        governed.append(run_all(scenario, "a governor each", govern_apart, seeds))
+    fixed = [run_all(scenario, what, way, seeds) for what, way in list_fixed(scenario).items()]
+    return governed, sorted(fixed, key=lambda run: (-run.holds, -run.accuracy))
 
 
-def line(run: Run) -> str:
-    under = "" if run.steady_under is None else f"{run.steady_under:+.1%}"
+def choose_most_accurate(fixed: Sequence[Run]) -> Run:
+    """Return what runs without a governor."""
+    return max(fixed, key=lambda run: (round(run.accuracy, 3), run.in_time))
+
+
+def line(scenario: str, name: str, run: Run) -> str:
+    """Return a row of the table in docs/power.md."""
+    under = "" if run.steady_under is None else f" / {run.steady_under:+.1%}"
     return (
-        f"| {run.what} | {run.steady_over:+.1%} | {under} | {run.worst_over:+.1%} | {run.in_time:.2%} |"
-        f" {run.accuracy:.4f} | {run.shed:.1%} | {run.changes} | {'yes' if run.holds else 'no'} |"
+        f"| {scenario} | {name} | {run.steady_over:+.1%}{under} | {run.worst_over:+.1%} | {run.in_time:.2%} |"
+        f" {run.accuracy:.4f} | {run.shed:.1%} | {run.changes} |"
     )
+
+
+def show(scenario: Scenario, governed: Sequence[Run], fixed: Sequence[Run], *, everything: bool) -> None:
+    """Print the rows of one scenario."""
+    held = sum(run.holds for run in fixed)
+    title = f"{scenario.name} ({held} of {len(fixed)} fixed hold)" if fixed else scenario.name
+    rows = [(run.what, run) for run in governed]
+    if everything:
+        rows += [(run.what, run) for run in fixed]
+    elif fixed:
+        if held:
+            rows.append((f"best fixed: {fixed[0].what}", fixed[0]))
+        accurate = choose_most_accurate(fixed)
+        rows.append((f"most accurate: {accurate.what}", accurate))
+    for place, (name, run) in enumerate(rows):
+        print(line("" if place else title, name, run), flush=True)
 
 
 def main() -> None:
@@ -223,39 +251,40 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=[scenario.name for scenario in SCENARIOS])
     parser.add_argument("--all", action="store_true", help="print every fixed setting")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--governed", action="store_true", help="leave the fixed settings out")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="power and temperature of all scenarios, as SVG")
     arguments = parser.parse_args()
+    if arguments.governed and arguments.plot is not None:
+        parser.error("--plot shows a fixed setting, which --governed leaves out")
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    kept: list[tuple[Scenario, Run, list[Run]]] = []
+    kept: list[tuple[Scenario, list[Run], list[Run]]] = []
+    print(
+        "| simulated scenario | run | error, steady: over / under | worst, over | in time | accuracy |",
+        end="",
+    )
+    print(" shed | changes |\n|---|---|---|---|---|---|---|---|")
     for scenario in SCENARIOS:
         if arguments.only and scenario.name not in arguments.only:
             continue
-        governed, fixed = compare(scenario, seeds)
+        if arguments.governed:
+            governed, fixed = [run_all(scenario, "governor", govern, seeds)], list[Run]()
+        else:
+            governed, fixed = compare(scenario, seeds)
         kept.append((scenario, governed, fixed))
-        held = sum(run.holds for run in fixed)
-        print(f"\n{scenario.name} (simulated, {scenario.seconds} s, {arguments.seeds} seeds):", end=" ")
-        print(f"{held} of {len(fixed)} fixed settings hold the limit and the deadline\n")
-        print(
-            "| | steady, over | steady, under | worst, over | in time | accuracy | shed | changes | holds |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|")
-        most_accurate = max(fixed, key=lambda run: (round(run.accuracy, 3), run.in_time))
-        shown = (
-            fixed if arguments.all else list({run.what: run for run in (fixed[0], most_accurate)}.values())
-        )
-        for run in (governed, *shown):
-            print(line(run), flush=True)
+        show(scenario, governed, fixed, everything=arguments.all)
     if arguments.json is not None:
         figures = {
-            scenario.name: [asdict(run) for run in (governed, *fixed)] for scenario, governed, fixed in kept
+            scenario.name: [asdict(run) for run in (*governed, *fixed)] for scenario, governed, fixed in kept
         }
         arguments.json.write_text(json.dumps(figures))
     if arguments.plot is not None:
-        arguments.plot.write_text(draw(kept))
-    missed = [scenario.name for scenario, governed, _fixed in kept if not governed.holds]
+        arguments.plot.write_text(
+            draw([(one, governed[0], choose_most_accurate(fixed)) for one, governed, fixed in kept])
+        )
+    missed = [scenario.name for scenario, governed, _fixed in kept if not governed[0].holds]
     print(f"\ngovernor falls short in: {', '.join(missed) or 'none'}", file=sys.stderr)
 
 

@@ -16,11 +16,11 @@ _STYLE = (
 )
 
 
-def draw(kept: Sequence[tuple[Any, Any, Sequence[Any]]]) -> str:
+def draw(kept: Sequence[tuple[Any, Any, Any]]) -> str:
     """Return the SVG.
 
     Args:
-        kept: a scenario, the governor's run and those of fixed settings, for each strip.
+        kept: a scenario, the governor's run and that of the most accurate fixed setting, for each strip.
     """
     strips = [_strip(index, *one) for index, one in enumerate(kept)]
     height = _STRIP * len(kept) + 10
@@ -37,9 +37,8 @@ def draw(kept: Sequence[tuple[Any, Any, Sequence[Any]]]) -> str:
     )
 
 
-def _strip(index: int, scenario: Any, governed: Any, fixed: Sequence[Any]) -> Markup:
+def _strip(index: int, scenario: Any, governed: Any, most_accurate: Any) -> Markup:
     of_heat = scenario.limits(0.0).temperature_c is not None
-    most_accurate = max(fixed, key=lambda run: (round(run.accuracy, 3), run.in_time))
     runs = [(run.temperature_c if of_heat else _smooth(run.power_w)) for run in (most_accurate, governed)]
     limits = [_limit(scenario, second) for second in range(scenario.seconds)]
     shown = [value for value in (*runs[0], *runs[1], *limits) if value is not None]

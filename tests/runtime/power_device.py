@@ -1,4 +1,4 @@
-"""A simulated device: a queue in front of an engine, power, heat, a governor of clocks, a battery, sensors.
+"""A simulated device: engines with queues that share its cores, power, heat, clocks, a battery, sensors.
 
 Everything is invented, with orders of magnitude of a single-board computer: it shows how the governor
 behaves, not how a device does. Power and energy are known twice: what the device draws, and what its
@@ -8,32 +8,55 @@ sensors say.
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 from tests.runtime.power_tree import Tree
 
-from edgekit_runtime.power.governor import Governor
+from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.sensors import Sensors, discover
-from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Seen, Setting
 from edgekit_runtime.power.sysfs import Sysfs
 
-_CORE_W = 1.6
+_CORE_W, _CORES = 1.6, 4
+IDLE_W = 3.0
 _RUNS = {"large": (0.060, 0.92), "medium": (0.034, 0.89), "small": (0.018, 0.84), "tiny": (0.008, 0.76)}
 _BATCH_SAVING = 0.8  # time and energy of a request in a batch of four, to those of one alone
 
 
-def make_profile(idle_w: float = 3.0) -> Profile:
-    """Settings of four variants with their costs, as somebody would state them beforehand."""
+def make_profile(deadline_s: float = 0.05, scale: float = 1.0) -> Profile:
+    """Settings of four variants with their costs, as somebody would state them beforehand.
+
+    Args:
+        deadline_s: of the model.
+        scale: of its running times, for a smaller or larger model.
+    """
     costs = {}
     for variant, (seconds, accuracy) in _RUNS.items():
         for threads in (1, 2, 4):
             for batch in (1, 4):
-                run_s = seconds * threads**-0.8 * (1 if batch == 1 else batch * _BATCH_SAVING)
+                run_s = scale * seconds * threads**-0.8 * (1 if batch == 1 else batch * _BATCH_SAVING)
                 energy_j = run_s * _CORE_W * threads / batch
                 costs[Setting(variant, batch, threads)] = Cost(run_s, energy_j, accuracy)
-    return Profile(costs, idle_w)
+    return Profile(costs, deadline_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests to one model.
+
+    Attributes:
+        profile: of the model, with the deadline of its requests.
+        rate_hz: time -> requests a second.
+        poisson: whether they come at random; else evenly, as from a camera.
+    """
+
+    profile: Profile = field(default_factory=make_profile)
+    rate_hz: Callable[[float], float] = lambda _now_s: 30.0
+    poisson: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,70 +64,162 @@ class World:
     """What happens to a device.
 
     Attributes:
-        rate_hz: time -> requests a second.
-        poisson: whether they come at random; else evenly, as from a camera.
-        deadline_s: of a request.
+        streams: requests to each model, by its name.
         ambient_c: time -> temperature around it.
         noise: standard deviation of the power sensor, as a share.
         spikes: share of its readings that are nonsense.
         dropout: time -> whether the power sensor fails.
+        stuck: time -> whether the power sensor repeats what it said last.
         battery_j: what the battery holds when full, or None without one.
         charge: of the battery at the start.
     """
 
-    rate_hz: Callable[[float], float] = lambda _now_s: 30.0
-    poisson: bool = False
-    deadline_s: float = 0.05
+    streams: Mapping[str, Stream] = field(default_factory=lambda: {"model": Stream()})
     ambient_c: Callable[[float], float] = lambda _now_s: 25.0
     noise: float = 0.015
     spikes: float = 0.0
     dropout: Callable[[float], bool] = lambda _now_s: False
+    stuck: Callable[[float], bool] = lambda _now_s: False
     battery_j: float | None = None
     charge: float = 1.0
 
 
 @dataclass(slots=True)
-class Second:
-    """What really happened in one second."""
+class Work:
+    """What one model really did in one second."""
 
-    power_w: float
-    temperature_c: float
-    charge: float
     answered: int = 0
     late: int = 0
     shed: int = 0
     accuracy: float = 0.0
+    busy_s: float = 0.0
     longest_run_s: float = 0.0
     arrivals: list[float] = field(default_factory=list)
+
+    def to_load(self) -> Load:
+        """Return what a service would have counted."""
+        gaps = [after - before for before, after in pairwise(self.arrivals)]
+        mean = sum(gaps) / len(gaps) if gaps else 0.0
+        variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps) if gaps else 0.0
+        return Load(
+            rate_hz=float(len(self.arrivals)),
+            run_s=self.longest_run_s or None,
+            burstiness=variance / mean**2 if mean else 1.0,
+            missed=self.late / self.answered if self.answered else 0.0,
+        )
+
+
+@dataclass(slots=True)
+class Second:
+    """What really happened in one second, to the device and to each model."""
+
+    power_w: float
+    temperature_c: float
+    charge: float
+    work: dict[str, Work]
+
+
+class Engine:
+    """A queue in front of a model that runs one batch at a time."""
+
+    def __init__(self, stream: Stream, draw: random.Random) -> None:
+        self.stream, self.random = stream, draw
+        # What was stated is wrong: all settings draw more and run longer, each by its own share.
+        settings = sorted(stream.profile.costs)
+        self.energy = {one: 1.2 * draw.lognormvariate(0, 0.1) for one in settings}
+        self.run = {one: 1.05 * draw.lognormvariate(0, 0.03) for one in settings}
+        self.waiting: deque[float] = deque()
+        self.free_s = self.next_s = 0.0
+        self.owed = 0.0  # fraction of a request that is still to be admitted
+
+    def step(self, now_s: float, decision: Decision, pace: float, draw: float) -> tuple[Work, float]:
+        """Live through one second.
+
+        Args:
+            now_s: its begin.
+            decision: in force.
+            pace: share of its full speed at which the device computes.
+            draw: energy of a request, over that at full speed and 40 C.
+
+        Returns:
+            what was done, and joules.
+        """
+        work, setting = Work(), decision.setting
+        self._arrive(now_s + 1.0, decision.admit, work)
+        cost, energy_j, gained = self.stream.profile.costs[setting], 0.0, 0.0
+        deadline_s = self.stream.profile.deadline_s or math.inf
+        patience_s = deadline_s / 3 if setting.batch > 1 else 0.0
+        while self.waiting:
+            full_s = self.waiting[setting.batch - 1] if len(self.waiting) >= setting.batch else math.inf
+            start_s = max(self.free_s, min(full_s, self.waiting[0] + patience_s))
+            if start_s >= now_s + 1.0:
+                break
+            taken: list[float] = []
+            while self.waiting and len(taken) < setting.batch and self.waiting[0] <= start_s:
+                taken.append(self.waiting.popleft())
+            run_s = cost.latency_s * self.run[setting] / pace * self.random.lognormvariate(0, 0.04)
+            # What is stated is the time of a full batch; a small part of it does not depend on the filling.
+            share = 1 - 0.9 * (setting.batch - len(taken)) / setting.batch
+            run_s *= share
+            self.free_s = start_s + run_s
+            work.answered += len(taken)
+            work.late += sum(self.free_s - arrived_s > deadline_s for arrived_s in taken)
+            work.longest_run_s = max(work.longest_run_s, run_s)
+            work.busy_s += run_s
+            gained += len(taken) * cost.accuracy
+            energy_j += share * setting.batch * cost.energy_j * self.energy[setting] * draw
+        work.accuracy = gained / work.answered if work.answered else 0.0
+        return work, energy_j
+
+    def _arrive(self, end_s: float, admit: float, work: Work) -> None:
+        while self.next_s < end_s:
+            work.arrivals.append(self.next_s)
+            self.owed += admit
+            if self.owed >= 1.0:
+                self.owed -= 1.0
+                self.waiting.append(self.next_s)
+            else:
+                work.shed += 1
+            rate_hz = max(1e-3, self.stream.rate_hz(self.next_s))
+            self.next_s += self.random.expovariate(rate_hz) if self.stream.poisson else 1 / rate_hz
 
 
 class Device:
     """Steps second by second; its sensors are files."""
 
-    def __init__(self, folder: Path, world: World, profile: Profile, seed: int = 0) -> None:
-        self.world, self.profile = world, profile
+    def __init__(self, folder: Path, world: World, seed: int = 0) -> None:
+        self.world = world
         self.random = random.Random(seed)
-        # What was stated is wrong: all settings draw more and run longer, each by its own share.
-        self.energy = {one: 1.2 * self.random.lognormvariate(0, 0.1) for one in sorted(profile.costs)}
-        self.run = {one: 1.05 * self.random.lognormvariate(0, 0.03) for one in sorted(profile.costs)}
-        self.now_s, self.free_s, self.clock = 0.0, 0.0, 1.0
+        self.engines = {name: Engine(stream, self.random) for name, stream in world.streams.items()}
+        self.now_s, self.clock = 0.0, 1.0
         self.throttled = False
         self.die_c = self.board_c = world.ambient_c(0.0) + 12.0
         self.charge = world.charge
-        self.waiting: deque[float] = deque()
-        self.next_s = 0.0
-        self.owed = 0.0  # fraction of a request that is still to be admitted
+        self.used: dict[str, float] = dict.fromkeys(self.engines, 0.0)  # cores, in the second before
         self.tree = Tree(folder)
-        self.drawn_w = profile.idle_w
+        self.drawn_w = IDLE_W
+        self.shown_w = 0.0
         self.show()
         self.sensors: Sensors = discover(Sysfs(folder))
 
-    def step(self, decision: Decision) -> Second:
+    def step(self, decisions: Mapping[str, Decision]) -> Second:
         """Live through one second."""
-        second = Second(0.0, 0.0, 0.0)
-        energy_j = self.profile.idle_w * (1 + 0.004 * (self.die_c - 40))
-        self._arrive(decision.admit, second)
-        energy_j += self._serve(decision.setting, second)
+        heat = 1 + 0.004 * (self.die_c - 40)
+        energy_j = IDLE_W * heat
+        second = Second(0.0, 0.0, 0.0, {})
+        for name, engine in self.engines.items():
+            # Models that run at once share the cores.
+            wanted = decisions[name].setting.threads + sum(
+                used for other, used in self.used.items() if other != name
+            )
+            pace = self.clock * min(1.0, _CORES / wanted)
+            work, drawn_j = engine.step(self.now_s, decisions[name], pace, self.clock**1.5 * heat)
+            second.work[name] = work
+            energy_j += drawn_j
+        self.used = {
+            name: decisions[name].setting.threads * min(1.0, work.busy_s)
+            for name, work in second.work.items()
+        }
         self.now_s += 1.0
         self._warm(energy_j)
         if self.world.battery_j is not None:
@@ -112,57 +227,6 @@ class Device:
         second.power_w, second.temperature_c, second.charge = energy_j, self.die_c, self.charge
         self.drawn_w = energy_j
         return second
-
-    def load(self, second: Second) -> Load:
-        """What a service would have counted in that second."""
-        gaps = [after - before for before, after in zip(second.arrivals, second.arrivals[1:], strict=False)]
-        mean = sum(gaps) / len(gaps) if gaps else 0.0
-        variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps) if gaps else 0.0
-        return Load(
-            rate_hz=float(len(second.arrivals)),
-            run_s=second.longest_run_s or None,
-            burstiness=variance / mean**2 if mean else 1.0,
-            missed=second.late / second.answered if second.answered else 0.0,
-        )
-
-    def _arrive(self, admit: float, second: Second) -> None:
-        end_s = self.now_s + 1.0
-        while self.next_s < end_s:
-            second.arrivals.append(self.next_s)
-            self.owed += admit
-            if self.owed >= 1.0:
-                self.owed -= 1.0
-                self.waiting.append(self.next_s)
-            else:
-                second.shed += 1
-            rate_hz = max(1e-3, self.world.rate_hz(self.next_s))
-            self.next_s += self.random.expovariate(rate_hz) if self.world.poisson else 1 / rate_hz
-
-    def _serve(self, setting: Setting, second: Second) -> float:
-        cost, energy_j, gained = self.profile.costs[setting], 0.0, 0.0
-        patience_s = self.world.deadline_s / 3 if setting.batch > 1 else 0.0
-        end_s = self.now_s + 1.0
-        while self.waiting:
-            full_s = self.waiting[setting.batch - 1] if len(self.waiting) >= setting.batch else math.inf
-            start_s = max(self.free_s, min(full_s, self.waiting[0] + patience_s))
-            if start_s >= end_s:
-                break
-            taken: list[float] = []
-            while self.waiting and len(taken) < setting.batch and self.waiting[0] <= start_s:
-                taken.append(self.waiting.popleft())
-            run_s = cost.latency_s * self.run[setting] / self.clock * self.random.lognormvariate(0, 0.04)
-            # What is stated is the time of a full batch; a small part of it does not depend on the filling.
-            share = 1 - 0.9 * (setting.batch - len(taken)) / setting.batch
-            run_s *= share
-            self.free_s = start_s + run_s
-            second.answered += len(taken)
-            second.late += sum(self.free_s - arrived_s > self.world.deadline_s for arrived_s in taken)
-            second.longest_run_s = max(second.longest_run_s, run_s)
-            gained += len(taken) * cost.accuracy
-            heat = 1 + 0.004 * (self.die_c - 40)
-            energy_j += share * setting.batch * cost.energy_j * self.energy[setting] * self.clock**1.5 * heat
-        second.accuracy = gained / second.answered if second.answered else 0.0
-        return energy_j
 
     def _warm(self, power_w: float) -> None:
         for _ in range(4):  # steps of a quarter of a second: the die's time constant is 16 s
@@ -182,6 +246,9 @@ class Device:
         shown_w = self.drawn_w * self.random.gauss(1.0, self.world.noise)
         if self.random.random() < self.world.spikes:
             shown_w *= self.random.choice((0.0, 5.0))
+        if self.world.stuck(self.now_s):
+            shown_w = self.shown_w
+        self.shown_w = shown_w
         if self.now_s == 0:
             self.tree.rail(1, "VDD_IN", 5000, round(shown_w * 200))
             self.tree.zone(0, "cpu-thermal", 25000)
@@ -198,12 +265,21 @@ class Device:
             )
 
 
+class Governing(Protocol):
+    """A governor, or several."""
+
+    limits: Limits
+
+    def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
+        """As `Governor.tick`."""
+
+
 def drive(
     device: Device,
-    governor: Governor,
+    governor: Governing,
     seconds: int,
     limits: Callable[[float], Limits] | None = None,
-) -> tuple[list[Second], list[Decision]]:
+) -> tuple[list[Second], list[dict[str, Decision]]]:
     """Let a governor run a device.
 
     Args:
@@ -213,17 +289,20 @@ def drive(
         limits: time -> limits, or None for those of the governor all the time.
 
     Returns:
-        what happened, and the decision in force in each second.
+        what happened, and the decisions in force in each second.
     """
-    load, lived, decisions = Load(rate_hz=device.world.rate_hz(0.0)), [], []
+    streams = device.world.streams
+    loads = {name: Load(rate_hz=stream.rate_hz(0.0)) for name, stream in streams.items()}
+    lived: list[Second] = []
+    decisions: list[dict[str, Decision]] = []
+    in_force: dict[str, Decision] = {}
     for _ in range(seconds):
         if limits is not None:
             governor.limits = limits(device.now_s)
         device.show()
-        governor.tick(device.now_s, device.sensors.read(device.now_s), load)
-        decision = governor.state.decision
-        assert decision is not None
-        decisions.append(decision)
-        lived.append(device.step(decision))
-        load = device.load(lived[-1])
+        seen = {name: Seen(stream.profile, loads[name]) for name, stream in streams.items()}
+        in_force |= governor.tick(device.now_s, device.sensors.read(device.now_s), seen)
+        decisions.append(dict(in_force))
+        lived.append(device.step(in_force))
+        loads = {name: work.to_load() for name, work in lived[-1].work.items()}
     return lived, decisions

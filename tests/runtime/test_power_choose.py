@@ -4,12 +4,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgekit_runtime.power.choose import State, choose
-from edgekit_runtime.power.forecast import Learned
-from edgekit_runtime.power.readings import Readings
+from edgekit_runtime.power.choose import Model, State, choose
 from edgekit_runtime.power.settings import BatteryLimit, Cost, Decision, Limits, Load, Profile, Setting
 
-NOW = Readings(at_s=1000.0)
+NOW_S = 1000.0
+IDLE_W = 2.0
 SETTINGS = [Setting(variant, batch, threads) for variant in "abc" for batch in (1, 4) for threads in (1, 2)]
 costs = st.builds(
     Cost,
@@ -17,27 +16,32 @@ costs = st.builds(
     energy_j=st.floats(1e-3, 0.5),
     accuracy=st.sampled_from([0.5, 0.7, 0.8, 0.9]),
 )
-profiles = st.builds(
-    Profile,
-    costs=st.dictionaries(st.sampled_from(SETTINGS), costs, min_size=1),
-    idle_w=st.floats(0.5, 5.0),
-)
+profiles = st.builds(Profile, costs=st.dictionaries(st.sampled_from(SETTINGS), costs, min_size=1))
 loads = st.builds(Load, rate_hz=st.floats(0.0, 60.0), burstiness=st.floats(0.0, 2.0))
 watts = st.floats(0.5, 40.0)
 deadlines = st.floats(5e-3, 1.0)
 
 
-def fresh(profile: Profile, load: Load) -> State:
-    return State(Learned(profile.idle_w), load=load)
+def fresh(profile: Profile, load: Load, deadline_s: float | None = None) -> State:
+    return State(IDLE_W, {"m": Model(replace(profile, deadline_s=deadline_s), load=load)})
 
 
-def fitting(state: State, limits: Limits, profile: Profile) -> list[Setting]:
+def decide(state: State, power_w: float | None, window_s: float = 0.0) -> Decision:
+    return choose(state, Limits(power_w=power_w, window_s=window_s), NOW_S)["m"]
+
+
+def watts_of(state: State, setting: Setting) -> float:
+    return state.idle_w + state.models["m"].forecasts()[setting].power_w
+
+
+def fitting(state: State, power_w: float) -> list[Setting]:
     """Settings that are well within the deadline and under the limit."""
-    assert limits.power_w is not None and limits.deadline_s is not None
+    deadline_s = state.models["m"].profile.deadline_s
+    assert deadline_s is not None
     return [
         setting
-        for setting, forecast in state.forecasts(profile).items()
-        if forecast.power_w <= limits.power_w and forecast.latency_s <= 0.9 * limits.deadline_s
+        for setting, forecast in state.models["m"].forecasts().items()
+        if watts_of(state, setting) <= power_w and forecast.latency_s <= 0.9 * deadline_s
     ]
 
 
@@ -45,9 +49,9 @@ def fitting(state: State, limits: Limits, profile: Profile) -> list[Setting]:
 def test_setting_that_meets_all_limits_is_found_and_is_the_most_accurate(
     profile: Profile, load: Load, power_w: float, deadline_s: float
 ) -> None:
-    state, limits = fresh(profile, load), Limits(power_w=power_w, deadline_s=deadline_s)
-    able = fitting(state, limits, profile)
-    decision = choose(state, NOW, limits, profile)
+    state = fresh(profile, load, deadline_s)
+    able = fitting(state, power_w)
+    decision = decide(state, power_w)
     assert decision.holds == bool(able)
     if able:
         assert decision.setting in able
@@ -67,31 +71,23 @@ quick = st.builds(
         ),
         min_size=1,
     ),
-    idle_w=st.floats(0.5, 5.0),
 )
 calm = st.builds(Load, rate_hz=st.floats(0.0, 20.0), burstiness=st.floats(0.0, 2.0))
 places = st.integers(0, 100)
 
 
-def limits_that_fit(state: State, profile: Profile, place: int, window_s: float) -> Limits:
-    """Limits that one setting at least meets."""
-    forecasts = list(state.forecasts(profile).values())
-    forecast = forecasts[place % len(forecasts)]
-    return Limits(power_w=forecast.power_w * 1.001, deadline_s=forecast.latency_s / 0.899, window_s=window_s)
-
-
-@given(quick, calm, places, places, st.floats(0.0, 5.0), st.floats(-50, 0))
-def test_setting_in_force_is_never_kept_over_a_limit_without_credit(
-    profile: Profile, load: Load, place: int, current: int, age_s: float, credit_j: float
+@given(quick, calm, places, places, st.floats(0.0, 5.0), st.floats(0.0, 60.0), st.floats(-500, -1))
+def test_nothing_over_the_limit_begins_while_it_is_overdrawn(
+    profile: Profile, load: Load, place: int, current: int, age_s: float, window_s: float, share: float
 ) -> None:
     state = fresh(profile, load)
-    limits = limits_that_fit(state, profile, place, 30.0)
-    decision = Decision(sorted(profile.costs)[current % len(profile.costs)])
-    state = replace(state, decision=decision, since_s=NOW.at_s - age_s, credit_j=credit_j)
-    forecast = state.forecasts(profile)[choose(state, NOW, limits, profile).setting]
-    assert limits.power_w is not None and limits.deadline_s is not None
-    assert forecast.power_w <= limits.power_w
-    assert forecast.latency_s <= limits.deadline_s
+    settings = sorted(profile.costs)
+    power_w = watts_of(state, settings[place % len(settings)]) * 1.001
+    before = settings[current % len(settings)]
+    models = {"m": replace(state.models["m"], decision=Decision(before))}
+    state = replace(state, models=models, since_s=NOW_S - age_s, credit_j=share * power_w)
+    setting = decide(state, power_w, window_s).setting
+    assert setting == before or watts_of(state, setting) <= power_w
 
 
 @given(quick, calm, places, st.floats(0.0, 1000.0))
@@ -99,21 +95,17 @@ def test_window_of_nothing_never_takes_a_setting_over_the_limit_whatever_the_cre
     profile: Profile, load: Load, place: int, credit_j: float
 ) -> None:
     state = replace(fresh(profile, load), credit_j=credit_j)
-    limits = limits_that_fit(state, profile, place, 0.0)
-    decision = choose(state, NOW, limits, profile)
-    assert limits.power_w is not None
-    assert state.forecasts(profile)[decision.setting].power_w <= limits.power_w
+    settings = sorted(profile.costs)
+    power_w = watts_of(state, settings[place % len(settings)]) * 1.001
+    assert watts_of(state, decide(state, power_w).setting) <= power_w
 
 
 @given(profiles, loads, watts, watts, deadlines)
 def test_more_watts_never_cost_accuracy(
     profile: Profile, load: Load, one_w: float, other_w: float, deadline_s: float
 ) -> None:
-    state = fresh(profile, load)
-    less, more = (
-        choose(state, NOW, Limits(power_w=power_w, deadline_s=deadline_s), profile)
-        for power_w in sorted((one_w, other_w))
-    )
+    state = fresh(profile, load, deadline_s)
+    less, more = (decide(state, power_w) for power_w in sorted((one_w, other_w)))
     assume(less.holds)
     assert profile.costs[more.setting].accuracy >= profile.costs[less.setting].accuracy
     assert more.holds
@@ -123,13 +115,9 @@ def test_more_watts_never_cost_accuracy(
 def test_more_watts_never_shed_more(
     profile: Profile, load: Load, one_w: float, other_w: float, deadline_s: float
 ) -> None:
-    state = fresh(profile, load)
-    able = any(one.latency_s <= 0.9 * deadline_s for one in state.forecasts(profile).values())
-    assume(able)
-    less, more = (
-        choose(state, NOW, Limits(power_w=power_w, deadline_s=deadline_s), profile)
-        for power_w in sorted((one_w, other_w))
-    )
+    state = fresh(profile, load, deadline_s)
+    assume(any(one.latency_s <= 0.9 * deadline_s for one in state.models["m"].forecasts().values()))
+    less, more = (decide(state, power_w) for power_w in sorted((one_w, other_w)))
     assert more.admit >= less.admit
 
 
@@ -137,67 +125,65 @@ def test_more_watts_never_shed_more(
 def test_more_time_never_costs_accuracy(
     profile: Profile, load: Load, power_w: float, one_s: float, other_s: float
 ) -> None:
-    state = fresh(profile, load)
     sooner, later = (
-        choose(state, NOW, Limits(power_w=power_w, deadline_s=deadline_s), profile)
-        for deadline_s in sorted((one_s, other_s))
+        decide(fresh(profile, load, deadline_s), power_w) for deadline_s in sorted((one_s, other_s))
     )
     assume(sooner.holds)
     assert profile.costs[later.setting].accuracy >= profile.costs[sooner.setting].accuracy
 
 
 PAIR = Profile(
-    {Setting("good"): Cost(0.01, 0.10, 0.9), Setting("small"): Cost(0.005, 0.05, 0.8)}, idle_w=2.0
+    {Setting("good"): Cost(0.01, 0.10, 0.9), Setting("small"): Cost(0.005, 0.05, 0.8)}
 )  # at 20 requests a second: 4.0 W and 3.0 W
 BUSY = Load(rate_hz=20.0, burstiness=0.0)
 
 
-def test_credit_buys_a_turn_of_the_better_setting() -> None:
-    limits = Limits(power_w=3.5)
-    poor = replace(fresh(PAIR, BUSY), credit_j=3.0)
-    rich = replace(fresh(PAIR, BUSY), credit_j=3.5)  # 3 % of 30 s at 3.5 W are 3.15 J
-    assert choose(poor, NOW, limits, PAIR).setting == Setting("small")
-    assert choose(rich, NOW, limits, PAIR).setting == Setting("good")
+def test_turn_is_taken_where_it_leaves_what_was_drawn_nearer_to_the_limit() -> None:
+    state = fresh(PAIR, BUSY)
+    chosen = [
+        decide(replace(state, credit_j=credit_j), 3.4, 30.0).setting.variant
+        for credit_j in (-1.0, 0.1, 0.3, 1.0)
+    ]  # two seconds cost 1.2 J or leave 0.8 J: alike at a credit of 0.2 J
+    assert chosen == ["small", "small", "good", "good"]
 
 
 def test_better_setting_far_over_the_limit_gets_no_turn() -> None:
-    limits = Limits(power_w=3.1, window_s=10.0)  # two seconds at 0.9 W over it are 6 % of the window
+    limits_w = 3.1  # a second at 0.9 W over it is 6 % of a window of 5 s
     state = replace(fresh(PAIR, BUSY), credit_j=1e9)
-    assert choose(state, NOW, limits, PAIR).setting == Setting("small")
+    assert decide(state, limits_w, 5.0).setting == Setting("small")
+    assert decide(state, limits_w, 30.0).setting == Setting("good")
 
 
 def test_no_setting_under_the_limit_sheds_to_it_and_says_so() -> None:
-    decision = choose(fresh(PAIR, BUSY), NOW, Limits(power_w=2.5), PAIR)
+    decision = decide(fresh(PAIR, BUSY), 2.5, 30.0)
     assert decision.setting == Setting("small")
     assert decision.admit == pytest.approx(0.5)
     assert (decision.holds, decision.reason) == (False, "no setting holds the limit")
 
 
 def test_limit_under_the_idle_power_leaves_the_least_share() -> None:
-    decision = choose(fresh(PAIR, BUSY), NOW, Limits(power_w=1.0), PAIR)
-    assert decision.admit == pytest.approx(0.05)
+    assert decide(fresh(PAIR, BUSY), 1.0).admit == pytest.approx(0.05)
 
 
 def test_more_requests_than_any_setting_can_take_are_shed() -> None:
-    decision = choose(fresh(PAIR, Load(rate_hz=1000.0)), NOW, Limits(deadline_s=0.05), PAIR)
+    decision = decide(fresh(PAIR, Load(rate_hz=1000.0), 0.05), None)
     assert decision.setting == Setting("small")
     assert decision.admit == pytest.approx(0.85 / (1000 * 0.005))
     assert not decision.holds
 
 
 def test_deadline_that_nothing_meets_takes_the_soonest_answer() -> None:
-    decision = choose(fresh(PAIR, BUSY), NOW, Limits(deadline_s=0.001), PAIR)
+    decision = decide(fresh(PAIR, BUSY, 0.001), None)
     assert decision == Decision(Setting("small"), 1.0, holds=False, reason="no setting meets the deadline")
 
 
 def test_batch_is_not_waited_for_beyond_the_deadline() -> None:
     profile = Profile(
-        {Setting("good", batch=1): Cost(0.01, 0.1, 0.9), Setting("good", batch=8): Cost(0.02, 0.03, 0.9)}, 2.0
+        {Setting("good", batch=1): Cost(0.01, 0.1, 0.9), Setting("good", batch=8): Cost(0.02, 0.03, 0.9)}
     )
-    slow, fast = Load(rate_hz=20.0, burstiness=0.0), Load(rate_hz=90.0, burstiness=0.0)
-    limits = Limits(deadline_s=0.2)
-    assert choose(fresh(profile, slow), NOW, limits, profile).setting.batch == 1
-    assert choose(fresh(profile, fast), NOW, limits, profile).setting.batch == 8
+    for rate_hz, batch in ((20.0, 1), (90.0, 8)):
+        state = fresh(profile, Load(rate_hz=rate_hz, burstiness=0.0), 0.2)
+        assert decide(state, None).setting.batch == batch
 
 
 @pytest.mark.parametrize(
@@ -205,9 +191,10 @@ def test_batch_is_not_waited_for_beyond_the_deadline() -> None:
     [
         lambda: Cost(0.0, 1.0, 0.5),
         lambda: Cost(1.0, 1.0, 1.5),
-        lambda: Profile({}, 1.0),
+        lambda: Profile({}),
         lambda: Limits(power_w=0.0),
-        lambda: Limits(deadline_s=float("inf")),
+        lambda: Limits(window_s=-1.0),
+        lambda: Profile({Setting("a"): Cost(1.0, 1.0, 0.5)}, deadline_s=float("inf")),
         lambda: BatteryLimit(1.0, 0.0),
     ],
 )

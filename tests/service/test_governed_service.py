@@ -36,13 +36,13 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @contextmanager
-def serve(maker: PackageMaker, tree: Tree, options: ModelOptions) -> Iterator[Running]:
+def serve(maker: PackageMaker, tree: Tree, options: ModelOptions, **limits: float) -> Iterator[Running]:
     folder = tree.root.parent / "packages"
     folder.mkdir()
     # About a millisecond a run, against a few microseconds of the other variant.
     frugal, variant = with_variant(changed(maker, repeats=200), "frugal", 2.0)
     write(frugal, folder, "1.0.0", variants=(variant,), figures=_SCORES)
-    power = Power(sysfs=str(tree.root), period_s=0.05)
+    power = Power(sysfs=str(tree.root), period_s=0.05, window_s=0.0, **limits)
     config = make_config(folder.parent, models={"linear": options}, power=power)
     with running(config, PackageFiles([folder], maker.trust)) as service:
         service.call(service.service.watch)
@@ -93,8 +93,7 @@ def setting(service: Running) -> dict[str, Any]:
     return found
 
 
-def limited(**limits: Any) -> ModelOptions:
-    return ModelOptions(governor=GovernorOptions(window_s=0.0, **limits))
+GOVERNED = ModelOptions(governor=GovernorOptions())
 
 
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
@@ -102,10 +101,9 @@ def test_hot_device_is_served_in_another_way_and_no_request_fails(
     maker: PackageMaker, tree: Tree, isolation: Isolation | None
 ) -> None:
     tree.zone(0, "cpu", 40_000)
-    options = dataclasses.replace(limited(temperature_c=70.0), isolation=isolation)
-    with serve(maker, tree, options) as service, Traffic(service) as traffic:
-        wait_until(lambda: traffic.counts["accurate"] > 100)
-        assert setting(service)["variant"] == "default"
+    options = dataclasses.replace(GOVERNED, isolation=isolation)
+    with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
+        wait_until(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
         wait_until(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
         tree.zone(0, "cpu", 95_000)
         wait_until(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
@@ -146,7 +144,7 @@ class Device:
 
 def test_limit_of_power_is_held_by_another_variant_under_load(maker: PackageMaker, tree: Tree) -> None:
     tree.rail(1, "VDD_IN", 5000, 400)
-    with serve(maker, tree, limited(power_w=4.0, idle_w=2.0)) as service, Device(service, tree) as device:
+    with serve(maker, tree, GOVERNED, power_w=4.0, idle_w=2.0) as service, Device(service, tree) as device:
         wait_until(lambda: 'edgekit_power_watts{sensor="device"} 2.0' in metrics(service))
         with Traffic(service) as traffic:
             wait_until(lambda: traffic.counts["accurate"] > 0)
@@ -161,9 +159,9 @@ def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: Package
     tree.zone(0, "cpu", 40_000)
     options = ModelOptions(
         scheduling=SchedulingLimits(max_batch=4),
-        governor=GovernorOptions(temperature_c=70.0, batches=(1, 4), threads=(1, 2)),
+        governor=GovernorOptions(batches=(1, 4), threads=(1, 2)),
     )
-    with serve(maker, tree, options) as service, Traffic(service) as traffic:
+    with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
         wait_until(lambda: sum(traffic.counts.values()) > 200)
         found = setting(service)
         assert (found["batch"] in (1, 4), found["threads"] in (1, 2)) == (True, True)
@@ -189,7 +187,7 @@ def test_energy_of_a_request_is_said_where_it_is_measured(maker: PackageMaker, t
 
 def test_device_without_sensors_serves_and_says_no_energy(maker: PackageMaker, tree: Tree) -> None:
     tree.root.mkdir()
-    with serve(maker, tree, limited(power_w=4.0)) as service, Traffic(service) as traffic:
+    with serve(maker, tree, GOVERNED, power_w=4.0) as service, Traffic(service) as traffic:
         wait_until(lambda: traffic.counts["accurate"] + traffic.counts["frugal"] > 300)
         text = metrics(service)
         for family in ("edgekit_power", "edgekit_temperature", "edgekit_request_energy"):
@@ -218,7 +216,7 @@ def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
     maker: PackageMaker, tree: Tree, isolation: Isolation | None
 ) -> None:
     tree.root.mkdir()
-    governor = GovernorOptions(power_w=3.0, variants=("none",))
+    governor = GovernorOptions(variants=("none",))
     options = ModelOptions(governor=governor, isolation=isolation)
     with serve(maker, tree, options) as service:
         (line,) = service.do(service.service.registry.index())

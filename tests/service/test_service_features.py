@@ -290,6 +290,7 @@ load_wait_s = 2
 [power]
 sysfs = "/host/sys"
 period_s = 0.5
+power_w = 5
 [log]
 json = true
 [models.kws]
@@ -299,7 +300,7 @@ keep_loaded = true
 canary = {share = 0.05, retry = false}
 gates = {min_agreement = 0.95, max_p99_ratio = 0, max_duration_s = 600}
 scheduling = {max_batch = 8, max_delay_s = 0.002, max_waiting = 16, levels = 4, default_level = 3}
-governor = {power_w = 5, deadline_ms = 50, variants = ["default", "int8"], threads = [1, 2], batches = [1, 4]}
+governor = {deadline_ms = 50, variants = ["default", "int8"], threads = [1, 2], batches = [1, 4]}
 [models.vww]
 rollout = "shadow"
 shadow = {share = 0.2, comparison = "similarity"}
@@ -322,11 +323,8 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
     assert (kws.rollout.gates.min_agreement, kws.rollout.gates.max_p99_ratio) == (0.95, None)
     assert (kws.scheduling.max_batch, kws.scheduling.levels) == (8, 4)
     assert kws.governor is not None
-    assert (kws.governor.power_w, kws.governor.variants, kws.governor.threads) == (
-        5,
-        ("default", "int8"),
-        (1, 2),
-    )
+    assert (kws.governor.variants, kws.governor.threads) == (("default", "int8"), (1, 2))
+    assert (config.power.power_w, config.power.window_s) == (5, 30.0)
     assert (vww.rollout.shadow.share, vww.rollout.comparison, vww.drift) == (0.2, "similarity", False)
 
 
@@ -338,8 +336,14 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
         ("[models.m.canary]\nshare = 2.0", "expected more than 0 and at most 1"),
         ("[models.m.gates]\nalpha = 0.9", "alpha"),
         ("[models.m.gates]\nalpha = 0", "alpha"),
-        ("[models.m.governor]\nbatches = [1]", "at least one of power_w"),
-        ("[models.m.governor]\npower_w = 3\nbatches = ['a']", "a list of whole numbers"),
+        ("[models.m.governor]\npower_w = 3", "unknown setting 'power_w'"),
+        ("[models.m.governor]\nbatches = ['a']", "a list of whole numbers"),
+        ("[models.m.governor]\nbatches = []", "batches and threads of at least 1"),
+        ("[models.m.governor]\ndeadline_ms = 0", "deadline_ms is 0"),
+        ("[power]\npower_w = 3", "no model may be"),
+        ("[power]\npower_w = 0\n[models.m.governor]", "power_w > 0"),
+        ("[power]\nbattery_floor = 1\n[models.m.governor]", "floor of 0 to less than 1"),
+        ("[power]\nidle_w = -1", "idle_w of at least 0"),
         ("[memory]\nmax_bytes = 0", "max_bytes over 0"),
         ("[power]\nperiod_s = 0.001", "period_s"),
         ("[drift]\nwindow = 0", "window"),

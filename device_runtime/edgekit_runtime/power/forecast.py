@@ -16,16 +16,20 @@ from typing import Final
 
 from edgekit_runtime.power.settings import Load, Profile, Setting
 
-_IDLE_GAIN: Final = 0.1  # of one second's reading
 _LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
+_FORGOTTEN_S: Final = 300.0  # without a reading, after which the next one counts as the first
 _RATIO_BOUNDS: Final = (0.05, 20.0)
-_IDLE_HZ: Final = 0.02  # under this the power is the idle power
 _MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without end
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a setting would do; `latency_s` is the 99th percentile from arrival to answer."""
+    """What a setting would do.
+
+    Attributes:
+        power_w: above the idle power.
+        latency_s: 99th percentile from arrival to answer.
+    """
 
     power_w: float
     latency_s: float
@@ -36,68 +40,57 @@ class Factor:
     """Seen over stated: of all settings together, and of each that was used, with its number of readings."""
 
     overall: float = 1.0
-    each: Mapping[Setting, tuple[float, int]] = field(default_factory=dict, hash=False)
+    each: Mapping[Setting, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def of(self, setting: Setting) -> float:
         """Return the factor of one setting."""
         return self.each[setting][0] if setting in self.each else self.overall
 
-    def learn(self, setting: Setting, ratio: float) -> "Factor":
+    def age(self, dt_s: float) -> "Factor":
+        """Return what is still known after a while: the device warms up, and other programs come and go."""
+        kept = max(0.0, 1 - dt_s / _FORGOTTEN_S)
+        return replace(self, each={one: (factor, kept * count) for one, (factor, count) in self.each.items()})
+
+    def gain(self, setting: Setting, least: float = _LEAST_GAIN) -> float:
+        """Return the weight of the next observation of a setting: how uncertain its factor is."""
+        # What was forecast counts as one reading: a mean at first, later one that forgets.
+        return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
+
+    def learn(self, setting: Setting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
-        known, count = self.of(setting), self.each.get(setting, (0.0, 0))[1]
-        # What was forecast counts as one reading: a mean at first, later one that forgets.
-        gain = max(_LEAST_GAIN, 1 / (count + 2))
-        each = {**self.each, setting: (known + gain * (ratio - known), count + 1)}
+        known, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
+        each = {**self.each, setting: (known + gain * (ratio - known), min(count + 1, 1 / gain))}
         return Factor(math.exp(sum(math.log(factor) for factor, _ in each.values()) / len(each)), each)
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned on this device.
+    """What was learned of one model on this device.
 
     Attributes:
-        idle_w: power without requests.
         energy: factor of the energy of a request.
         run: factor of the time of a run.
     """
 
-    idle_w: float
     energy: Factor = field(default_factory=Factor)
     run: Factor = field(default_factory=Factor)
 
     def forecast(self, setting: Setting, load: Load, profile: Profile) -> Forecast:
         """Return what `setting` would do under `load`, with all requests taken."""
         run_s = self.run_s(setting, profile)
+        done_hz = min(load.rate_hz, setting.batch / run_s)
         energy_j = profile.costs[setting].energy_j * self.energy.of(setting)
-        power_w = self.idle_w + self._done_hz(setting, load, profile) * energy_j
-        return Forecast(power_w, run_s + _wait_s(setting.batch, run_s, load))
+        return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load))
 
     def run_s(self, setting: Setting, profile: Profile) -> float:
         """Return the time of one run in `setting`."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
-    def _done_hz(self, setting: Setting, load: Load, profile: Profile) -> float:
-        return min(load.rate_hz, setting.batch / self.run_s(setting, profile))
-
-    def learn_power(self, setting: Setting, power_w: float, load: Load, profile: Profile) -> "Learned":
-        """Return what is known after a second in `setting`.
-
-        Args:
-            setting: that was used all the time.
-            power_w: measured.
-            load: requests that were taken.
-            profile: the costs.
-        """
-        done_hz = self._done_hz(setting, load, profile)
-        if done_hz < _IDLE_HZ:
-            return replace(self, idle_w=self.idle_w + _IDLE_GAIN * (power_w - self.idle_w))
-        ratio = (power_w - self.idle_w) / done_hz / profile.costs[setting].energy_j
-        return replace(self, energy=self.energy.learn(setting, ratio))
-
     def learn_run(self, setting: Setting, run_s: float, profile: Profile) -> "Learned":
         """Return what is known after runs of `run_s` in `setting`."""
-        return replace(self, run=self.run.learn(setting, run_s / profile.costs[setting].latency_s))
+        ratio = run_s / profile.costs[setting].latency_s
+        return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
 
 
 def _wait_s(batch: int, run_s: float, load: Load) -> float:

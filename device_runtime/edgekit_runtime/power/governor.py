@@ -1,31 +1,37 @@
 """The governor: learns from what is measured, keeps account of the budget, and carries `choose` out.
 
-One governor holds the limits for one model. It is ticked once a second on any thread, always the same
-one, and neither reads a clock nor a sensor.
+One governor holds the limits of a device for all models that it is told of. It is ticked once a second on
+any thread, always the same one, and neither reads a clock nor a sensor.
 """
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from edgekit_runtime.power.budget import Charge, Heat
-from edgekit_runtime.power.choose import LEAST_ADMIT, State, choose, most_credit_j
+from edgekit_runtime.power.choose import LEAST_ADMIT, Model, State, choose, most_credit_j
 from edgekit_runtime.power.forecast import Learned
 from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.settings import Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.settings import Decision, Limits, Seen, Setting
 from edgekit_runtime.power.trust import Trust
 
-_LOAD_GAIN: Final = 0.3
+_LOAD_GAINS: Final = (0.1, 0.5)  # for a second whose requests are as many as chance makes them, and others
 _BURSTINESS_GAIN: Final = 0.1  # one second holds too few gaps to say much
+_IDLE_GAIN: Final = 0.1  # of one second's reading
+_IDLE_W: Final = 0.02  # under this share of the idle power above it, the models do not show
+_NOISE_GAIN: Final = 0.05
+_NOISE: Final = 0.03  # of a reading, as a share, before some were seen
+_DRIFT: Final = 0.0006  # a reading: share by which a device that warms up changes what a request costs
+_GAINS: Final = (0.006, 0.04)  # least weight of a reading, by how noisy readings are
 _SETTLING_S: Final = 0.9  # after a change; what is measured then belongs to both settings
 _STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
-_BLIND_S, _BLIND_SHARE = 30.0, 0.05  # without power for so long, so much of the limit is kept free
+_BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of the limit is kept free
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
-_DEBT_SHARE: Final = 2.0  # of the most credit; an older debt is forgiven, a long one would starve the device
-_MEASURED_SHARE: Final = 0.25  # of a used setting's power, beside what was learned: noise would become debt
+_MEASURED_SHARE: Final = 0.25  # of a used plan's power, beside what was learned: noise would become debt
 _TELL_EVERY_S: Final = 60.0
 _MISSED: Final = 0.01
 _MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
@@ -35,56 +41,53 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Governor:
-    """Holds limits.
+    """Holds the limits of a device.
 
     Attributes:
-        profile: settings to choose from; at the start the first decision is by these costs alone.
         limits: may be replaced at any time between two ticks.
+        idle_w: power of the device without requests, for a start.
         state: what is remembered.
     """
 
-    profile: Profile
     limits: Limits
+    idle_w: float = 0.0
     state: State = field(init=False)
     _at_s: float | None = field(default=None, init=False)
     _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
-    _seen_s: float = field(default=-math.inf, init=False)
-    _obeyed: bool = field(default=True, init=False)
-    _told_s: float = field(default=-math.inf, init=False)
     _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
+    _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
+    _error: float = field(default=0.0, init=False)  # of the last reading, as a share
+    _seen_s: float = field(default=-math.inf, init=False)
+    _told: tuple[float, bool | None] = field(default=(-math.inf, None), init=False)
 
     def __post_init__(self) -> None:
-        self.state = State(Learned(self.profile.idle_w))
+        self.state = State(self.idle_w)
 
-    def tick(
-        self, now_s: float, readings: Readings, load: Load, running: Setting | None = None
-    ) -> Decision | None:
-        """Take one step, about a second after the last; return what changes, or None.
+    def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
+        """Take one step, about a second after the last; return what changes.
 
         Args:
             now_s: on the clock of `readings.at_s`.
             readings: the latest; old ones count as missing.
-            load: what the service counted since the last tick.
-            running: what was really run since then, where a change takes its time; None: what was decided.
+            seen: of each model that is governed now, by name.
         """
-        decided = self.state.decision
-        self._obeyed = running is None or decided is None or running == decided.setting
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         if now_s - readings.at_s > _STALE_S:
             readings = Readings(at_s=now_s)
-        self._learn(readings, load, dt_s)
+        self._meet(seen)
+        if not seen:
+            return {}
+        if dt_s > 0:
+            self._learn(readings, seen, dt_s)
         self._account(readings, now_s, dt_s)
-        before = self.state.decision
-        decision = choose(self.state, replace(readings, at_s=now_s), self.limits, self.profile)
-        since_s = self.state.since_s
-        if before is None or before.setting != decision.setting:
-            since_s = now_s
-        self.state = replace(self.state, decision=decision, since_s=since_s)
-        if before is None or before.holds != decision.holds:
-            self._tell(decision, now_s)
-        same = before is not None and (before.setting, before.admit) == (decision.setting, decision.admit)
-        return None if same else decision
+        decisions = choose(self.state, self.limits, now_s)
+        before = {name: model.decision for name, model in self.state.models.items()}
+        models = {name: replace(model, decision=decisions[name]) for name, model in self.state.models.items()}
+        moved = any(was is None or was.setting != decisions[name].setting for name, was in before.items())
+        self.state = replace(self.state, models=models, since_s=now_s if moved else self.state.since_s)
+        self._tell(decisions, now_s)
+        return {name: decision for name, decision in decisions.items() if decision != before[name]}
 
     @property
     def power_w(self) -> float:
@@ -93,48 +96,78 @@ class Governor:
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w
 
+    def _meet(self, seen: Mapping[str, Seen]) -> None:
+        """Forget the models that are gone, and begin with new ones."""
+        known = self.state.models
+        models = {
+            name: known.get(name, Model(one.profile, load=one.load)) for name, one in sorted(seen.items())
+        }
+        self.state = replace(self.state, models=models)
+
     def _expected_w(self) -> float:
-        decision = self.state.decision
-        if decision is None:
-            return self.state.learned.idle_w
-        taken = replace(self.state.load, rate_hz=self.state.load.rate_hz * decision.admit)
-        return self.state.learned.forecast(decision.setting, taken, self.profile).power_w
+        return self.state.idle_w + sum(_drawn_w(model) for model in self.state.models.values())
 
-    def _tell(self, decision: Decision, now_s: float) -> None:
-        if now_s - self._told_s < _TELL_EVERY_S:  # at the edge of what can be held it comes and goes
+    def _tell(self, decisions: Mapping[str, Decision], now_s: float) -> None:
+        """Log when limits begin or cease to hold; at the edge of what can be held that comes and goes."""
+        at_s, told = self._told
+        failing = next(((name, one) for name, one in decisions.items() if not one.holds), None)
+        if told == (failing is None) or now_s - at_s < _TELL_EVERY_S:
             return
-        self._told_s = now_s
-        if decision.holds:
-            _logger.info("limits hold: %s", decision.reason or "the best setting")
+        self._told = now_s, failing is None
+        if failing is None:
+            _logger.info("limits hold")
         else:
-            _logger.warning("limits cannot be held with all requests: %s", decision.reason)
+            name, decision = failing
+            _logger.warning("limits cannot be held with all requests: %s: %s", name, decision.reason)
 
-    def _learn(self, readings: Readings, load: Load, dt_s: float) -> None:
-        state, decision = self.state, self.state.decision
-        if dt_s <= 0 or decision is None:
-            self.state = replace(state, load=load)
-            return
-        gain = 1.0 if state.load.rate_hz == 0 else _LOAD_GAIN
-        smooth = replace(
-            load,
-            rate_hz=state.load.rate_hz + gain * (load.rate_hz - state.load.rate_hz),
-            burstiness=state.load.burstiness + _BURSTINESS_GAIN * (load.burstiness - state.load.burstiness),
-        )
-        learned, caution = state.learned, state.caution * _LESS_CAUTION
-        settled = self._obeyed and readings.at_s - state.since_s >= _SETTLING_S
-        self._power = self._power.see(readings.power_w, self._expected_w())
-        self._heat = self._heat.see(readings.temperature_c, self._expected_w())
+    def _learn(self, readings: Readings, seen: Mapping[str, Seen], dt_s: float) -> None:
+        state = self.state
+        expected_w = self._expected_w()
+        self._power = self._power.see(readings.power_w, expected_w)
+        self._heat = self._heat.see(readings.temperature_c, expected_w)
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
         blind = _BLIND_SHARE if readings.at_s - self._seen_s > _BLIND_S else 0.0
+        settled = readings.at_s - state.since_s >= _SETTLING_S and all(
+            _obeys(seen[name], model) for name, model in state.models.items()
+        )
+        models = {
+            name: _learn_load(model, seen[name], dt_s, settled=settled)
+            for name, model in state.models.items()
+        }
+        self.state = replace(state, models=models, blind=blind)
         measured_w = self._power.latest(self._expected_w())
         if settled and measured_w is not None:
-            taken = replace(smooth, rate_hz=smooth.rate_hz * decision.admit)
-            learned = learned.learn_power(decision.setting, measured_w, taken, self.profile)
-        if settled and load.run_s is not None:
-            learned = learned.learn_run(decision.setting, load.run_s, self.profile)
-        if settled and load.missed > _MISSED and decision.holds:
-            caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
-        self.state = replace(state, load=smooth, learned=learned, caution=caution, blind=blind)
+            self._learn_power(measured_w)
+
+    def _learn_power(self, measured_w: float) -> None:
+        """Share the error of the forecast among the models, by how uncertain each one's part of it is.
+
+        Source: R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960: the gain of a
+        filter whose uncertainties are independent of each other.
+        """
+        state, error_w = self.state, measured_w - self._expected_w()
+        drawn_w = {name: _drawn_w(model) for name, model in state.models.items()}
+        if sum(drawn_w.values()) <= _IDLE_W * state.idle_w:
+            self.state = replace(state, idle_w=state.idle_w + _IDLE_GAIN * error_w)
+            return
+        error = error_w / max(measured_w, state.idle_w)
+        # By differences: a forecast that is wrong errs alike each time, a noisy sensor does not.
+        self._noise += _NOISE_GAIN * ((error - self._error) ** 2 / 2 - self._noise)
+        self._error = error
+        least = min(max(_DRIFT / max(_DRIFT, math.sqrt(self._noise)), _GAINS[0]), _GAINS[1])
+        in_force = {
+            name: model.decision.setting
+            for name, model in state.models.items()
+            if model.decision is not None and drawn_w[name] > 0
+        }
+        models = dict(state.models)
+        gains = {name: models[name].learned.energy.gain(one, least) for name, one in in_force.items()}
+        doubt = sum(gain * drawn_w[name] ** 2 for name, gain in gains.items())
+        for name, setting in in_force.items():
+            share = gains[name] * drawn_w[name] ** 2 / doubt
+            ratio = 1 + share * error_w / drawn_w[name]
+            models[name] = _learn_energy(models[name], setting, ratio, gains[name])
+        self.state = replace(state, models=models)
 
     def _account(self, readings: Readings, now_s: float, dt_s: float) -> None:
         limits, heat, charge = self.limits, Heat(), Charge()
@@ -143,20 +176,67 @@ class Governor:
         if limits.battery is not None:
             charge = self.state.charge.step(limits.battery, readings.battery, self.power_w, now_s, dt_s)
         self.state = replace(self.state, heat=heat, charge=charge)
-        allowed_w, used_w = self.state.allowed_w(limits), self._used_w()
+        allowed_w = self.state.allowed_w(limits)
         most_j = most_credit_j(allowed_w, limits)
-        left_j = 0.0 if most_j == 0 else self.state.credit_j + (_AIM * allowed_w - used_w) * dt_s
-        self.state = replace(self.state, credit_j=min(most_j, max(-_DEBT_SHARE * most_j, left_j)))
+        credit_j = 0.0
+        if most_j > 0:
+            # What lies longer ago than the window does not count any more.
+            kept = max(0.0, 1 - dt_s / limits.window_s)
+            credit_j = self.state.credit_j * kept + (_AIM * allowed_w - self._used_w()) * dt_s
+        # What is saved up for half a turn is enough; a whole one may be overdrawn, and the half behind it.
+        self.state = replace(self.state, credit_j=min(most_j / 2, max(-1.5 * most_j, credit_j)))
 
     def _used_w(self) -> float:
-        decision, measured_w = self.state.decision, self.power_w
-        if not self._obeyed or decision is None or decision.setting not in self.state.learned.energy.each:
-            return measured_w
-        expected_w = self._expected_w()
-        return expected_w + _MEASURED_SHARE * (measured_w - expected_w)
+        expected_w, measured_w = self._expected_w(), self.power_w
+        is_known = all(
+            model.decision is not None and model.decision.setting in model.learned.energy.each
+            for model in self.state.models.values()
+        )
+        return expected_w + _MEASURED_SHARE * (measured_w - expected_w) if is_known else measured_w
 
     def _range_w(self) -> tuple[float, float]:
-        forecasts = self.state.forecasts(self.profile)
-        idle_w = self.state.learned.idle_w
-        least_w = idle_w + LEAST_ADMIT * (min(one.power_w for one in forecasts.values()) - idle_w)
-        return least_w, max(one.power_w for one in forecasts.values())
+        """Return the least and the greatest power that the settings of all models can make."""
+        low_w = high_w = self.state.idle_w
+        for model in self.state.models.values():
+            drawn = [forecast.power_w for forecast in model.forecasts().values()]
+            low_w, high_w = low_w + LEAST_ADMIT * min(drawn), high_w + max(drawn)
+        return low_w, high_w
+
+
+def _drawn_w(model: Model) -> float:
+    """Return the power above idle that a model is expected to draw."""
+    if model.decision is None:
+        return 0.0
+    taken = replace(model.load, rate_hz=model.load.rate_hz * model.decision.admit)
+    return model.learned.forecast(model.decision.setting, taken, model.profile).power_w
+
+
+def _obeys(seen: Seen, model: Model) -> bool:
+    return model.decision is not None and seen.running in (None, model.decision.setting)
+
+
+def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Model:
+    """Return a model with the load smoothed, and with what it says of running times where that is settled."""
+    load, known = seen.load, model.load
+    chance = 1 + 2 * math.sqrt(known.rate_hz * known.burstiness)
+    gain = _LOAD_GAINS[abs(load.rate_hz - known.rate_hz) > chance] if known.rate_hz > 0 else 1.0
+    smooth = replace(
+        load,
+        rate_hz=known.rate_hz + gain * (load.rate_hz - known.rate_hz),
+        burstiness=known.burstiness + _BURSTINESS_GAIN * (load.burstiness - known.burstiness),
+    )
+    learned = Learned(model.learned.energy.age(dt_s), model.learned.run)
+    caution, decision = model.caution * _LESS_CAUTION, model.decision
+    if settled and decision is not None:
+        if load.run_s is not None:
+            learned = learned.learn_run(decision.setting, load.run_s, model.profile)
+        if load.missed > _MISSED and decision.holds:
+            caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
+    return replace(model, load=smooth, learned=learned, caution=caution)
+
+
+def _learn_energy(model: Model, setting: Setting, ratio: float, gain: float) -> Model:
+    """Return a model that draws `ratio` times what was expected in a setting."""
+    energy = model.learned.energy
+    energy = energy.learn(setting, ratio * energy.of(setting), gain)
+    return replace(model, learned=replace(model.learned, energy=energy))

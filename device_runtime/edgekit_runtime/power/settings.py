@@ -45,19 +45,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All settings of a model on a device.
+    """What a governor may do with one model, and what the model must keep.
 
     Attributes:
-        costs: at least one.
-        idle_w: power without requests, watts.
+        costs: of all settings, at least one.
+        deadline_s: from a request's arrival to its answer, for 99 of 100 requests; None: no such limit.
     """
 
     costs: Mapping[Setting, Cost]
-    idle_w: float
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.costs or not 0 <= self.idle_w < math.inf:
-            raise ValueError(f"expected at least one setting and idle_w >= 0, got {self}")
+        if not self.costs:
+            raise ValueError("expected at least one setting, got none")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise ValueError(f"expected deadline_s > 0, got {self.deadline_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,12 @@ class BatteryLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What must hold. None: no such limit.
+    """What must hold for the device, whichever models run. None: no such limit.
 
     Attributes:
         power_w: mean power over any `window_s`, watts.
         temperature_c: of the hottest zone.
         battery: charge that must be left.
-        deadline_s: from a request's arrival to its answer, for 99 of 100 requests.
         window_s: over which `power_w` is a mean, as a processor's own power limit has one. With 0 no
             setting is taken that is expected to draw more, not even for a moment.
     """
@@ -93,14 +94,11 @@ class Limits:
     power_w: float | None = None
     temperature_c: float | None = None
     battery: BatteryLimit | None = None
-    deadline_s: float | None = None
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("power_w", "deadline_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"expected {name} > 0, got {value}")
+        if self.power_w is not None and not 0 < self.power_w < math.inf:
+            raise ValueError(f"expected power_w > 0, got {self.power_w}")
         if not 0 <= self.window_s < math.inf:
             raise ValueError(f"expected window_s >= 0, got {self.window_s}")
 
@@ -121,6 +119,21 @@ class Load:
     run_s: float | None = None
     burstiness: float = 1.0
     missed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a governor is told of one model at a tick.
+
+    Attributes:
+        profile: what may be done with it.
+        load: what was counted since the last tick.
+        running: what was really run since then, where a change takes its time; None: what was decided.
+    """
+
+    profile: Profile
+    load: Load
+    running: Setting | None = None
 
 
 @dataclass(frozen=True, slots=True)

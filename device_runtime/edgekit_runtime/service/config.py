@@ -101,7 +101,7 @@ class ServiceConfig:
         cache: of answers, shared by the models that use it.
         drift: how much is looked at.
         memory: that all models may take together.
-        power: sensors of the device.
+        power: sensors and limits of the device.
         log: how records are written.
         models: by name.
     """
@@ -135,7 +135,8 @@ def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
     Raises:
-        ConfigError: unreadable, not TOML, or a value is unknown, of a wrong type or unsafe.
+        ConfigError: unreadable, not TOML, a value is unknown, of a wrong type or unsafe, or there is a limit
+            of the device and no model that may be changed to hold it.
     """
     try:
         with path.open("rb") as file:
@@ -152,7 +153,13 @@ def read_config(path: Path) -> ServiceConfig:
         raise ConfigError(f"{path}: {cause}") from cause
     if unknown := sorted(document):
         raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
-    return ServiceConfig(**sections)
+    config = ServiceConfig(**sections)
+    if config.power.is_limited and all(options.governor is None for options in config.models.values()):
+        raise ConfigError(
+            f"{path}: power: its limits hold only by changing how models are run, and no model may be"
+            " changed; add a table [models.NAME.governor], or leave the limits out"
+        )
+    return config
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:

@@ -1,6 +1,7 @@
 """What a governor may choose from for one model, and what it is told every second.
 
-The governor itself is in `edgekit_runtime.power`; this turns what was loaded and counted into its terms.
+The governor itself, one for all models, is in `edgekit_runtime.power`; this turns what was loaded and counted
+into its terms.
 """
 
 from bisect import bisect_left
@@ -9,10 +10,8 @@ from statistics import median
 from typing import Final
 
 from edgekit_runtime.canonical import JsonValue
-from edgekit_runtime.power.governor import Governor
 from edgekit_runtime.power.loads import LoadMeter
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.settings import Cost, Profile, Setting
+from edgekit_runtime.power.settings import Cost, Profile, Seen, Setting
 from edgekit_runtime.service.governed_lane import GovernedLane
 from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.metrics import LaneMetrics
@@ -34,7 +33,7 @@ def make_profile(ways: tuple[LoadedWay, ...], options: GovernorOptions, max_batc
             energy_j = run_s * max(1, way.threads) * _WATTS / batch
             setting = Setting(way.variant, batch, way.threads)
             costs[setting] = Cost(run_s, energy_j, _score(way.figures))
-    return Profile(costs, options.idle_w)
+    return Profile(costs, None if options.deadline_ms is None else options.deadline_ms / 1e3)
 
 
 def _run_s(way: LoadedWay, batch: int) -> float:
@@ -50,41 +49,32 @@ def _score(figures: Mapping[str, JsonValue]) -> float:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else _NO_SCORE
 
 
-class ModelGovernor:
-    """Holds the limits of one loaded version; ticked once a second."""
+class GovernedModel:
+    """One loaded version, for a governor to see and to direct.
 
-    __slots__ = ("_busy_s", "_deadline_s", "_governor", "_lane", "_loads", "_metrics", "_runs")
+    Attributes:
+        lane: that does what is decided.
+    """
 
-    def __init__(
-        self,
-        lane: GovernedLane,
-        metrics: LaneMetrics,
-        profile: Profile,
-        options: GovernorOptions,
-        now_s: float,
-    ) -> None:
+    __slots__ = ("_busy_s", "_loads", "_metrics", "_profile", "_runs", "lane")
+
+    def __init__(self, lane: GovernedLane, metrics: LaneMetrics, profile: Profile) -> None:
         """Begin.
 
         Args:
             lane: that does what is decided.
             metrics: what it counts.
             profile: what there is to choose from.
-            options: the limits.
-            now_s: on the clock of `tick`.
         """
-        self._lane, self._metrics = lane, metrics
-        limits = options.limits(now_s)
-        self._deadline_s = limits.deadline_s
-        self._governor = Governor(profile, limits)
+        self.lane, self._metrics, self._profile = lane, metrics, profile
         self._loads = LoadMeter()
         self._busy_s, self._runs = 0.0, 0
 
-    def tick(self, now_s: float, readings: Readings) -> None:
-        """Tell the governor what was counted since the last tick, and do what it decides.
+    def see(self, now_s: float) -> Seen:
+        """Return what a governor is told: what was counted since the last call, and what is in force.
 
         Args:
             now_s: `time.monotonic()`.
-            readings: the latest.
         """
         metrics = self._metrics
         answered = metrics.succeeded + metrics.failed
@@ -95,9 +85,7 @@ class ModelGovernor:
             late=metrics.late + self._overdue(),
             run_s=self._mean_run_s(),
         )
-        decision = self._governor.tick(now_s, readings, load, running=self._lane.setting)
-        if decision is not None:
-            self._lane.follow(decision)
+        return Seen(self._profile, load, running=self.lane.setting)
 
     def _mean_run_s(self) -> float | None:
         busy_s = sum(run.infer_s for run in self._metrics.runs.values())
@@ -108,7 +96,7 @@ class ModelGovernor:
 
     def _overdue(self) -> int:
         """Return how many answers came later than the deadline, those of whole ranges of the histogram."""
-        if self._deadline_s is None:
+        if self._profile.deadline_s is None:
             return 0
         total = self._metrics.total
-        return sum(total.counts[bisect_left(total.bounds, self._deadline_s) + 1 :])
+        return sum(total.counts[bisect_left(total.bounds, self._profile.deadline_s) + 1 :])

@@ -13,8 +13,7 @@ from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.governed_lane import GovernedLane
-    from edgekit_runtime.service.governing import ModelGovernor
+    from edgekit_runtime.service.governing import GovernedModel
     from edgekit_runtime.service.trial import Trial
 
 
@@ -38,8 +37,7 @@ class Served:
         lane: where its calls go: `stack`, or a trial in front of that.
         drift: what watches its inputs and outputs, or None.
         cache: of its answers, or None.
-        governed: `own_lane` where a governor chooses how the model is run, or None.
-        governor: that chooses, or None.
+        governed: what a governor directs, where one chooses how the model is run, or None.
         trial: that this version takes part in, or None.
         say: returns what the process says in which the model is isolated, or None where it is not.
     """
@@ -52,8 +50,7 @@ class Served:
     lane: Lane
     drift: Drift | None = None
     cache: CacheLane | None = None
-    governed: "GovernedLane | None" = None
-    governor: "ModelGovernor | None" = None
+    governed: "GovernedModel | None" = None
     trial: "Trial | None" = None
     say: Callable[[], Mapping[str, JsonValue]] | None = None
 
@@ -65,7 +62,7 @@ class Served:
     def governor_to_json(self) -> Mapping[str, Any] | None:
         """Return what a governor has set, or None where there is none."""
         if self.governed is not None:
-            return self.governed.to_json()
+            return self.governed.lane.to_json()
         found: Any = None if self.say is None else self.say().get("governor")
         return found if isinstance(found, dict) else None
 
@@ -75,7 +72,8 @@ class Served:
         if self.say is not None:
             stated |= self.say()
         if self.governed is not None:
-            stated |= {"variant": self.governed.setting.variant, "governor": self.governed.to_json()}
+            lane = self.governed.lane
+            stated |= {"variant": lane.setting.variant, "governor": lane.to_json()}
         if self.drift is not None:
             stated["drift"] = self.drift.to_json()
         if self.cache is not None:

@@ -1,7 +1,6 @@
 """From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,8 +22,7 @@ from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.sessions.session import Session
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.governed_lane import GovernedLane
-    from edgekit_runtime.service.governing import ModelGovernor
+    from edgekit_runtime.service.governing import GovernedModel
 
 _logger = logging.getLogger(__name__)
 
@@ -68,10 +66,10 @@ class Stacking:
             session.tally.count_into(metrics)
             return Served(loaded, codec, metrics, session, session, session, say=session.to_json)
         own_lane: DrainingLane
-        governed = governor = None
+        governed = None
         if options.governor is not None and len(loaded.ways) > 0:
-            governed, governor = self._make_governed(loaded, options.governor, metrics)
-            own_lane = governed
+            governed = self._make_governed(loaded, options.governor, metrics)
+            own_lane = governed.lane
         else:
             own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
         stack: Lane = own_lane
@@ -89,16 +87,15 @@ class Stacking:
             drift=drift,
             cache=cache,
             governed=governed,
-            governor=governor,
         )
 
     def _make_governed(
         self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
-    ) -> "tuple[GovernedLane, ModelGovernor]":
+    ) -> "GovernedModel":
         # Most services have no governor, which takes a megabyte and 15 ms of the start.
         from edgekit_runtime.power.settings import Setting
         from edgekit_runtime.service.governed_lane import GovernedLane
-        from edgekit_runtime.service.governing import ModelGovernor, make_profile
+        from edgekit_runtime.service.governing import GovernedModel, make_profile
 
         lanes = {
             (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
@@ -108,7 +105,7 @@ class Stacking:
         batch = min(options.batches[0], loaded.scheduling.max_batch)
         lane = GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
         profile = make_profile(loaded.ways, options, loaded.scheduling.max_batch)
-        return lane, ModelGovernor(lane, metrics, profile, options, time.monotonic())
+        return GovernedModel(lane, metrics, profile)
 
     def _schedule(
         self,

@@ -1,4 +1,4 @@
-"""What happens once a second: trials are judged, sensors read, energy shared out, governors ticked.
+"""What happens once a second: trials are judged, sensors read, energy shared out, the governor ticked.
 
 Sensors are read on a thread of their own (`power.sampling`); here only what they said last is used, so a
 sensor that hangs delays no request.
@@ -6,7 +6,7 @@ sensor that hangs delays no request.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,9 +18,12 @@ from edgekit_runtime.service.served import Served
 
 if TYPE_CHECKING:
     from edgekit_runtime.power.energy import EnergyMeter
+    from edgekit_runtime.power.governor import Governor
     from edgekit_runtime.power.sampling import Sampling
     from edgekit_runtime.power.sensors import Sensors
+    from edgekit_runtime.power.settings import Limits
     from edgekit_runtime.service.catalogue import Catalogue
+    from edgekit_runtime.service.governing import GovernedModel
 
 _NO_READINGS: Final = Readings(at_s=float("-inf"))
 
@@ -29,24 +32,58 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Where sensors are, and how often they are read.
+    """Sensors of the device, and the limits that hold for all of it.
 
     Attributes:
         sensors: whether they are looked for.
         sysfs: root of the tree that the kernel shows, such as that of the host in a container.
         period_s: between two readings and two decisions.
+        power_w: mean power of the device over `window_s`, or None.
+        temperature_c: of the hottest zone, or None.
+        battery_floor: charge that must be left `battery_hours` after the start, 0 to 1, or None.
+        battery_hours: see `battery_floor`.
+        idle_w: power of the device without requests, for a start: it is learned in seconds without any.
+        window_s: over which `power_w` is a mean; 0 forbids more even for a moment.
 
     Raises:
-        ValueError: the period is not between 0.05 s and 60 s.
+        ValueError: a value is out of range.
     """
 
     sensors: bool = True
     sysfs: str = "/sys"
     period_s: float = 1.0
+    power_w: float | None = None
+    temperature_c: float | None = None
+    battery_floor: float | None = None
+    battery_hours: float = 8.0
+    idle_w: float = 0.0
+    window_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.period_s <= 60:
             raise ValueError(f"period_s is {self.period_s}, expected 0.05 to 60")
+        if not (self.idle_w >= 0 and self.battery_hours > 0):
+            raise ValueError(
+                f"expected idle_w of at least 0 and battery_hours over 0, got {self.idle_w} and"
+                f" {self.battery_hours}"
+            )
+        if self.is_limited:
+            self.limits(0.0)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to hold."""
+        return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
+
+    def limits(self, now_s: float) -> "Limits":
+        """Return the limits of a device that began to serve at `now_s`."""
+        # Most services have no governor, and need nothing of `power` but sensors.
+        from edgekit_runtime.power.settings import BatteryLimit, Limits
+
+        battery = None
+        if self.battery_floor is not None:
+            battery = BatteryLimit(self.battery_floor, now_s + self.battery_hours * 3600)
+        return Limits(self.power_w, self.temperature_c, battery, self.window_s)
 
 
 class Watching:
@@ -65,6 +102,8 @@ class Watching:
         self._sensors: Sensors | None = None
         self._sampling: Sampling | None = None
         self._meter: EnergyMeter | None = None
+        self._governor: Governor | None = None
+        self._begun_s = time.monotonic()
         self._has_begun = False
         self._seen_s = _NO_READINGS.at_s
         self._work: dict[str, tuple[float, int]] = {}
@@ -91,9 +130,19 @@ class Watching:
             self._say(self._sensors, readings)
         if self._meter is not None:
             self._share_out(self._meter, readings, served)
-        for one in served:
-            if one.governor is not None:
-                one.governor.tick(now_s, readings)
+        governed = {_key(one): one.governed for one in served if one.governed is not None}
+        if governed or self._governor is not None:
+            self._govern(governed, readings, now_s)
+
+    def _govern(self, governed: "Mapping[str, GovernedModel]", readings: Readings, now_s: float) -> None:
+        """Tell the governor what was counted of all its models, and do what it decides for each."""
+        if self._governor is None:
+            from edgekit_runtime.power.governor import Governor
+
+            self._governor = Governor(self._power.limits(self._begun_s), self._power.idle_w)
+        seen = {name: model.see(now_s) for name, model in governed.items()}
+        for name, decision in self._governor.tick(now_s, readings, seen).items():
+            governed[name].lane.follow(decision)
 
     def _begin(self) -> None:
         if not self._power.sensors:
