@@ -233,7 +233,7 @@ def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, t
     variants = (dataclasses.replace(variant, figures={"memory_estimate": {"bytes_above_engine": 500}}),)
     write(double, packages, "1.0.0", name="governed", variants=variants, figures=stated)
     write(maker, packages, "1.0.0", name="plain", figures=stated)
-    governed = ModelOptions(governor=GovernorOptions(power_w=3.0, threads=(1, 2)))
+    governed = ModelOptions(governor=GovernorOptions(threads=(1, 2)))
     for max_bytes, ready in ((4000, ["governed", "plain"]), (3999, ["governed"]), (2999, ["plain"])):
         config = make_config(folder, models={"governed": governed}, memory=ModelMemory(max_bytes=max_bytes))
         with running(config, PackageFiles([packages], maker.trust)) as service:

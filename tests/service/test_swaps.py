@@ -58,7 +58,7 @@ def ask_for_version(service: Running) -> str:
         ModelOptions(
             swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
         ),
-        ModelOptions(swap="availability", governor=GovernorOptions(power_w=100.0)),
+        ModelOptions(swap="availability", governor=GovernorOptions()),
         ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=_GATES)),
         ModelOptions(rollout=Rollout(kind="shadow", gates=_GATES, shadow=_SHADOW)),
     ],
