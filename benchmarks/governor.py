@@ -12,9 +12,10 @@ time" are the worst, the rest is the mean:
 
 - limit error: of power, the worst 30 s mean over the limit and under it (under: a second in which no setting
   that is in time is more accurate than the one in force counts as no more than it drew, as nothing could
-  use the rest: "in time" by the governor's own forecast, so what that wrongly rules out is not seen here
-  but in the lowest means below the table); of temperature, the worst second; of a battery, energy used to energy allowed. "steady"
-  leaves out the first 60 s and 60 s after a step of limit or load, "worst" leaves out nothing.
+  use the rest: "in time" by the governor's own forecast, so what that wrongly rules out is not seen here but
+  in the lowest means below the table); of temperature, the worst second; of a battery, energy used to
+  energy allowed. "steady" leaves out the first 60 s and 60 s after a step of limit or load, "worst" leaves
+  out nothing.
 - in time: answered before the deadline, of all requests of the worst model; what was shed counts as missed.
 - accuracy: mean of the answers of each model, those of variants as stated; of two models the mean.
 """
