@@ -347,6 +347,15 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
         ("[memory]\nmax_bytes = 0", "max_bytes over 0"),
         ("[power]\nperiod_s = 0.001", "period_s"),
         ("[drift]\nwindow = 0", "window"),
+        ("[models.m]\nisolated = true\n[models.m.isolation]\nprocesses = 0", "processes 1 to 64"),
+        (
+            "[models.m]\nisolated = true\nrollout = 'canary'\n[models.m.isolation]\nprocesses = 2",
+            "got isolation.processes = 2; set that to 1",
+        ),
+        (
+            "[models.m]\nisolated = true\n[models.m.governor]\n[models.m.isolation]\nprocesses = 2",
+            "got isolation.processes = 2; set that to 1",
+        ),
         ("[surprise]\n", "unknown tables ['surprise']"),
     ],
 )

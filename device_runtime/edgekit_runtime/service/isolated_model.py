@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from operator import attrgetter
 from typing import Final, Protocol
 
 from edgekit_runtime.canonical import JsonValue
@@ -79,8 +80,7 @@ class IsolatedModel:
         self.restarts = 0
         self._events = events
         self._has_started = self._is_over = False
-        self._active: Worker | None = None
-        self._standby: Worker | None = None
+        self._ready: list[Worker] = []  # the first `processes` of them answer, and one may stand by
         self.trial: IsolatedTrial | None = None
         self._crashes = Crashes()
         self._restart_s: float | None = None
@@ -90,19 +90,23 @@ class IsolatedModel:
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer the present request of `connection`; see `Worker.lend`."""
-        return self._active is not None and self._active.lend(connection, is_default=is_default)
+        answering = self._ready[: self._order.isolation.processes]
+        return any(
+            worker.lend(connection, is_default=is_default)
+            for worker in sorted(answering, key=attrgetter("lent"))
+        )
 
     def explain(self) -> UnavailableError:
         """Return why no worker can take a call now."""
         name = self._order.name
-        if self._active is not None:
+        if self._ready:
             return UnavailableError(f"{name}: its process takes no more connections", _RESTART_S)
         left_s = 0.0 if self._restart_s is None else max(0.0, self._restart_s - self._loop.time())
         return UnavailableError(f"{name}: its process ended and is being started again", _RESTART_S + left_s)
 
     def say(self, tally: Tally) -> dict[str, JsonValue]:
-        """Return what the worker that answers says of a version."""
-        return tally.said_by(self._active)
+        """Return what the worker that answers, or the oldest of them, says of a version."""
+        return tally.said_by(self._ready[0]) if self._ready else {}
 
     def try_beside(
         self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
@@ -113,8 +117,8 @@ class IsolatedModel:
             trial.close()
             return
         self.trial = trial.lane.trial = trial
-        if self._active is not None:
-            trial.ask(self._active)
+        if self._ready:
+            trial.ask(self._ready[0])
         self._loop.call_later(self._order.isolation.start_timeout_s, self._check_opened, trial)
 
     def promote(self, lane: IsolatedLane) -> bool:
@@ -127,7 +131,7 @@ class IsolatedModel:
         self.lane, self._package, trial.package = lane, trial.package, self._package
         self._order = dataclasses.replace(self._order, given=trial.given)
         trial.close()
-        self._standby = None
+        self._ready = [trial.worker]
         for worker in list(self.lives):
             if worker is not trial.worker:  # it has the old version
                 self.lives.end(worker)
@@ -152,7 +156,7 @@ class IsolatedModel:
         if self.trial is not None:
             self.drop(self.trial.lane)
         self._is_over = True
-        self._active = self._standby = None
+        self._ready = []
         self.lives.retire(done, self._order.config.inference.drain_timeout_s)
 
     def close(self, lane: IsolatedLane) -> None:
@@ -168,7 +172,7 @@ class IsolatedModel:
         if self.trial is not None:
             self.drop(self.trial.lane)
         self._is_over = True
-        self._active = self._standby = None
+        self._ready = []
         self.lives.stop_watching()
         for worker in list(self.lives):
             self.lives.end(worker)
@@ -178,8 +182,9 @@ class IsolatedModel:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of its workers, the active one first."""
-        return tuple(each.pid for each in sorted(self.lives, key=lambda each: each is not self._active))
+        """Process ids of its workers, those that answer first."""
+        starting = (worker for worker in self.lives if worker not in self._ready)
+        return tuple(worker.pid for worker in (*self._ready, *starting))
 
     @property
     def is_over(self) -> bool:
@@ -189,19 +194,16 @@ class IsolatedModel:
     @property
     def is_backed(self) -> bool:
         """Whether a worker stands by that has loaded the model."""
-        return self._standby is not None
+        return len(self._ready) > self._order.isolation.processes
 
     # What its workers tell
 
     def on_ready(self, worker: Worker) -> None:
         """Let it answer, or stand by."""
         self.lives.note_ready(worker)
-        if self._active is None:
-            self._active = worker
-            if self.trial is not None:
-                self.trial.ask(worker)
-        else:
-            self._standby = worker
+        self._ready.append(worker)
+        if self.trial is not None and len(self._ready) == 1:
+            self.trial.ask(worker)
         if not self._has_started:
             self._has_started = True
             self._events.on_started(self, None)
@@ -233,10 +235,8 @@ class IsolatedModel:
         lived_s = self.lives.lose(worker)
         if self._is_over:
             return
-        if worker is self._standby:
-            self._standby = None
-        if worker is self._active:
-            self._active, self._standby = self._standby, None
+        if worker in self._ready:
+            self._ready.remove(worker)
         trial = self.trial
         if trial is not None and trial.worker is worker:
             self._lose_trial(trial, reason)
@@ -266,7 +266,8 @@ class IsolatedModel:
 
     def _fill(self) -> None:
         """Start a worker where one is missing and it is time for it."""
-        wanted = 2 if self._order.isolation.standby and self._has_started else 1
+        isolation = self._order.isolation
+        wanted = isolation.processes + isolation.standby if self._has_started else 1
         is_waiting = self._restart_s is not None and self._restart_s > self._loop.time() + 1e-3
         if len(self.lives) < wanted and not self._is_over and not is_waiting:
             self._begin()

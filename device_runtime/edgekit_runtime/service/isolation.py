@@ -8,14 +8,16 @@ from urllib.parse import unquote
 
 _FIRST_DELAY_S: Final = 0.25
 _MAX_PATH_CHARACTERS: Final = 512
+MAX_PROCESSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """The worker process of one model.
+    """The worker processes of one model.
 
     Attributes:
-        standby: whether a second process with the model loaded waits to take over at once.
+        processes: how many answer, each with a share of the connections.
+        standby: whether one more process with the model loaded waits to take over at once.
         hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn
             in that time, which it does not while an engine keeps Python's lock.
         start_timeout_s: for a worker to load its model.
@@ -31,6 +33,7 @@ class Isolation:
         ValueError: a value is out of range.
     """
 
+    processes: int = 1
     standby: bool = False
     hang_s: float = 30.0
     start_timeout_s: float = 120.0
@@ -45,6 +48,8 @@ class Isolation:
         times = (self.hang_s, self.start_timeout_s, self.healthy_s, self.max_delay_s)
         if not all(0 < seconds < math.inf for seconds in times) or self.max_crashes < 1:
             raise ValueError(f"expected finite times over 0 and max_crashes of at least 1, got {self}")
+        if not 1 <= self.processes <= MAX_PROCESSES:
+            raise ValueError(f"expected processes 1 to {MAX_PROCESSES}, got {self}")
         if self.max_data_bytes is not None and self.max_data_bytes <= 0:
             raise ValueError(f"expected max_data_bytes over 0, got {self}")
         if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:

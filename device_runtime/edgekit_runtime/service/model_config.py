@@ -88,6 +88,11 @@ def read_model(name: str, table: object) -> ModelOptions:
         governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
     isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
     rollout = _read_rollout(single.rollout, tables, where)
+    if single.isolated and isolation.processes > 1 and (rollout.kind is not None or governor is not None):
+        raise ConfigError(
+            f"{where}: a canary, a shadow or a governor needs all of a model in one process, got"
+            f" isolation.processes = {isolation.processes}; set that to 1, or leave the others out"
+        )
     return ModelOptions(
         VersionPolicy(single.latest, single.specific),
         _SWAPS[single.swap],
