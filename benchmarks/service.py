@@ -8,7 +8,8 @@ Needs `wrk` (apt-get install wrk) and two cores; makes the environments of the o
   `InferenceSession.run` in this process. "added" is the difference of the medians (of the 99th percentiles).
   edgekit is asked over its Unix socket with binary tensors, the others over TCP in the form that each reads
   fastest; all by the same client, which sends prepared bytes.
-- Requests/s: wrk with 16 connections on one core, the server on the other.
+- Requests/s: wrk with 16 connections on one core, the server on the other; and both on both cores, the server
+  started anew, which is where several processes count.
 - Return: SIGSEGV to the process that runs the model, where that is not the listening one; seconds until the
   next right answer, at most 30.
 
@@ -49,10 +50,11 @@ from service_servers import (
 BLOCK = 50  # requests in turn with as many bare runs
 CLIENTS = 16
 RETURN_LIMIT_S = 30.0
+SETTLE_S = 2.0  # after the first answer, for the processes that start later
 
 
 def peers(values: NDArray[np.float32]) -> list[Server]:
-    """The other projects' servers, MLServer in its fastest setting and in its default."""
+    """The other projects' servers, MLServer in its fastest setting, in its default, and with two workers."""
     flat = [float(value) for value in values.ravel()]
     model = str(MODEL)
     mlserver = ("mlserver==1.7.1", "uvloop<0.22")  # its worker does not start with newer ones
@@ -63,13 +65,14 @@ def peers(values: NDArray[np.float32]) -> list[Server]:
     return [
         Server("MLServer, in process", (run_mlserver, model, "{port}", "0"), oip_json(flat), mlserver),
         Server("MLServer, one worker", (run_mlserver, model, "{port}", "1"), oip_json(flat), mlserver, True),
+        Server("MLServer, two workers", (run_mlserver, model, "{port}", "2"), oip_json(flat), mlserver, True),
         Server("LitServe", (run_litserve, model, "{port}", shape), to_list, ("litserve==0.2.19",), True),
         Server("BentoML", ("peers/serve_bentoml.py", model, "{port}"), nested, ("bentoml==1.4.39",), True),
     ]
 
 
 def ours(values: NDArray[np.float32], folder: Path) -> list[Server]:
-    """The service with and without a worker for the model."""
+    """The service with the model in itself, in a process of its own, and in two."""
     make_packages(folder)
     unix_socket = f"{folder}/edgekit-{{port}}.sock"
     command = (
@@ -83,9 +86,12 @@ def ours(values: NDArray[np.float32], folder: Path) -> list[Server]:
     )
     command += ("--keys", str(folder / "keys"), "--unix-socket", unix_socket)
     question = oip_binary(values.tobytes())
+    two = folder / "two.toml"
+    two.write_text("[models.small]\nisolated = true\n[models.small.isolation]\nprocesses = 2\n")
     return [
         Server("edgekit", command, question, unix_socket=unix_socket),
         Server("edgekit, isolated", (*command, "--isolate", "small"), question, None, True, unix_socket),
+        Server("edgekit, two processes", (*command, "--config", str(two)), question, None, True, unix_socket),
     ]
 
 
@@ -117,7 +123,7 @@ def measure_added(running: Running, values: NDArray[np.float32], seconds: float)
     return float(p50), float(p99), float(with_server[0] - p50), float(with_server[1] - p99)
 
 
-def measure_throughput(running: Running, seconds: float, cpu: int) -> tuple[float, str]:
+def measure_throughput(running: Running, seconds: float, cpus: set[int]) -> tuple[float, str]:
     """Right answers per second to 16 connections, and what went wrong."""
     question = running.server.question
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +134,16 @@ def measure_throughput(running: Running, seconds: float, cpu: int) -> tuple[floa
         script.write_text(
             f'wrk.method = "POST"\nwrk.body = io.open("{body}", "rb"):read("*a")\n' + "\n".join(lines)
         )
-        command = ["taskset", "--cpu-list", str(cpu), "wrk", "--threads", "1", "--connections", str(CLIENTS)]
+        command = [
+            "taskset",
+            "--cpu-list",
+            ",".join(map(str, sorted(cpus))),
+            "wrk",
+            "--threads",
+            "1",
+            "--connections",
+            str(CLIENTS),
+        ]
         command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(script)]
         command += [f"http://127.0.0.1:{running.port}{question.path}"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -160,13 +175,18 @@ def measure(server: Server, values: NDArray[np.float32], seconds: float) -> str:
             p50, p99, added_p50, added_p99 = measure_added(running, values, seconds)
         finally:
             os.sched_setaffinity(0, everywhere)
-        rate, wrong = measure_throughput(running, seconds, second)
+        rate, wrong = measure_throughput(running, seconds, {second})
         returned = ""
         if server.isolated:
             returned_s = measure_return(running)
             returned = f"not within {RETURN_LIMIT_S:.0f} s" if returned_s is None else f"{returned_s:.2f}"
-    cells = [server.name, f"{p50:.0f} / {p99:.0f}", f"+{added_p50:.0f}", f"+{added_p99:.0f}", f"{rate:,.0f}"]
-    return f"| {' | '.join([*cells, returned])} |" + (f" ({wrong})" if wrong else "")
+    with Running(server, {first, second}) as running:
+        time.sleep(SETTLE_S)
+        rate_of_two, wrong_of_two = measure_throughput(running, seconds, {first, second})
+    cells = [server.name, f"{p50:.0f} / {p99:.0f}", f"+{added_p50:.0f}", f"+{added_p99:.0f}"]
+    cells += [f"{rate:,.0f}", f"{rate_of_two:,.0f}", returned]
+    wrong = "; ".join(filter(None, [wrong, wrong_of_two]))
+    return f"| {' | '.join(cells)} |" + (f" ({wrong})" if wrong else "")
 
 
 def main() -> int:
@@ -186,8 +206,11 @@ def compare(servers: list[Server], values: NDArray[np.float32]) -> int:
         sys.exit("wrk is missing: apt-get install wrk")
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("needs two cores: one for the server, one for its clients")
-    print("| server | bare p50 / p99 us | added p50 us | added p99 us | requests/s, 16 clients | return s |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| server | bare p50 / p99 us | added p50 us | added p99 us | requests/s, 16 clients | on both cores"
+        " | return s |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for server in servers:
         if arguments.only and server.name not in arguments.only:
             continue

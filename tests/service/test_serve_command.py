@@ -27,6 +27,7 @@ from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
 from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
@@ -253,6 +254,7 @@ def test_configuration_is_read(tmp_path: Path) -> None:
         "[shared_memory]\nallows_posix = true\n[inference]\nmax_json_bytes = 5\n"
         "[models.a]\nspecific = ['1.0']\nswap = 'resource'\nthreads = 2\ninstances = 3\n"
         "scheduling.max_batch = 4\n"
+        "[models.b]\nisolated = true\n[models.b.isolation]\nprocesses = 2\nstandby = true\n"
     )
     config = read_config(path)
     assert (config.listen.port, config.http.idle_timeout_s) == (9000, 3)
@@ -260,6 +262,7 @@ def test_configuration_is_read(tmp_path: Path) -> None:
     model = config.models["a"]
     assert (model.policy, model.swap) == (VersionPolicy(1, ("1.0",)), "resource")
     assert (model.threads, model.instances, model.scheduling.max_batch) == (2, 3, 4)
+    assert config.models["b"].isolation == Isolation(processes=2, standby=True)
 
 
 def test_documented_defaults_are_the_defaults(tmp_path: Path) -> None:

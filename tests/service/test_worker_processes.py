@@ -1,4 +1,4 @@
-"""One isolated model in several processes: shares of connections, a crash of one, sums; with real processes."""
+"""One isolated model in several processes: shares of connections, a crash of one, sums."""
 
 import contextlib
 import os

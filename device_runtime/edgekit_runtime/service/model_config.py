@@ -88,7 +88,8 @@ def read_model(name: str, table: object) -> ModelOptions:
         governor = read_section(GovernorOptions, tables["governor"], f"{where}.governor")
     isolation = read_section(Isolation, tables["isolation"], f"{where}.isolation")
     rollout = _read_rollout(single.rollout, tables, where)
-    if single.isolated and isolation.processes > 1 and (rollout.kind is not None or governor is not None):
+    needs_one = rollout.kind != "swap" or governor is not None
+    if single.isolated and isolation.processes > 1 and needs_one:
         raise ConfigError(
             f"{where}: a canary, a shadow or a governor needs all of a model in one process, got"
             f" isolation.processes = {isolation.processes}; set that to 1, or leave the others out"
