@@ -490,3 +490,18 @@ def test_clients_over_tcp_do_not_lock_out_the_unix_socket_nor_the_other_way_roun
                 with other() as one_more:
                     assert Replies(one_more).next().status == 503
             wait_until(lambda: service.call(lambda: service.service.http.connection_count) == 0)
+
+
+def test_all_places_are_for_the_unix_socket_where_nothing_listens_on_tcp(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    limits = HttpLimits(max_connections=8)
+    with (
+        running_linear(maker, tmp_path, http=limits, listen={"host": ""}) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(8):
+            client = stack.enter_context(service.connect())
+            client.sendall(get_bytes("/v2"))
+            assert Replies(client).next().status == 200
+        assert Replies(stack.enter_context(service.connect())).next().status == 503

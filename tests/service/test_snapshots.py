@@ -3,6 +3,9 @@
 import itertools
 from typing import Any
 
+import pytest
+
+from edgekit_runtime.service.channel import ChannelError
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.snapshots import add_up, read_snapshots, write_snapshots
 from edgekit_runtime.service.statistics import describe_statistics
@@ -56,3 +59,13 @@ def test_counts_of_two_workers_add_up() -> None:
     assert sums.succeeded == fill(3).succeeded + fill(40).succeeded
     assert sums.total.counts == [2 * count for count in fill(3).total.counts]
     assert {calls: run.count for calls, run in sums.runs.items()} == {1: 2, 4: 2}
+
+
+@pytest.mark.parametrize("part", ["drift", "cache"])
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+def test_number_that_no_answer_can_hold_is_refused(part: str, number: str) -> None:
+    sent = write_snapshots([_Version(fill(3))])  # type: ignore[list-item]
+    wrong = sent.replace(b'"drift":{"looked_at":3}', f'"{part}":{{"a":[{number}]}}'.encode())
+    assert wrong != sent
+    with pytest.raises(ChannelError, match="cannot be read"):
+        read_snapshots(wrong)

@@ -1,6 +1,8 @@
 """Which log records are written, and how."""
 
 import logging
+import sys
+import threading
 
 from edgekit_runtime.service.sparing import SparingTracebacks
 
@@ -10,10 +12,13 @@ class Log:
 
     def __init__(self) -> None:
         self.now_s, self.lines = 100.0, list[str]()
-        handler = logging.Handler()
-        handler.emit = lambda record: self.lines.append(record.getMessage())  # type: ignore[method-assign]
-        handler.addFilter(SparingTracebacks(lambda: self.now_s))
         self.logger = logging.Logger("test")
+        self.add_handler(self.lines)
+
+    def add_handler(self, lines: list[str]) -> None:
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        handler.addFilter(SparingTracebacks(handler, lambda: self.now_s))
         self.logger.addHandler(handler)
 
     def fail(self, model: str, kind: type[Exception] = ValueError) -> None:
@@ -57,3 +62,37 @@ def test_records_without_a_traceback_are_all_written() -> None:
     for _ in range(3):
         log.logger.error("its worker is lost")
     assert len(log.lines) == 3
+
+
+def test_two_handlers_say_the_same_and_count_for_themselves() -> None:
+    log, others = Log(), list[str]()
+    log.add_handler(others)
+    for _ in range(3):
+        log.fail("kws")
+        log.now_s += 50
+    log.fail("kws")
+    assert others == log.lines
+    assert len(others) == 2
+
+
+def test_threads_lose_no_fault() -> None:
+    log, interval_s = Log(), sys.getswitchinterval()
+
+    def fail(number: int) -> None:
+        for count in range(1500):
+            log.fail(f"{number}-{count % 300}")  # more than are kept apart
+            log.now_s += 0.2  # so that some are forgotten now and then
+
+    threads = [threading.Thread(target=fail, args=(number,)) for number in range(4)]
+    failures: list[object] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval_s)
+        threading.excepthook = hook
+    assert failures == []

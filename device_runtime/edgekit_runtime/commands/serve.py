@@ -85,7 +85,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
     config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
     for handler in logging.getLogger().handlers:
-        handler.addFilter(SparingTracebacks())
+        handler.addFilter(SparingTracebacks(handler))
         if config.log.json:
             from edgekit_runtime.service.logs import JsonLines
 

@@ -62,6 +62,7 @@ class HttpServer:
         self.is_draining = False
         self.on_rest: Callable[[Connection], None] | None = None
         self.lent = 0
+        self._kinds: set[bool] = set()  # is_local, of all that listen
         self._counts = {True: 0, False: 0}  # is_local -> connections, those that are lent among them
         self.idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
@@ -79,15 +80,22 @@ class HttpServer:
     def is_full(self, *, is_local: bool) -> bool:
         """Whether no further client is taken: over the Unix socket, or over TCP.
 
-        A quarter of the places is kept for the other of the two, so that neither can lock it out.
+        Where both listen, a quarter of the places is kept for the other of the two, so that neither can lock
+        it out.
         """
-        share = self._max_connections - self._max_connections // 4
-        return sum(self._counts.values()) >= self._max_connections or self._counts[is_local] >= share
+        kept = self._max_connections // 4 if len(self._kinds) > 1 else 0
+        is_over = self._counts[is_local] >= self._max_connections - kept
+        return is_over or sum(self._counts.values()) >= self._max_connections
+
+    def expect(self, *, is_local: bool) -> None:
+        """Count on clients over the Unix socket, or over TCP; `listen` does, others that accept must."""
+        self._kinds.add(is_local)
 
     def listen(self, listener: socket.socket) -> None:
         """Accept from `listener`, a listening socket, from now on."""
         listener.setblocking(False)
         self._listeners.append(listener)
+        self.expect(is_local=listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
     def adopt(

@@ -12,8 +12,8 @@ class HttpLimits:
         max_body_bytes: of one body.
         max_receiving_bytes: of all bodies that are being received at one time, as far as they have come.
         max_sending_bytes: of all answers that clients have not yet taken; beyond them a connection is closed.
-        max_connections: beyond them a connection gets 503 and is closed; so does one beyond three quarters of
-            them that come over the Unix socket, or over TCP.
+        max_connections: beyond them a connection gets 503 and is closed. Where clients come both over the
+            Unix socket and over TCP, so does one beyond three quarters of them that come over one of these.
         max_tls_connections: of those, over TLS, unfinished handshakes among them.
         idle_timeout_s: how long a connection may wait for its next request.
         read_timeout_s: for a head. For a body or an answer it is how often its progress is looked at.

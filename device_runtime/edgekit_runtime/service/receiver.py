@@ -109,6 +109,8 @@ class Receiver:
                     break
         except RequestError as error:
             connection.refuse(error)
+        except MemoryError:
+            connection.refuse(_lack_memory())
         except Exception:
             _logger.exception("a connection failed inside the service")
             connection.close()  # where its next request begins is not known
@@ -221,8 +223,7 @@ class Receiver:
         except OSError:
             connection.close()  # in the middle of a body: nobody waits for an answer
         except MemoryError:
-            error = RequestError(503, "not enough memory for the body; try again", retry_after_s=1)
-            connection.refuse(error)
+            connection.refuse(_lack_memory())
         except RequestError as error:
             connection.refuse(error)
 
@@ -247,3 +248,7 @@ class Receiver:
         self._server.receiving_bytes -= self._received
         self._received = 0
         self._incoming = self._head = None
+
+
+def _lack_memory() -> RequestError:
+    return RequestError(503, "not enough memory for the body; try again", retry_after_s=1)

@@ -119,7 +119,9 @@ def _number(value: Any) -> Any:
 
 def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
     """Return what a worker said of a version, in which everything that the service uses itself is right."""
-    if len(json.dumps(said)) > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
+    # Without `allow_nan=False`, 1e999 would pass: it is read as infinity, which no answer can be made of.
+    size_bytes = len(json.dumps(said, allow_nan=False))
+    if size_bytes > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
         raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
     if not isinstance(said["variant"], str):
         raise TypeError(f"the variant is {said['variant']!r}"[:200])

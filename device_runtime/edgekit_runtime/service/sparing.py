@@ -1,6 +1,8 @@
 """Few of the tracebacks that come again and again."""
 
+import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable
 from types import TracebackType
@@ -14,17 +16,20 @@ class SparingTracebacks(logging.Filter):
     """Lets the traceback of one fault through once a minute, with how often it came meanwhile.
 
     Faults are the same where the same message is about the same things and the error was raised at the same
-    line; a model whose engine fails would else write some pages for each request.
+    line; a model whose engine fails would else write some pages for each request. Records stay as they are:
+    other handlers get them too.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         """Let everything through once.
 
         Args:
+            handler: whose filter this is; writes what is said with a count.
             clock: seconds since any moment.
         """
         super().__init__()
-        self._clock = clock
+        self._handler, self._clock = handler, clock
+        self._lock = threading.Lock()  # filters run outside the lock of their handler
         self._said: dict[Hashable, tuple[float, int]] = {}  # fault -> when it was said, how often not since
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -32,8 +37,22 @@ class SparingTracebacks(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return True
+        fault = (record.getMessage(), type(error), _find_line(error.__traceback__))
+        with self._lock:
+            left_out = self._count(fault)
+        if left_out:
+            counted = copy.copy(record)
+            counted.msg = f"{record.getMessage()} ({left_out} times more since it was last said)"
+            counted.args = ()
+            self._write(counted)  # Python < 3.12 has no filters that return another record
+        return left_out == 0
+
+    def _count(self, fault: Hashable) -> int | None:
+        """Return how often a fault that is to be said now was left out before, or None where it is not.
+
+        With the lock held.
+        """
         now_s = self._clock()
-        fault: Hashable = (record.getMessage(), type(error), _find_line(error.__traceback__))
         if fault not in self._said and len(self._said) >= _MAX_SAID:
             self._said = {key: said for key, said in self._said.items() if now_s - said[0] < _PERIOD_S}
             if len(self._said) >= _MAX_SAID:
@@ -41,12 +60,17 @@ class SparingTracebacks(logging.Filter):
         at_s, left_out = self._said.get(fault, (-_PERIOD_S, 0))
         if now_s - at_s < _PERIOD_S:
             self._said[fault] = (at_s, left_out + 1)
-            return False
+            return None
         self._said[fault] = (now_s, 0)
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} times more since it was last said)"
-            record.args = ()
-        return True
+        return left_out
+
+    def _write(self, record: logging.LogRecord) -> None:
+        """Do what is left of `Handler.handle` after its filters."""
+        self._handler.acquire()
+        try:
+            self._handler.emit(record)
+        finally:
+            self._handler.release()
 
 
 def _find_line(trace: TracebackType | None) -> tuple[str, int] | None:

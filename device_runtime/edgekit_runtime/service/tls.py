@@ -59,6 +59,7 @@ class TlsListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._shaking: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
+        http.expect(is_local=False)
         http.loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:

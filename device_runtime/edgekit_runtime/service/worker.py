@@ -266,7 +266,7 @@ def main() -> None:
     end_with(order.parent)
     logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(SparingTracebacks())
+        handler.addFilter(SparingTracebacks(handler))
     for refused in confine(order.isolation):
         _logger.warning("the system does not allow %s", refused)
     states = memoryview(mmap.mmap(table, order.connections))
