@@ -79,9 +79,9 @@ def test_threads_lose_no_fault() -> None:
     log, interval_s = Log(), sys.getswitchinterval()
 
     def fail(number: int) -> None:
-        for count in range(1500):
+        for count in range(4000):
             log.fail(f"{number}-{count % 300}")  # more than are kept apart
-            log.now_s += 0.2  # so that some are forgotten now and then
+            log.now_s += 0.9  # so that some are forgotten each time
 
     threads = [threading.Thread(target=fail, args=(number,)) for number in range(4)]
     failures: list[object] = []
