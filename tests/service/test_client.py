@@ -156,6 +156,14 @@ def fake_service(path: Path, behave: Callable[[socket.socket], None]) -> Iterato
             thread.join(10)
 
 
+def answer_with(stated: str, values: bytes) -> bytes:
+    text = f'{{"outputs":[{{"name":"y",{stated},"parameters":{{"binary_data_size":{len(values)}}}}}]}}'
+    return (
+        f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + len(values)}\r\n\r\n{text}"
+    ).encode() + values
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -169,6 +177,8 @@ def fake_service(path: Path, behave: Callable[[socket.socket], None]) -> Iterato
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabcdef",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]",
         b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs": 1}',
+        answer_with('"datatype":"FP32","shape":[-1,-2]', bytes(8)),
+        answer_with(f'"datatype":"FP32","shape":{[1] * 70}', bytes(4)),
     ],
 )
 def test_answer_that_is_none_becomes_an_error(tmp_path: Path, answer: bytes) -> None:
@@ -178,14 +188,6 @@ def test_answer_that_is_none_becomes_an_error(tmp_path: Path, answer: bytes) -> 
         pytest.raises(TransportError),
     ):
         client.infer("linear", {"x": X})
-
-
-def answer_with(stated: str, values: bytes) -> bytes:
-    text = f'{{"outputs":[{{"name":"y",{stated},"parameters":{{"binary_data_size":{len(values)}}}}}]}}'
-    return (
-        f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(text)}\r\n"
-        f"Content-Length: {len(text) + len(values)}\r\n\r\n{text}"
-    ).encode() + values
 
 
 def test_answers_that_change_between_calls_are_read_for_what_they_are(tmp_path: Path) -> None:

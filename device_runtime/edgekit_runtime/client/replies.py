@@ -119,18 +119,24 @@ def read_reply(
     except (ValueError, KeyError, TypeError) as cause:
         raise TransportError(f"the answer is not one of the protocol: {cause!r}") from cause
     found, targets = {}, targets or {}
-    for output in outputs:
-        if output.is_shared:
-            if output.name not in targets:
-                raise TransportError(f"output '{output.name}' went to shared memory, which was not asked for")
-            found[output.name] = _shape(targets[output.name], output.shape)
-        else:
-            array = output.view(body, json_bytes, len(body))
-            found[output.name] = array if array.flags.aligned and array.flags.writeable else array.copy()
+    try:
+        for output in outputs:
+            found[output.name] = _take(output, targets, body, json_bytes)
+    except ValueError as cause:  # sizes that no array has, or not that one
+        raise TransportError(f"the answer is not one of the protocol: {cause}") from cause
     size_bytes = len(head.data) + len(body)
     if size_bytes > len(memory) or head.closes:
         return found, None
     return found, Layout(head.data + text, size_bytes, outputs, memory)
+
+
+def _take(output: _Output, targets: Mapping[str, Array], body: memoryview, json_bytes: int) -> Array:
+    if output.is_shared:
+        if output.name not in targets:
+            raise TransportError(f"output '{output.name}' went to shared memory, which was not asked for")
+        return _shape(targets[output.name], output.shape)
+    array = output.view(body, json_bytes, len(body))
+    return array if array.flags.aligned and array.flags.writeable else array.copy()
 
 
 def load_json(body: memoryview) -> Any:
