@@ -28,6 +28,7 @@ from edgekit_runtime.service.plain import to_plain
 from edgekit_runtime.variants import DEFAULT_VARIANT
 
 _MODULE: Final = "edgekit_runtime.contest_process"
+_HANG_S: Final = 3600.0  # beyond its time: TensorRT builds an engine for each setting, minutes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Order:
         rounds: most of them.
         end_s: on the monotonic clock; no round but the first starts later.
         seed: of the orders.
+        parent: process that waits for the answer, with which this one ends.
     """
 
     package: str
@@ -89,6 +91,7 @@ class Order:
     rounds: int
     end_s: float
     seed: int
+    parent: int
 
 
 class Measure(Protocol):
@@ -132,16 +135,23 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
             rounds=rounds,
             end_s=time.monotonic() + seconds,
             seed=seed,
+            parent=os.getpid(),
         )
-        done = subprocess.run(
-            [sys.executable, "-m", _MODULE],
-            input=json.dumps(to_plain(order)),
-            capture_output=True,
-            check=False,
-            text=True,
-            cwd="/",  # nobody but the system's owner can put modules there
-            env=child_environment(),
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", _MODULE],
+                input=json.dumps(to_plain(order)),
+                capture_output=True,
+                check=False,
+                text=True,
+                cwd="/",  # nobody but the system's owner can put modules there
+                env=child_environment(),
+                timeout=max(seconds, 0.0) + _HANG_S,
+            )
+        except subprocess.TimeoutExpired as cause:
+            raise BackendError(
+                f"a measuring process hangs: it did not end within {cause.timeout:g} s"
+            ) from cause
         if done.returncode:
             words = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise BackendError(f"a measuring process ended {describe_end(done.returncode)}: {words[0]}")

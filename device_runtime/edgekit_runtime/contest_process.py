@@ -16,6 +16,7 @@ from edgekit_runtime.contest import Order, Setting
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
 from edgekit_runtime.latency import LatencyLimits
 from edgekit_runtime.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.service.confinement import end_with
 from edgekit_runtime.service.instances import open_instances
 from edgekit_runtime.service.plain import from_plain
 from edgekit_runtime.sessions.session import Session, open_choice
@@ -79,6 +80,7 @@ def _open(
 
 def _main() -> None:
     order = from_plain(Order, json.load(sys.stdin))
+    end_with(order.parent)
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)  # engines print
         with read_package(Path(order.package), TrustStore.from_folder(Path(order.keys))) as package:

@@ -1,6 +1,11 @@
 import importlib
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +16,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
 
+from edgekit_runtime import contest
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.cli import main
 from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.processes import child_environment
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
@@ -103,6 +110,51 @@ def test_a_process_that_dies_ends_the_tournament_with_its_last_words(
         path.write_bytes(b"another file")
         with pytest.raises(BackendError, match=r"ended with exit code 1: .*x\.edgepkg"):
             hold_tournament(package, find_keys_folder())
+
+
+def test_a_process_that_hangs_ends_the_tournament(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "_HANG_S", 0.0)  # none is done at once
+    with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
+        measure = contest.measure_afresh(package, find_keys_folder())
+        with pytest.raises(BackendError, match="hangs"):
+            measure([contest.Setting()], rounds=1, seconds=1e-3, seed=0)
+
+
+_HOLDS_A_CONTEST = """
+import hashlib, pathlib, sys
+from edgekit_runtime import contest
+class Package:  # its manifest counts for nothing before the keys are read
+    path = pathlib.Path("/x.edgepkg")
+    class manifest:
+        to_bytes = staticmethod(lambda: b"")
+contest.measure_afresh(Package, pathlib.Path(sys.argv[1]))([contest.Setting()], rounds=1, seconds=1, seed=0)
+"""
+
+
+def test_a_measuring_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    pipe = tmp_path / "keys" / "slow.pub.pem"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", _HOLDS_A_CONTEST, str(tmp_path / "keys")]
+    started = subprocess.Popen(command, env=child_environment(), cwd="/")
+    with started as waiting, pipe.open("wb"):  # waits until it is being read
+        children = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text()
+        (pid,) = map(int, children.split())
+        os.kill(pid, signal.SIGSTOP)  # one that could not even notice
+        waiting.kill()
+        end_s = time.monotonic() + 60
+        while is_running(pid):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.fixture(autouse=True)
