@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from tests.service.service_parts import (
 )
 from tests.service.wiring_parts import X, changed, index, infer, load, metrics, wait_until, write
 
-from edgekit_runtime.errors import SlotError
+from edgekit_runtime import Client
+from edgekit_runtime.errors import RequestError, SlotError
 from edgekit_runtime.service.config import Inference
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.packages import PackageFiles
@@ -144,6 +146,26 @@ class SlowDisk(PackageFiles):
     def names(self) -> Sequence[str]:
         assert self.is_up.wait(60)
         return super().names()
+
+
+def test_service_is_not_ready_before_it_has_looked_up_its_models(maker: PackageMaker, folder: Path) -> None:
+    write(maker, folder, "1.0.0")
+    source = SlowDisk([folder], maker.trust)
+    source.is_up.clear()
+    config = make_config(folder.parent)
+    with ThreadPoolExecutor(1) as thread, Client(config.listen.unix_socket) as client:
+        starting = thread.submit(Running, config, source)
+        try:
+            wait_until(Path(config.listen.unix_socket).exists)
+            assert not client.ready()
+            with pytest.raises(RequestError, match="looked up") as refused:
+                client.infer("linear", {"x": X})
+            assert refused.value.status == 503
+        finally:
+            source.is_up.set()
+            service = starting.result(60)
+        assert client.ready()
+        service.stop()
 
 
 def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, folder: Path) -> None:

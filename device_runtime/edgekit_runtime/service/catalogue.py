@@ -35,13 +35,15 @@ class Catalogue:
 
     Attributes:
         by_name: the models; one that failed to load or was unloaded stays.
+        is_listed: whether what is installed was looked up, so that all that shall serve is in here.
     """
 
-    __slots__ = ("by_name",)
+    __slots__ = ("by_name", "is_listed")
 
     def __init__(self) -> None:
         """Make one without models."""
         self.by_name: dict[str, Model] = {}
+        self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
         """Return what serves `name`, of the given version or of the default one.
@@ -86,7 +88,7 @@ class Catalogue:
 
     def is_ready(self) -> bool:
         """Whether every model that was asked for serves, or will at its next request."""
-        return all(
+        return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()
         )
@@ -99,6 +101,8 @@ class Catalogue:
 
     def _explain(self, name: str, version: str | None) -> EdgekitError:
         model = self.by_name.get(name)
+        if model is None and not self.is_listed:
+            return RequestError(503, "the models are being looked up", retry_after_s=SWAP_RETRY_S)
         if model is None:
             known = ", ".join(sorted(self.by_name)[:20]) or "none"
             return RequestError(404, f"model '{name[:80]}' is unknown, there are: {known}")

@@ -98,6 +98,7 @@ class Registry:
         names = await self._keeper.list_names()
         for name in names:
             self.models.by_name.setdefault(name, Model()).state = "LOADING"
+        self.models.is_listed = True
         for name in names:
             try:
                 await self.load(name, for_others=False)

@@ -67,8 +67,10 @@ class Rollouts:
         if opener is not None:
             opener = functools.partial(opener, beside=current.loaded)
         fresh = (await self._keeper.open(name, dataclasses.replace(options, opener=opener)))[0]
-        if fresh.version == current.version:  # the new one failed its self-test, and its source fell back
-            model.failed[newest.version] = "rejected: failed its self-test; the log says why"
+        if fresh.version == current.version:  # its source fell back
+            model.failed[newest.version] = (
+                "not opened: it failed, which the log says, or was rolled back meanwhile"
+            )
             await self._keeper.retire([fresh])
         else:
             await self._try(name, model, (current, fresh), options)
