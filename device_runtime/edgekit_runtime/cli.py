@@ -15,6 +15,7 @@ from typing import Final
 from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.processes import open_standard_descriptors
 
 _COMMANDS: Final = (
     "install",
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)
+    open_standard_descriptors()
     logging.basicConfig(format="edgekit-device: %(message)s", level=logging.WARNING)
     try:
         outcome: Outcome = arguments.run(arguments)

@@ -20,6 +20,19 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
+def open_standard_descriptors() -> None:
+    """Open `/dev/null` where this process was started without a standard descriptor.
+
+    Else the next file or socket takes its place, into which engines print, and which children cannot get.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # noqa: PERF203  # each is a try of its own
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free, which is this one
+            os.set_inheritable(descriptor, True)
+
+
 def describe_end(exit_code: int) -> str:
     """Return `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
 

@@ -21,11 +21,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.slot_cases import write_keys
 from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, make_config, running
+from tests.service.worker_parts import wait_for
 
 import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
+from edgekit_runtime.processes import child_environment
 from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
@@ -118,6 +120,20 @@ def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None
         code, printed = service.end()
         assert (code, printed.strip()) == (0, "stopped")
         assert not service.socket_path.exists()
+
+
+def test_service_without_standard_descriptors_serves_an_isolated_model(folder: Path) -> None:
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--isolate", "linear", "--port", "0"]
+    command += ["--package", str(folder / "linear.edgepkg"), "--unix-socket", str(folder / "serve.sock")]
+    environment = {**child_environment(), "EDGEKIT_HOME": str(folder)}
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with subprocess.Popen([*closing, *command], env=environment, cwd=folder) as process:
+        try:
+            with Client(str(folder / "serve.sock")) as client:
+                wait_for(lambda: (folder / "serve.sock").exists() and client.ready(), "the service")
+                assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+        finally:
+            process.terminate()
 
 
 def test_metrics_of_a_running_service_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
