@@ -13,13 +13,15 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final, TextIO, TypeAlias
 
 from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.processes import child_environment, give_way
 from edgekit_runtime.statements import Statement, read_unverified
 
 _MAX_GOOD: Final = 256  # envelopes
+_TRIES: Final = 2  # processes a question: one may be ended for want of memory, or by hand
+_ANSWER_S: Final = 30.0  # for an answer of a process that starts, slowed, on a small device
 
 _Question: TypeAlias = "tuple[str, str, str] | None"
 """An envelope in base64, its predicate type and where it lies; None: can the keys be read?"""
@@ -83,13 +85,16 @@ class VerifyingProcess:
 
     def _ask(self, question: _Question) -> None:
         with self._lock:
-            if self._child is None:
-                self._child = _Child(self._arguments, gives_way=True)
-            try:
-                answer = self._child.ask(question)
-            except UnavailableError:
-                self._end()
-                raise
+            for left in reversed(range(_TRIES)):
+                try:
+                    if self._child is None:
+                        self._child = _Child(self._arguments, gives_way=not self._stays)
+                    answer = self._child.ask(question)
+                    break
+                except UnavailableError:
+                    self._end()
+                    if not left:
+                        raise
             if not self._stays:
                 self._end()
         if answer is not None:
@@ -109,11 +114,12 @@ class _Child:
         with near, far:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "edgekit_runtime.verifying", *arguments],
+                    [sys.executable, "-m", "edgekit_runtime.verifying", str(far.fileno()), *arguments],
                     cwd="/",  # nobody but the system's owner can put modules there
                     env=child_environment(),
-                    stdin=far.fileno(),
-                    stdout=far.fileno(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # what is imported may print, and that is no answer
+                    pass_fds=(far.fileno(),),
                     start_new_session=True,  # Ctrl-C is for the service
                 )
             except OSError as cause:
@@ -122,18 +128,22 @@ class _Child:
                 ) from cause
             if gives_way:  # to requests: a new version can wait for them, they cannot wait for it
                 give_way(self._process.pid)
-            self._lines = near.makefile("rw")
+            near.settimeout(_ANSWER_S)
+            self._lines = near.makefile("rw", encoding="ascii")
 
     def ask(self, question: _Question) -> _Answer:
         try:
             self._lines.write(f"{json.dumps(question)}\n")
             self._lines.flush()
-            answer: _Answer = json.loads(self._lines.readline())
+            return _read_answer(self._lines.readline())
+        except TimeoutError as cause:
+            raise UnavailableError(
+                f"the process that verifies signatures hangs ({_ANSWER_S:g} s); load the model again"
+            ) from cause
         except (OSError, ValueError) as cause:  # no line is no JSON
             raise UnavailableError(
                 "the process that verifies signatures ended before it answered; load the model again"
             ) from cause
-        return answer
 
     def end(self) -> None:
         self._process.kill()  # it has nothing to lose, and by itself it takes 10 ms
@@ -142,31 +152,53 @@ class _Child:
             self._lines.close()
 
 
-def _answer_questions(keys: Path | None) -> None:
-    """Answer each line of the standard input with a line: what the process is there for."""
+def _read_answer(line: str) -> _Answer:
+    """Return the answer on a line; yes is one thing only.
+
+    Raises:
+        ValueError: it is none.
+    """
+    answer = json.loads(line)
+    if answer is None:
+        return None
+    match answer:
+        case [str(message), str() | None as key_id]:
+            return message, key_id
+    raise ValueError(f"{line[:80]!r} is no answer")
+
+
+def _answer_questions(lines: TextIO, keys: Path | None) -> None:
+    """Answer each line of `lines` with a line: what the process is there for."""
     from edgekit_runtime.signing import TrustStore, find_keys_folder
 
     try:
         trust = TrustStore.from_folder(find_keys_folder() if keys is None else keys)
     except SignatureError as error:
-        for _ in sys.stdin:
-            _answer((str(error), None))
+        for _ in lines:
+            _answer(lines, (str(error), None))
         return
-    for line in sys.stdin:
+    for line in lines:
         question: _Question = json.loads(line)
         try:
             if question is not None:
                 envelope, predicate_type, where = question
                 trust.verify(base64.b64decode(envelope), predicate_type, where)
         except SignatureError as error:
-            _answer((str(error), error.key_id))
+            _answer(lines, (str(error), error.key_id))
         else:
-            _answer(None)
+            _answer(lines, None)
 
 
-def _answer(answer: _Answer) -> None:
-    print(json.dumps(answer), flush=True)
+def _answer(lines: TextIO, answer: _Answer) -> None:
+    lines.write(f"{json.dumps(answer)}\n")
+    lines.flush()
+
+
+def _main(descriptor: int, keys: Path | None) -> None:
+    with socket.socket(fileno=descriptor) as far, far.makefile("rw", encoding="ascii") as lines:
+        _answer_questions(lines, keys)
 
 
 if __name__ == "__main__":
-    _answer_questions(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    with contextlib.suppress(ConnectionError):  # nobody waits for the answer any more
+        _main(int(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

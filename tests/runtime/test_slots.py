@@ -1,5 +1,6 @@
 """Installing, starting, confirming, rejecting and rolling back, through the public interface."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import pytest
 from tests.runtime.slot_cases import rewrite_state
 
-from edgekit_runtime.errors import DigestError, PackageError, SignatureError, SlotError
+from edgekit_runtime.errors import DigestError, PackageError, SignatureError, SlotError, UnavailableError
 from edgekit_runtime.slots import MAX_BEGUN, Choice, Permissions, Slots
 from edgekit_runtime.slots.versions import is_older
+from edgekit_runtime.statements import Statement
 
 MakePackage = Callable[..., Path]
 
@@ -51,6 +53,27 @@ def prove(slots: Slots, package: Path) -> None:
 
 def packages_of(slots: Slots) -> list[str]:
     return sorted(path.name.split("-")[1] for path in (slots.folder / "models/linear").glob("*.edgepkg"))
+
+
+class AbsentVerifier:
+    """One whose process has ended."""
+
+    def verify(self, _envelope: bytes, _predicate_type: str, _where: str) -> tuple[Statement, str]:
+        raise UnavailableError("ended before it answered")
+
+
+def test_what_cannot_be_verified_now_does_not_give_way_to_another_version(
+    slots: Slots, package: MakePackage
+) -> None:
+    for version in ("1.0.0", "2.0.0"):
+        prove(slots, package(version))
+    before = slots.load("linear")
+    without = dataclasses.replace(slots, trust=AbsentVerifier())
+    for choose in (without.choose, without.begin_start):
+        with pytest.raises(UnavailableError):
+            choose("linear")
+    assert slots.load("linear") == before
+    assert start(slots) == "2.0.0"
 
 
 def test_a_device_without_state_has_no_models(slots: Slots) -> None:

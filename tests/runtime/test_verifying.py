@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from edgekit_runtime import verifying
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.processes import child_environment
@@ -94,16 +95,46 @@ def test_a_process_that_rests_leaves_none_behind(maker: Any, keys: Path) -> None
         assert find_children() == before
 
 
-def test_a_process_that_was_killed_accepts_nothing_and_the_next_one_serves(
-    maker: Any, trust: VerifyingProcess
+def test_a_process_that_was_killed_is_replaced_by_one_that_answers(
+    maker: Any, other_signer: Any, trust: VerifyingProcess
 ) -> None:
     trust.check_keys()  # it runs
-    for pid in find_children():
-        if b"edgekit_runtime.verifying" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    kill_verifiers(signal.SIGKILL)
+    trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+    kill_verifiers(signal.SIGKILL)
+    with pytest.raises(SignatureError):
+        trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_processes_that_all_end_accept_nothing(
+    maker: Any, trust: VerifyingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust.rest()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UnavailableError, match="ended before it answered"):
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
-    trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_a_process_that_hangs_is_replaced_by_one_that_answers(
+    maker: Any, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "_ANSWER_S", 0.5)
+    with VerifyingProcess(keys) as trust:
+        monkeypatch.setattr(verifying, "_ANSWER_S", 60.0)  # of the next one
+        kill_verifiers(signal.SIGSTOP)
+        trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_what_is_printed_in_the_process_is_no_answer(
+    other_signer: Any, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('null', flush=True)")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with VerifyingProcess(keys) as trust:
+        trust.check_keys()
+        with pytest.raises(SignatureError):
+            trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
 
 
 def test_a_later_process_leaves_the_processors_to_requests(keys: Path, trust: VerifyingProcess) -> None:
@@ -142,6 +173,12 @@ def test_it_ends_with_who_started_it(keys: Path) -> None:
     while any(str(keys) in line for line in read_command_lines()):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def kill_verifiers(number: int) -> None:
+    for pid in find_children():
+        if b"edgekit_runtime.verifying" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, number)
 
 
 def read_command_lines() -> Iterator[str]:

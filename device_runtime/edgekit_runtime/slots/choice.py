@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.errors import EdgekitError, SlotError
+from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.folder import ModelFolder
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState
@@ -82,11 +82,14 @@ def open_first(
 
     Raises:
         NothingToOpenError: there is none; says why for each.
+        UnavailableError: whether one is whole cannot be found out now.
     """
     problems = [] if problem is None else [problem]
     for item in candidates:
         try:
             package = folder.open(state, item)
+        except UnavailableError:  # nothing is known of the package
+            raise
         except EdgekitError as cause:
             problems.append(f"{item.version}: {cause}")
             continue
@@ -116,6 +119,7 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
+        UnavailableError: as from `open_first`; nothing is recorded.
         SlotError: from `decide`.
     """
     try:
