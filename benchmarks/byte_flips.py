@@ -21,7 +21,8 @@ import numpy as np
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import PackageError
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.signing import TrustStore
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 

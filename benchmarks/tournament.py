@@ -23,11 +23,12 @@ import numpy as np
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.keys import find_keys_folder
 from edgekit_runtime.latency import Latency
 from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.tournament import hold_tournament
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx

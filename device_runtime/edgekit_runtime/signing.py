@@ -4,6 +4,7 @@ Making keys and signatures is the toolkit's part (`edgekit_toolkit.sign`); a dev
 """
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,26 +15,25 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX
 from edgekit_runtime.statements import Envelope, Statement, encode_signed
 
-PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
 MAX_KEY_FILE_BYTES: Final = 64 << 10
-
-
-def find_keys_folder() -> Path:
-    """Return the folder of keys: `$EDGEKIT_HOME/keys`, or `~/.config/edgekit/keys`."""
-    home = os.environ.get("EDGEKIT_HOME")
-    return (Path(home) if home else Path.home() / ".config" / "edgekit") / "keys"
 
 
 def read_public_key(path: Path) -> Key:
     """Return the public key in a PEM file; its key id is the sha256 of the key, not the file's name.
 
     Raises:
-        SignatureError: unreadable, too large, or not a public key of a kind that securesystemslib knows.
+        SignatureError: unreadable, no regular file, too large, or not a public key of a kind that
+            securesystemslib knows.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SignatureError(
+                    f"public key {path}: is no regular file; put the key itself there, or a link to its file"
+                )
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as cause:
         raise SignatureError(f"cannot read public key {path}: {cause.strerror}") from cause
@@ -93,3 +93,8 @@ class TrustStore:
                 key_id,
             ) from cause
         return opened.read(predicate_type, where), key_id
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; where it is a pipe or a device, opening it could wait for somebody who never comes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither

@@ -12,8 +12,9 @@ from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import DigestError, SignatureError
+from edgekit_runtime.keys import find_keys_folder
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgekit_runtime.signing import TrustStore, find_keys_folder, read_public_key
+from edgekit_runtime.signing import TrustStore, read_public_key
 from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.sign import StatementSigner

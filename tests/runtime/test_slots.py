@@ -76,6 +76,18 @@ def test_what_cannot_be_verified_now_does_not_give_way_to_another_version(
     assert start(slots) == "2.0.0"
 
 
+def test_what_cannot_be_verified_now_is_left_out_of_no_state(slots: Slots, package: MakePackage) -> None:
+    prove(slots, package("1.0.0"))
+    lost = slots.folder / "models/linear/state.json"
+    lost.unlink()
+    without = dataclasses.replace(slots, trust=AbsentVerifier())
+    for use in (without.load, without.begin_start, lambda model: without.confirm(model, "1.0.0")):
+        with pytest.raises(UnavailableError):
+            use("linear")
+        assert not lost.exists()
+    assert start(slots) == "1.0.0"
+
+
 def test_a_device_without_state_has_no_models(slots: Slots) -> None:
     assert (slots.models(), slots.folder.exists()) == ((), False)
 

@@ -1,12 +1,13 @@
 """Signatures verified in another process: the verdicts are those of `TrustStore`, and it fails closed."""
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -128,29 +129,29 @@ def test_a_process_that_hangs_is_replaced_by_one_that_answers(
 def test_what_is_printed_in_the_process_is_no_answer(
     other_signer: Any, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('null', flush=True)")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    run_first("print('null', flush=True)", tmp_path, monkeypatch)
     with VerifyingProcess(keys) as trust:
         trust.check_keys()
         with pytest.raises(SignatureError):
             trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
 
 
-def test_a_later_process_leaves_the_processors_to_requests(keys: Path, trust: VerifyingProcess) -> None:
+def test_a_later_process_leaves_the_processors_to_requests(
+    keys: Path, tmp_path: Path, trust: VerifyingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trust.rest()
     before = find_children()
-    key = (keys / "k.pub.pem").read_bytes()
-    os.mkfifo(keys / "slow.pub.pem")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    run_first(f"open({str(gate)!r}).close()", tmp_path, monkeypatch)
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(trust.check_keys)
-        with (keys / "slow.pub.pem").open("wb") as slow:  # waits until it is read
+        with gate.open("w"):  # waits until it is read
             (child,) = find_children() - before
-            expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
-            assert os.getpriority(os.PRIO_PROCESS, child) == expected
+            wait_until(lambda: os.getpriority(os.PRIO_PROCESS, child) == expected)
             session = Path(f"/proc/{child}/autogroup")
-            assert not session.exists() or session.read_text().endswith("nice 5\n")
-            slow.write(key)
+            wait_until(lambda: not session.exists() or session.read_text().endswith("nice 5\n"))
         asked.result(30)
 
 
@@ -163,16 +164,138 @@ def test_a_file_that_is_no_key_is_named(keys: Path) -> None:
 
 
 def test_it_ends_with_who_started_it(keys: Path) -> None:
-    """The end of the pipe says so, however its parent came to its end."""
+    """Also where it could not read the end of the pipe."""
     code = (
-        "import os, sys; from pathlib import Path; from edgekit_runtime.verifying import VerifyingProcess;"
-        "trust = VerifyingProcess(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+        "import os, signal, sys; from pathlib import Path; from edgekit_runtime.verifying import *;"
+        "trust = VerifyingProcess(Path(sys.argv[1])); trust.check_keys();"
+        "child = int(Path('/proc/thread-self/children').read_text()); os.kill(child, signal.SIGSTOP);"
+        "print(child, Path(f'/proc/{child}/cmdline').read_text(), flush=True); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", code, str(keys)], env=child_environment(), check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(keys)],
+        env=child_environment(),
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child, _, seen = ended.stdout.partition(" ")
+    assert (ended.returncode, str(keys) in seen) == (-signal.SIGKILL, True)
+    wait_until(lambda: str(keys) not in read_command_line(int(child)))
+
+
+def test_a_question_that_was_given_up_answers_no_other_one(
+    maker: Any, other_signer: StatementSigner, trust: VerifyingProcess
+) -> None:
+    def give_up(_number: int, _frame: object) -> None:
+        raise MemoryError
+
+    trust.check_keys()
+    kill_verifiers(signal.SIGSTOP)
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(MemoryError):
+            trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "good")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    kill_verifiers(signal.SIGCONT)
+    with pytest.raises(SignatureError):
+        trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "bad")
+
+
+def test_an_answer_about_another_envelope_is_none(
+    maker: Any, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = hashlib.sha256(maker.signer(PAYLOAD)).hexdigest()
+    start_instead(
+        f"""#!{sys.executable}
+import socket, sys
+lines = socket.socket(fileno=int(sys.argv[3])).makefile("rw")
+for line in lines:
+    lines.write('["{other} {EVIDENCE_PREDICATE_TYPE}"]\\n')
+    lines.flush()
+""",
+        tmp_path,
+        monkeypatch,
+    )
+    with VerifyingProcess(keys) as trust, pytest.raises(UnavailableError):
+        trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_last_words_of_a_process_are_said(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_instead("#!/bin/sh\necho out of luck >&2\nexit 3\n", tmp_path, monkeypatch)
+    with (
+        VerifyingProcess(keys) as trust,
+        pytest.raises(UnavailableError, match="answered, with exit code 3: out of luck; try again"),
+    ):
+        trust.check_keys()
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_the_end_waits_for_no_answer(keys: Path, rests: bool) -> None:
+    before = find_children()
+    trust = VerifyingProcess(keys)
+    trust.check_keys()
+    kill_verifiers(signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(trust.check_keys)
+        wait_until(asked.running)
+        if rests:
+            pool.submit(trust.rest).result(5)
+        pool.submit(trust.__exit__, None, None, None).result(5)
+        with pytest.raises(UnavailableError):
+            asked.result(5)
+    assert find_children() == before
+    with pytest.raises(UnavailableError, match="the service ends"):
+        trust.check_keys()
+
+
+def test_a_pipe_among_the_keys_is_refused(keys: Path, trust: VerifyingProcess) -> None:
+    trust.check_keys()
+    (keys / "link.pub.pem").symlink_to(keys / "k.pub.pem")
+    trust.check_keys()
+    os.mkfifo(keys / "slow.pub.pem")
+    with pytest.raises(SignatureError, match=r"slow\.pub\.pem: is no regular file"):
+        trust.check_keys()
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_key_that_was_removed_is_not_trusted_again(
+    maker: Any, keys: Path, trust: VerifyingProcess, rests: bool
+) -> None:
+    if rests:
+        trust.rest()
+    envelope = maker.signer(PAYLOAD)
+    trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
+    (keys / "k.pub.pem").rename(keys / "k.away")
+    with pytest.raises(SignatureError, match="trusted are: none"):
+        trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
+    (keys / "k.away").rename(keys / "k.pub.pem")
+    trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
+
+
+def start_instead(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes of Python be this one."""
+    path = folder / "instead"
+    path.write_text(script)
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def run_first(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes of Python begin with `code`."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder / "site"))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 30
-    while any(str(keys) in line for line in read_command_lines()):
+    while not is_so():
         assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def kill_verifiers(number: int) -> None:
@@ -181,7 +304,7 @@ def kill_verifiers(number: int) -> None:
             os.kill(pid, number)
 
 
-def read_command_lines() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            yield path.read_text(errors="replace")
+def read_command_line(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace")
+    return ""

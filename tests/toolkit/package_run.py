@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edgekit_runtime.archive import OpenedPackage, read_package
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.signing import TrustStore
 from edgekit_toolkit.cli import main
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"

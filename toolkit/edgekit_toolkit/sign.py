@@ -27,12 +27,8 @@ from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[at
 
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.files import write_atomically
-from edgekit_runtime.signing import (
-    MAX_KEY_FILE_BYTES,
-    PUBLIC_KEY_SUFFIX,
-    find_keys_folder,
-    read_public_key,
-)
+from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+from edgekit_runtime.signing import MAX_KEY_FILE_BYTES, read_public_key
 from edgekit_runtime.statements import Envelope, encode_signed
 
 DEFAULT_KEY_NAME: Final = "default"

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.signing import TrustStore, find_keys_folder
+from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
 from edgekit_runtime.slots.notice import find_running_service, tell_service
 

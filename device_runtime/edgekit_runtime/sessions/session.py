@@ -112,7 +112,8 @@ def open_session(
         return open_choice(selected, apply_tuned(package.manifest, order[variant].backend), threads)
     if trust is None:
         # Not for those who verify elsewhere: it would take a sixth of an idle service's memory.
-        from edgekit_runtime.signing import TrustStore, find_keys_folder
+        from edgekit_runtime.keys import find_keys_folder
+        from edgekit_runtime.signing import TrustStore
 
         trust = TrustStore.from_folder(find_keys_folder())
     with read_package(package, trust, limits) as opened:

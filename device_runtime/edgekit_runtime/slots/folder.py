@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.archive import Limits, OpenedPackage, read_package
-from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError
+from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
 from edgekit_runtime.files import Disk, write_atomically
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
@@ -179,9 +179,10 @@ class ModelFolder:
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
             PackageError: what was read back is not what was written.
+            UnavailableError: whether that is so cannot be found out now.
         """
         path = self.path / _file_name(item, factory=factory)
-        with contextlib.suppress(EdgekitError):
+        with _passing_bad_ones():
             self._open(path, item).close()
             return False
         mode = 0o400 if factory else 0o600
@@ -248,7 +249,11 @@ class ModelFolder:
         return sorted(path.name for path in self.path.iterdir())
 
     def _find_packages(self) -> ModelState:
-        """Return a state of the packages that are there whole: the newest two in the slots, both unproven."""
+        """Return a state of the packages that are there whole: the newest two in the slots, both unproven.
+
+        Raises:
+            UnavailableError: whether one of them is whole cannot be found out now.
+        """
         slots: list[Installed] = []
         factories: list[Installed] = []
         try:
@@ -258,7 +263,7 @@ class ModelFolder:
         for prefix, found in ((_SLOT, slots), (_FACTORY, factories)):
             packages = [name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)]
             for name in packages[:_MAX_FOUND]:
-                with contextlib.suppress(EdgekitError):
+                with _passing_bad_ones():
                     found.append(self._recognise(self.path / name, factory=prefix == _FACTORY))
         slots.sort(key=lambda item: sort_key(item.version), reverse=True)
         active, spare, *_ = (*slots, None, None)
@@ -289,3 +294,13 @@ def _as_record_error() -> Iterator[None]:
         yield
     except OutputError as cause:
         raise RecordError(str(cause)) from cause
+
+
+@contextlib.contextmanager
+def _passing_bad_ones() -> Iterator[None]:
+    try:
+        yield
+    except UnavailableError:  # it may be whole
+        raise
+    except EdgekitError:
+        pass

@@ -74,7 +74,8 @@ def command(file: Path, *, as_json: bool) -> None:
 def _inspect(path: Path) -> Inspection:
     from edgekit_runtime.archive import read_package, read_unverified_manifest
     from edgekit_runtime.errors import SignatureError
-    from edgekit_runtime.signing import TrustStore, find_keys_folder
+    from edgekit_runtime.keys import find_keys_folder
+    from edgekit_runtime.signing import TrustStore
     from edgekit_toolkit.sign import list_keys
 
     trust = TrustStore.from_folder(find_keys_folder())

@@ -55,8 +55,9 @@ def command(
     import contextlib
 
     from edgekit_runtime.archive import read_package
+    from edgekit_runtime.keys import find_keys_folder
     from edgekit_runtime.sessions import open_preferred, open_session
-    from edgekit_runtime.signing import TrustStore, find_keys_folder
+    from edgekit_runtime.signing import TrustStore
 
     trust = TrustStore.from_folder(find_keys_folder())
     with contextlib.ExitStack() as stack:

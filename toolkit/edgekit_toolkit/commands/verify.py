@@ -76,7 +76,8 @@ def command(
 
 
 def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> TrustStore:
-    from edgekit_runtime.signing import PUBLIC_KEY_SUFFIX, TrustStore, find_keys_folder, read_public_key
+    from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+    from edgekit_runtime.signing import TrustStore, read_public_key
 
     folder = keys_folder or (None if key_files else find_keys_folder())
     in_folder = sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")) if folder else []

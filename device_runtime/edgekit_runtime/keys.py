@@ -1,0 +1,29 @@
+"""Where the public keys lie that are trusted, without what it takes to use them (`signing`)."""
+
+import os
+from pathlib import Path
+from typing import Final, TypeAlias
+
+PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
+
+KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
+"""Of each file: name, inode, size, and when content and inode changed last."""
+
+
+def find_keys_folder() -> Path:
+    """Return the folder of keys: `$EDGEKIT_HOME/keys`, or `~/.config/edgekit/keys`."""
+    home = os.environ.get("EDGEKIT_HOME")
+    return (Path(home) if home else Path.home() / ".config" / "edgekit") / "keys"
+
+
+def stamp_keys(folder: Path) -> KeysStamp:
+    """Return what differs once a key in `folder` was added, removed or replaced; no file is opened."""
+    found = []
+    for path in sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")):
+        try:
+            status = path.stat()  # of what a link leads to
+        except OSError:  # reading it will say why
+            found.append((path.name, 0, 0, 0, 0))
+            continue
+        found.append((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return tuple(found)
