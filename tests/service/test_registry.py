@@ -20,13 +20,14 @@ from tests.service.service_parts import (
 )
 
 from edgekit_runtime import Client
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
+from edgekit_runtime.statements import Statement, Verifier
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -263,6 +264,34 @@ def test_version_that_is_loaded_often_by_one_process_is_not_rejected_for_it(
         state = slots.load("linear").state
         assert state.current is not None
         assert (state.rejected, state.current.health, state.current.begun) == ((), UNPROVEN, 1)
+
+
+@dataclasses.dataclass
+class FailingVerifier:
+    """One whose process may be gone."""
+
+    trust: Verifier
+    is_gone: bool = False
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        if self.is_gone:
+            raise UnavailableError("ended before it answered")
+        return self.trust.verify(envelope, predicate_type, where)
+
+
+def test_version_that_cannot_be_verified_now_is_loaded_later(maker: PackageMaker, packages: Path) -> None:
+    trust = FailingVerifier(maker.trust)
+    slots = Slots(packages.parent / "state", trust)
+    slots.install(write(maker, packages, "1.0.0"))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
+        slots.install(write(maker, packages, "2.0.0"))
+        before, trust.is_gone = slots.load("linear"), True
+        assert load(service).status == 503
+        assert served_version(service) == "1.0.0"
+        assert slots.load("linear") == before
+        trust.is_gone = False
+        assert load(service).status == 200
+        assert served_version(service) == "2.0.0"
 
 
 def begun(slots: Slots) -> dict[str, int]:
