@@ -76,6 +76,17 @@ def test_what_cannot_be_verified_now_does_not_give_way_to_another_version(
     assert start(slots) == "2.0.0"
 
 
+def test_a_failure_is_recorded_where_no_other_version_can_be_verified_now(
+    slots: Slots, package: MakePackage
+) -> None:
+    for version in ("1.0.0", "2.0.0"):
+        prove(slots, package(version))
+    without = dataclasses.replace(slots, trust=AbsentVerifier())
+    with pytest.raises(UnavailableError):
+        without.reject("linear", "2.0.0", "fails")
+    assert start(slots) == "1.0.0"
+
+
 def test_what_cannot_be_verified_now_is_left_out_of_no_state(slots: Slots, package: MakePackage) -> None:
     prove(slots, package("1.0.0"))
     lost = slots.folder / "models/linear/state.json"

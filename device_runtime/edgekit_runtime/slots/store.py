@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
-from edgekit_runtime.errors import SlotError
+from edgekit_runtime.errors import SlotError, UnavailableError
 from edgekit_runtime.files import DISK, Disk
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
@@ -165,6 +165,7 @@ class Slots:
 
         Raises:
             SlotError: no such model.
+            UnavailableError: whether another version is whole cannot be found out now; it is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -172,15 +173,21 @@ class Slots:
             good = (item for item in select(state, None) if item.health != REJECTED)
             return state, tuple(item for item in good if item.version != version)
 
+        def record() -> None:
+            try:
+                self._change(model, lambda state: decide(state)[0])
+            except RecordError as cause:
+                _logger.warning("%s: the failure of %s is not recorded: %s", model, version, cause)
+
         try:
             return begin(self._folders.find(model), decide, counted)
         except NothingToOpenError as cause:
             _logger.warning("%s", cause)
-        try:
-            self._change(model, lambda state: decide(state)[0])
-        except RecordError as cause:
-            _logger.warning("%s: the failure of %s is not recorded: %s", model, version, cause)
-        return None
+            record()
+            return None
+        except UnavailableError:
+            record()
+            raise
 
     def rollback(self, model: str) -> ModelState:
         """Make the previous version the active one, record the active one as rejected, return the new state.
