@@ -6,11 +6,22 @@ import socket
 import sys
 import time
 from array import array
+from types import SimpleNamespace
+from typing import Any
 
 from edgekit_runtime.service.channel import Kind
+from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.orders import TrialWord
+from edgekit_runtime.service.snapshots import write_snapshots
 
 ARM = {"answers": 3, "failed": 0}
+
+
+def write_counts() -> Any:
+    """Return the counts of a version that nobody asked, as a worker tells them."""
+    version = SimpleNamespace(version="1", metrics=LaneMetrics("", ""), to_json=dict)
+    counts, _ = json.loads(write_snapshots([version]))["1"]  # type: ignore[list-item]
+    return counts
 
 
 def main() -> None:
@@ -34,6 +45,14 @@ def main() -> None:
         tell("promote")
     if os.environ["LIE"] == "tried":  # without a word of what is known
         tell("tried")
+    if os.environ["LIE"] in ("early", "failing"):  # against its own counts
+        failed = {**ARM, "answers": 10**9, "failed": 10**9}
+        candidate = ARM if os.environ["LIE"] == "early" else failed
+        rollout = {"current": {**ARM, "answers": 10**9}, "candidate": candidate, "agreement": None}
+        said = [write_counts(), {"variant": "x", "rollout": rollout}]
+        say(Kind.WORKER_BEAT, json.dumps({version: said}).encode())
+        tell("tried")
+        tell("promote")
     if os.environ["LIE"] == "beat":
         rollout = {"current": ARM, "candidate": {**ARM, "answers": "many"}, "agreement": None}
         say(Kind.WORKER_BEAT, json.dumps({version: [{}, {"variant": "x", "rollout": rollout}]}).encode())

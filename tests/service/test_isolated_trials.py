@@ -1,6 +1,8 @@
 """A version on trial in the process of an isolated model: crashes, standby, counts, and who settles it."""
 
 import contextlib
+import errno
+import gc
 import os
 import signal
 import threading
@@ -29,10 +31,12 @@ from edgekit_runtime.service import starting
 from edgekit_runtime.service.canary import Gates
 from edgekit_runtime.service.drift import DriftLimits
 from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolated_trial import IsolatedTrial
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.worker_process import Worker
 from edgekit_runtime.slots import HEALTHY, Slots
 
 ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))
@@ -221,7 +225,7 @@ def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
             assert len({line.rsplit(" ", 1)[1] for line in lines}) == 1, lines
 
 
-@pytest.mark.parametrize("lie", ["tried", "promote", "beat", "silence"])
+@pytest.mark.parametrize("lie", ["tried", "promote", "early", "failing", "beat", "silence"])
 def test_worker_that_lies_about_a_trial_is_ended_alone(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
@@ -237,3 +241,36 @@ def test_worker_that_lies_about_a_trial_is_ended_alone(
         assert [line[1] for line in index(service) if line[2] == "READY"] == ["1.0.0", "1.0.0"]
         wait_for(lambda: other.statuses, "an answer of the other model")
     assert (set(other.statuses), other.ends, other.wrong) == ({200}, 0, 0)
+
+
+def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots: Slots) -> None:
+    with serving(slots, SHORT) as service:
+        for _ in ask_many(service, 1500):
+            if index(service)[0][1] == "2.0.0":
+                break
+
+        def count() -> int:
+            gc.collect()
+            return sum(isinstance(each, IsolatedTrial) for each in gc.get_objects())
+
+        wait_for(lambda: count() == 0, "the end of the trial", 5.0)
+
+
+def test_worker_that_cannot_be_asked_rejects_nothing_and_stops_no_loading(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Worker, "try_beside", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with serving(slots) as service:
+        reply = load(service)
+        assert (reply.status, "Too many open files" in reply.body.decode()) == (503, True)
+        assert rejected(slots) == {}
+        assert ask_again(service, infer_bytes(X)).json["model_version"] == "1.0.0"
+        assert load(service, "other").status == 200
+        monkeypatch.undo()
+        assert load(service).status == 200
+        assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

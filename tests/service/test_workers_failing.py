@@ -1,11 +1,13 @@
 """Workers that keep failing or misbehave, and services that die: who notices, and what is served instead."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.conftest import PackageMaker
@@ -17,6 +19,7 @@ from tests.service.service_parts import (
     get_bytes,
     infer_bytes,
     make_config,
+    post_bytes,
     running,
 )
 from tests.service.worker_parts import (
@@ -33,11 +36,12 @@ from tests.service.worker_parts import (
 )
 
 from edgekit_runtime.processes import child_environment
-from edgekit_runtime.service import starting
+from edgekit_runtime.service import isolated_model, starting, worker_process
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Crashes, Isolation, find_infer
 from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
 
 
 def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
@@ -156,3 +160,83 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
         finally:
             service.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
+
+
+def refuse_starts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the system start no process `count` times."""
+    left, start = [None] * count, worker_process.start
+
+    def refuse(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*arguments)
+
+    monkeypatch.setattr(worker_process, "start", refuse)
+
+
+def serve_two_versions(maker: PackageMaker, folder: Path) -> Slots:
+    slots = Slots(folder / "state", maker.trust, "x86-64")
+    for version in ("1.0.0", "2.0.0"):
+        maker.write(folder / f"{version}.edgepkg", version=version)
+        slots.install(folder / f"{version}.edgepkg")
+        slots.begin_start("linear").package.close()
+        slots.confirm("linear", version)
+    return slots
+
+
+@pytest.mark.parametrize("refusals", [4, 1000])
+def test_version_whose_process_the_system_does_not_start_is_not_rejected(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    slots = serve_two_versions(maker, tmp_path)
+    refuse_starts(monkeypatch, refusals)
+    models = {"linear": ModelOptions(isolation=Isolation(max_delay_s=0.25))}
+    with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
+        if refusals > 4:  # for longer than is waited for
+            monkeypatch.undo()
+            assert ask(service, infer_bytes(X)).status == 503
+            assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+        reply = ask_again(service, infer_bytes(X))
+        assert (reply.json["model_version"], reply.binary) == ("2.0.0", Y)
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert (current.version, current.health) == ("2.0.0", HEALTHY)
+
+
+def test_restarts_that_the_system_refuses_are_no_crashes_of_the_version(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = serve_two_versions(maker, tmp_path)
+    models = {"linear": ModelOptions(isolation=Isolation(max_crashes=2, max_delay_s=0.1))}
+    with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
+        refuse_starts(monkeypatch, 5)
+        pid = kill(service, signal.SIGSEGV)
+        wait_for(lambda: not is_running(pid), "the end of the worker")
+        assert ask_again(service, infer_bytes(X)).json["model_version"] == "2.0.0"
+        assert find_model(service).restarts == 1
+
+
+def test_fault_while_a_process_is_begun_stops_no_other_loading(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    maker.write(packages / "other.edgepkg", name="other")
+    models = {"linear": ModelOptions(isolation=Isolation())}
+    with running(make_config(tmp_path, models=models), PackageFiles([packages], maker.trust)) as service:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise ImportError("no descriptor for the file")
+
+        maker.write(packages / "linear.edgepkg")
+        load_linear = post_bytes("/v2/repository/models/linear/load", b"")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for name in ("__init__", "begin"):
+            with monkeypatch.context() as patched:
+                patched.setattr(isolated_model.IsolatedModel, name, fail)
+                assert ask(service, load_linear).status == 503
+        wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "closed descriptors")
+        assert ask(service, post_bytes("/v2/repository/models/other/load", b"")).status == 200
+        assert ask(service, load_linear).status == 200
+        assert ask_again(service, infer_bytes(X)).binary == Y

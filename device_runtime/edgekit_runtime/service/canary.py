@@ -189,6 +189,20 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
     return Promote()
 
 
+def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
+    """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
+
+    Args:
+        current: of the answers of the version in use, only the counts are looked at.
+        candidate: of the candidate's too.
+        gates: the limits.
+    """
+    if candidate.answers < gates.min_samples:
+        return False
+    counted = Observed(current=current, candidate=candidate)
+    return _find_errors(counted, gates).state is not _State.MISSED
+
+
 def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
     if observed.not_finite:
         return Rollback("not_finite", "the candidate answered NaN or infinity to finite inputs")

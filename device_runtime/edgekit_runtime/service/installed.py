@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit_runtime.archive import read_package
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
@@ -98,7 +98,9 @@ class InstalledModels:
             try:
                 with choice.package:
                     return load(choice.package, options)
-            except EdgekitError as error:  # noqa: PERF203  # each version is a try of its own
+            except UnavailableError:  # says nothing of the version  # noqa: PERF203
+                raise
+            except EdgekitError as error:  # each version is a try of its own
                 failure = error
                 _logger.warning("%s %s is rejected: %s", name, choice.version, error)
                 choice = self._reject(name, choice.version, str(error))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from edgekit_runtime.canonical import JsonValue
-from edgekit_runtime.errors import BackendError, UnavailableError
+from edgekit_runtime.errors import BackendError, EdgekitError, UnavailableError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.call import Call, Lane
 from edgekit_runtime.service.connection import Connection
@@ -19,6 +19,7 @@ from edgekit_runtime.tensors import TensorSpec
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from edgekit_runtime.service.isolated_model import IsolatedModel
     from edgekit_runtime.service.isolated_trial import IsolatedTrial
     from edgekit_runtime.service.orders import Given
 
@@ -58,6 +59,19 @@ class Processes(Protocol):
 
     def close(self, lane: "IsolatedLane") -> None:
         """Free a version; from any thread."""
+
+
+class Events(Protocol):
+    """What a model tells of itself."""
+
+    def on_started(self, model: "IsolatedModel", error: EdgekitError | None) -> None:
+        """It is loaded for the first time, or cannot be, for `error`; said once."""
+
+    def on_crash(self, model: "IsolatedModel", reason: str, *, is_loop: bool) -> None:
+        """A worker that had loaded it has crashed, too often where `is_loop`."""
+
+    def on_end(self, model: "IsolatedModel") -> None:
+        """It has ended its processes; said once."""
 
 
 class IsolatedLane(Lane):

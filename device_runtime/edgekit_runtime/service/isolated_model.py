@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.isolated_lane import Events, IsolatedLane
 from edgekit_runtime.service.isolated_trial import IsolatedTrial
 from edgekit_runtime.service.isolation import Crashes
 from edgekit_runtime.service.lives import Lives
@@ -26,21 +26,9 @@ from edgekit_runtime.service.worker_process import Worker
 
 _RESTART_S: Final = 1.0  # about how long a start takes, for who asks when to come again
 _MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
+_MAX_FIRST_REFUSALS: Final = 7  # of the system to start a process; with the waits between them about 8 s
 
 _logger = logging.getLogger(__name__)
-
-
-class Events(Protocol):
-    """What a model tells of itself."""
-
-    def on_started(self, model: "IsolatedModel", error: BackendError | None) -> None:
-        """It is loaded for the first time, or cannot be, for `error`; said once."""
-
-    def on_crash(self, model: "IsolatedModel", reason: str, *, is_loop: bool) -> None:
-        """A worker that had loaded it has crashed, too often where `is_loop`."""
-
-    def on_end(self, model: "IsolatedModel") -> None:
-        """It has ended its processes; said once."""
 
 
 class IsolatedModel:
@@ -63,7 +51,7 @@ class IsolatedModel:
         package: int,
         events: Events,
     ) -> None:
-        """Start the first worker.
+        """Make it; `begin` starts its first worker.
 
         Args:
             http: whose connections it is lent.
@@ -82,9 +70,8 @@ class IsolatedModel:
         self._has_started = self._is_over = False
         self._ready: list[Worker] = []  # the first `processes` of them answer, and one may stand by
         self.trial: IsolatedTrial | None = None
-        self._crashes = Crashes()
+        self._crashes, self._refusals = Crashes(), 0  # those of the system to start a process, in a row
         self._restart_s: float | None = None
-        self._begin()
 
     # For its lanes
 
@@ -112,14 +99,15 @@ class IsolatedModel:
         self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
     ) -> None:
         """Try a version in the worker of the one in use, as soon as that answers."""
-        trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened)
+        gates = self._order.config.models[self._order.name].rollout.gates
+        trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened, gates)
         if self._is_over:
             trial.close()
             return
         self.trial = trial.lane.trial = trial
+        trial.limit(self._loop, self._order.isolation.start_timeout_s, self._check_opened)
         if self._ready:
             trial.ask(self._ready[0])
-        self._loop.call_later(self._order.isolation.start_timeout_s, self._check_opened, trial)
 
     def promote(self, lane: IsolatedLane) -> bool:
         """Let the candidate take over, where it still lives: its worker goes on with it alone."""
@@ -235,32 +223,30 @@ class IsolatedModel:
         lived_s = self.lives.lose(worker)
         if self._is_over:
             return
-        if worker in self._ready:
-            self._ready.remove(worker)
+        self._ready = [each for each in self._ready if each is not worker]
+        self.restarts += 1
         trial = self.trial
         if trial is not None and trial.worker is worker:
             self._lose_trial(trial, reason)
-            self._restart(0.0)
+            self._restart(Crashes())
             return
         self._take_crash(reason, lived_s, is_final=worker.has_refused)
 
     def _take_crash(self, reason: str, lived_s: float, *, is_final: bool) -> None:
         self._crashes = self._crashes.after(lived_s, self._order.isolation)
-        manifest = self.lane.manifest
+        what = f"{self.lane.manifest.name} {self.lane.manifest.version}"
         if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
-            self._events.on_started(
-                self, BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}")
-            )
+            self._events.on_started(self, BackendError(f"{what}, in its worker: {reason}"))
             self.end()
             return
-        _logger.error("%s %s: its worker is lost: %s", manifest.name, manifest.version, reason)
+        _logger.error("%s: its worker is lost: %s", what, reason)
         if self._has_started:
             self._events.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
         if not self._is_over:
-            self._restart(self._crashes.delay_s(self._order.isolation))
+            self._restart(self._crashes)
 
-    def _restart(self, delay_s: float) -> None:
-        self.restarts += 1
+    def _restart(self, crashes: Crashes) -> None:
+        delay_s = crashes.delay_s(self._order.isolation)
         self._restart_s = self._loop.time() + delay_s
         self._loop.call_later(delay_s, self._fill)
 
@@ -270,17 +256,32 @@ class IsolatedModel:
         wanted = isolation.processes + isolation.standby if self._has_started else 1
         is_waiting = self._restart_s is not None and self._restart_s > self._loop.time() + 1e-3
         if len(self.lives) < wanted and not self._is_over and not is_waiting:
-            self._begin()
+            self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Start a worker; the first one from outside, all others by itself."""
         self._restart_s = None
         try:
             worker = Worker(self._http, self, self._order, self._package)
-        except OSError as cause:
-            reason = f"it cannot be started: {cause}"
-            self._loop.call_soon(lambda: self._take_crash(reason, 0.0, is_final=False))
+        except (OSError, MemoryError, ImportError) as cause:
+            self._loop.call_soon(self._take_refusal, repr(cause))
             return
+        self._refusals = 0
         self.lives.add(worker)
+
+    def _take_refusal(self, reason: str) -> None:
+        """Try again, later each time: that the system starts no process says nothing of the version."""
+        if self._is_over:
+            return
+        self._refusals += 1
+        manifest = self.lane.manifest
+        what = f"{manifest.name} {manifest.version}: its process cannot be started: {reason}"
+        if not self._has_started and self._refusals >= _MAX_FIRST_REFUSALS:
+            self._events.on_started(self, UnavailableError(f"{what}; load it again later", _RESTART_S))
+            self.end()
+            return
+        _logger.error("%s", what)
+        self._restart(Crashes(self._crashes.count + self._refusals))
 
     def _lose_trial(self, trial: IsolatedTrial, reason: str) -> None:
         manifest = trial.lane.manifest
@@ -291,8 +292,6 @@ class IsolatedModel:
 
     def _check_opened(self, trial: IsolatedTrial) -> None:
         """End a trial that has not begun: its worker hangs, or the version in use has none that lives."""
-        if trial is not self.trial or trial.is_open:
-            return
         reason = f"it did not load version {trial.given.version} in time"
         if trial.worker is not None:
             trial.worker.kill(reason)

@@ -18,6 +18,7 @@ _HISTOGRAMS: Final = ("queue", "compute", "total")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
 _SAID: Final = ("variant", "drift", "cache", "governor", "rollout")
 _MAX_SAID_BYTES: Final = 16 << 10
+_MAX_ANSWERS: Final = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,9 @@ def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, J
     rollout = said.pop("rollout", None)
     if rollout is not None:
         for arm in ("current", "candidate"):
-            _number(rollout[arm]["answers"])
-            _number(rollout[arm]["failed"])
+            answers, failed = _number(rollout[arm]["answers"]), _number(rollout[arm]["failed"])
+            if failed > answers or answers > _MAX_ANSWERS:
+                raise ValueError(f"{failed} of {answers} answers failed"[:100])
         if rollout["agreement"] is not None:
             _number(rollout["agreement"])
     return said, rollout

@@ -229,6 +229,7 @@ class _Worker:
             word = TrialWord(version, "promote")
         else:
             word = TrialWord(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
+        self._tell()  # the service compares the verdict with what it knows
         self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
 
 

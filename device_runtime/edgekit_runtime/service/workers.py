@@ -3,13 +3,15 @@
 import asyncio
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Awaitable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import TYPE_CHECKING, Final, Protocol
 
 from edgekit_runtime.archive import Limits, OpenedPackage
-from edgekit_runtime.errors import BackendError, PackageError
+from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.connection import Connection
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from edgekit_runtime.service.isolated_model import IsolatedModel
 
 _POLL_S: Final = 0.005
+_TRIES: Final = 3  # to load a version for the first time
+_SPARE_S: Final = 30.0  # for the waits between them, and for processes to end
+_RETRY_AFTER_S: Final = 1.0
+
+_logger = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
@@ -95,6 +102,7 @@ class Workers:
         Raises:
             BackendError: it cannot be loaded there.
             PackageError: the package cannot be read again.
+            UnavailableError: it cannot be loaded now, which says nothing of the package.
         """
         if options.isolation is None:
             raise ValueError("a model that is not isolated")
@@ -106,7 +114,7 @@ class Workers:
         elif manifest.version == current.manifest.version or find_difference(current, manifest):
             lane = IsolatedLane(current.processes, manifest)  # there is nothing to try: who asked will see
         else:
-            lane = self._open_beside(package, current)
+            lane = self._open_beside(package, current, options.isolation)
         return Loaded((lane,), manifest, package.path, package.key_id, options.scheduling, ())
 
     def may_take(self, head: Head) -> bool:
@@ -154,10 +162,12 @@ class Workers:
 
     # What models tell
 
-    def on_started(self, model: "IsolatedModel", error: BackendError | None) -> None:
+    def on_started(self, model: "IsolatedModel", error: EdgekitError | None) -> None:
         """Let `open` return."""
         opened = self._models[model]
-        if error is None:
+        if not opened.set_running_or_notify_cancel():
+            model.end()  # nobody waits for it any more
+        elif error is None:
             opened.set_result(model.lane)
         else:
             opened.set_exception(error)
@@ -185,16 +195,18 @@ class Workers:
         order = self._make_order(package, options, isolation)
         descriptor = _open_again(package)
         self._http.loop.call_soon_threadsafe(self._begin, package.manifest, order, descriptor, opened)
-        return opened.result()
+        return _wait_for(opened, package.manifest, _TRIES * isolation.start_timeout_s + _SPARE_S)
 
-    def _open_beside(self, package: OpenedPackage, current: IsolatedLane) -> IsolatedLane:
+    def _open_beside(
+        self, package: OpenedPackage, current: IsolatedLane, isolation: Isolation
+    ) -> IsolatedLane:
         opened: Future[IsolatedLane] = Future()
         given = _describe(package)
         descriptor = _open_again(package)
         self._http.loop.call_soon_threadsafe(
             current.processes.try_beside, package.manifest, given, descriptor, opened
         )
-        return opened.result()
+        return _wait_for(opened, package.manifest, isolation.start_timeout_s + _SPARE_S)
 
     def _begin(
         self, manifest: Manifest, order: Order, descriptor: int, opened: "Future[IsolatedLane]"
@@ -203,10 +215,23 @@ class Workers:
             os.close(descriptor)
             opened.cancel()
             return
-        from edgekit_runtime.service.isolated_model import IsolatedModel  # most services have none
+        model: IsolatedModel | None = None
+        try:
+            from edgekit_runtime.service import isolated_model  # most services have none
 
-        model = IsolatedModel(self._http, self._regions, manifest, order, package=descriptor, events=self)
-        self._models[model] = opened
+            model = isolated_model.IsolatedModel(
+                self._http, self._regions, manifest, order, package=descriptor, events=self
+            )
+            self._models[model] = opened
+            model.begin()
+        except Exception as cause:  # the thread that loads all models waits for this
+            _logger.exception("%s %s: its process cannot be started", manifest.name, manifest.version)
+            if model is None:
+                os.close(descriptor)
+            else:
+                model.end()
+            if opened.set_running_or_notify_cancel():
+                opened.set_exception(_not_now(manifest, repr(cause)))
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
         alone = dataclasses.replace(options, isolation=None, opener=None)
@@ -247,6 +272,20 @@ def _open_again(package: OpenedPackage) -> int:
         return os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as cause:
         raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
+
+
+def _wait_for(opened: "Future[IsolatedLane]", manifest: Manifest, limit_s: float) -> IsolatedLane:
+    try:
+        return opened.result(limit_s)
+    except WaitedTooLong:
+        if not opened.cancel():
+            return opened.result()  # it came just now
+        raise _not_now(manifest, f"no word of it for {limit_s:g} s") from None
+
+
+def _not_now(manifest: Manifest, reason: str) -> UnavailableError:
+    text = f"{manifest.name} {manifest.version} cannot be loaded in a process of its own: {reason}"
+    return UnavailableError(f"{text}; load it again later", _RETRY_AFTER_S)
 
 
 def _nothing() -> None:
