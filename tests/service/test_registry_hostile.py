@@ -32,8 +32,11 @@ from tests.service.wiring_parts import X, changed, index, infer, load, metrics, 
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import RequestError, SlotError
+from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.service.config import Inference
 from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory, estimate_bytes
 from edgekit_runtime.service.versions import Installed
@@ -131,6 +134,105 @@ def test_memory_of_a_model_that_hangs_still_counts_under_the_cap(
             gate.open()
             assert Replies(client).next().binary == Y
         wait_until(lambda: load(service, "other").status == 200)
+
+
+def cap_for_one(path: Path) -> ModelMemory:
+    """Return a cap that holds one model of the package at `path`, and half of another."""
+    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])), load_wait_s=20.0)
+
+
+def held_bytes(service: Running) -> int:
+    def count() -> int:
+        registry = service.service.registry
+        held = [*registry.models.served(), *registry._keeper.leaving]
+        return sum(served.loaded.memory_bytes for served in held)
+
+    return int(service.call(count))
+
+
+def test_model_with_a_call_that_runs_is_not_unloaded_for_another(
+    maker: PackageMaker, folder: Path, gate: Gate
+) -> None:
+    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    write(maker, folder, "1.0.0", name="other")
+    source = PackageFiles([folder], maker.trust)
+    with serve(source, folder, memory=cap, drain_timeout_s=20.0) as service:
+        with hang(service, gate) as client:
+            reply = load(service, "other")
+            assert (reply.status, "busy" in reply.json["error"]) == (503, True)
+            assert index(service)[0] == ("linear", "1.0.0", "READY", "")
+            gate.open()
+            assert Replies(client).next().binary == Y
+        assert load(service, "other").status == 200
+
+
+def test_request_waits_for_the_calls_of_the_model_in_its_way(
+    maker: PackageMaker, folder: Path, gate: Gate
+) -> None:
+    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    write(maker, folder, "1.0.0", name="other")
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap) as service:
+        with hang(service, gate) as client, service.connect() as second:
+            second.sendall(infer_bytes(X, path="/v2/models/other/infer"))
+            wait_until(lambda: ("other", "", "LOADING", "loading") in index(service))
+            gate.open()
+            assert Replies(client).next().binary == Y
+            assert Replies(second).next().binary == Y
+        assert [line[2] for line in index(service)] == ["UNAVAILABLE", "READY"]
+
+
+def test_isolated_model_with_a_request_under_way_is_not_unloaded_for_another(
+    maker: PackageMaker, folder: Path
+) -> None:
+    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    write(maker, folder, "1.0.0", name="other")
+    models = {"linear": ModelOptions(isolation=Isolation())}
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+        request = infer_bytes(X)
+        with service.connect() as client:
+            replies = Replies(client)
+            client.sendall(request)
+            assert replies.next().binary == Y
+            client.sendall(request[:-1])
+            lane = service.call(lambda: service.service.registry.models.find("linear", None).own_lane)
+            wait_until(lambda: not service.call(lambda: lane.is_idle))
+            assert load(service, "other").status == 503
+            client.sendall(request[-1:])
+            assert replies.next().binary == Y
+            assert load(service, "other").status == 200
+
+
+def test_old_version_that_hangs_counts_under_the_cap_in_its_own_swap(
+    maker: PackageMaker, folder: Path, gate: Gate
+) -> None:
+    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    models = {"linear": dataclasses.replace(ON_THREADS, swap="resource")}
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+        with hang(service, gate) as client:
+            write(changed(maker, 2.0), folder, "2.0.0")
+            assert load(service).status == 503
+            assert held_bytes(service) <= (cap.max_bytes or 0)
+            gate.open()
+            assert Replies(client).next().binary == Y
+        assert infer(service).json["model_version"] == "2.0.0"
+
+
+@pytest.mark.parametrize(("backend", "status"), [("ort", 200), ("litert", 503)])
+def test_instances_that_take_memory_each_count_each(
+    maker: PackageMaker, folder: Path, backend: str, status: int
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from tests.runtime.tflite_models import linear
+
+    if backend == "litert":
+        maker = dataclasses.replace(maker, artifacts={**maker.artifacts, "model.tflite": linear()})
+        maker.roles["model.tflite"] = "model"
+    choice = BackendChoice(backend, "model.onnx" if backend == "ort" else "model.tflite", {"threads": 1})
+    cap = cap_for_one(write(maker, folder, "1.0.0", backend=choice))
+    models = {"linear": ModelOptions(instances=2)}
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+        reply = infer(service)
+        assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
 
 class SlowDisk(PackageFiles):

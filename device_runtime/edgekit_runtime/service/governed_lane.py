@@ -73,6 +73,11 @@ class GovernedLane(Lane):
             self.changes += 1
             self._now = self._choose(decision.setting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered in any of the ways."""
+        return all(lane.is_idle for lane in self._lanes.values())
+
     def drain(self, done: Callable[[], None]) -> None:
         """Take no more calls, and call `done` once all lanes have answered theirs."""
         left = len(self._lanes)

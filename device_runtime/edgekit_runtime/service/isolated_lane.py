@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 class Processes(Protocol):
     """The workers of one model; all of it on the thread of the loop but `close`."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way in any of them."""
+
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the present request of `connection`; see `Worker.lend`."""
 
@@ -126,6 +130,11 @@ class IsolatedLane(Lane):
         """Answer that the model cannot be asked now."""
         self.tally.refuse()
         call.reply(self.processes.explain())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way in any of its workers, whichever version it is for."""
+        return self.processes.is_idle
 
     def drain(self, done: Callable[[], None]) -> None:
         """Serve no more, and call `done` once all that was taken is answered."""

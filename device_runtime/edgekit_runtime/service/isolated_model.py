@@ -75,6 +75,11 @@ class IsolatedModel:
 
     # For its lanes
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way in any worker."""
+        return all(worker.is_idle for worker in self.lives)
+
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer the present request of `connection`; see `Worker.lend`."""
         answering = self._ready[: self._order.isolation.processes]

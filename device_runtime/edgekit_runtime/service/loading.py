@@ -21,7 +21,7 @@ from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.memory import model_bytes
+from edgekit_runtime.service.memory import count_sessions, model_bytes
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.preference import recall_order
@@ -119,7 +119,10 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
             package promises.
     """
     loaded = (options.opener or _load_here)(package, options)
-    memory_bytes = model_bytes(package.manifest, package.path, options.governor)
+    sessions = len({id(session) for session in loaded.instances})
+    if options.opener is not None:  # what is open elsewhere stands for all of it
+        sessions = count_sessions(package.manifest, options.instances)
+    memory_bytes = model_bytes(package.manifest, package.path, options.governor, sessions)
     return dataclasses.replace(loaded, memory_bytes=memory_bytes)
 
 

@@ -10,6 +10,7 @@ from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.versions import Installed
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md
+_SHARED: Final = ("ort",)  # backends whose sessions are concurrent
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -19,20 +20,26 @@ def needed_bytes(packages: Sequence[Installed]) -> int:
     return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
 
 
-def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None) -> int:
+def count_sessions(manifest: Manifest, instances: int) -> int:
+    """Return how many sessions so many instances of a package's first backend take; see `open_instances`."""
+    return 1 if manifest.backend.name in _SHARED else instances
+
+
+def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:
     """Return what a package says of its memory, or a multiple of its size where it says nothing.
 
     Args:
         manifest: of the package.
         path: of the package.
         governor: where there is one, all variants that it may choose are open, with each number of threads.
+        sessions: of each of these, with as many times the memory.
     """
     stated = _stated_bytes(manifest.figures)
-    copies = 1 if governor is None else max(1, len(governor.threads))
+    copies = sessions if governor is None else sessions * max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants
         return copies * needed_bytes([Installed(manifest.name, manifest.version, path)])
     if governor is None:
-        return stated
+        return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]
     variants = [variant for variant in manifest.all_variants if variant.name in names]
     return copies * sum(_stated_bytes(variant.figures) or stated for variant in variants)

@@ -13,12 +13,13 @@ from typing import Any
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.catalogue import SWAP_RETRY_S, Catalogue, Status
+from edgekit_runtime.service.eviction import MemoryCapError
 from edgekit_runtime.service.keeping import Keeper, MakeServed, Source
-from edgekit_runtime.service.loading import ModelOptions, settle
+from edgekit_runtime.service.loading import Loaded, ModelOptions, settle
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.rollouts import Rollouts
-from edgekit_runtime.service.room import ModelMemory, Plan, Room
+from edgekit_runtime.service.room import LoadPlan, ModelMemory, Room
 from edgekit_runtime.service.served import Served
 
 _logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class Registry:
                 _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
         await self._keeper.on_thread(settle)
 
-    async def load(self, name: str, *, for_others: bool = True) -> None:
+    async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.
 
         Where that fails, what was served before is served on.
@@ -115,6 +116,7 @@ class Registry:
             name: of the model.
             for_others: whether others may be unloaded for it; else it waits for its first request, where the
                 memory cap leaves no room.
+            patience_s: how long calls of others that stand in its way are waited for.
 
         Raises:
             EdgekitError: that says why.
@@ -123,7 +125,7 @@ class Registry:
         async with model.lock:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
-                await self._swap(name, model, for_others=for_others)
+                await self._swap(name, model, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
@@ -173,7 +175,7 @@ class Registry:
         if model.waiting >= self._memory.max_waiting:
             raise UnavailableError(f"{name}: is being loaded, and too many calls wait already", SWAP_RETRY_S)
         if model.loading is None or model.loading.done():
-            model.loading = self._start(self.load(name))
+            model.loading = self._start(self.load(name, patience_s=self._memory.load_wait_s))
         model.waiting += 1
         try:
             await asyncio.wait_for(asyncio.shield(model.loading), self._memory.load_wait_s)
@@ -209,11 +211,10 @@ class Registry:
             model = self.models.by_name.setdefault(name, Model())
         return model
 
-    async def _swap(self, name: str, model: Model, *, for_others: bool) -> None:
+    async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
         options = self._options.get(name, ModelOptions())
         is_swap = bool(model.versions)
-        async with self._room.lock:
-            plan = await self._room.plan(name, model, for_others=for_others)
+        async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:
                 model.state, model.is_evicted = "UNAVAILABLE", True
                 model.reason = "the memory cap leaves no room; its next request loads it"
@@ -231,30 +232,40 @@ class Registry:
         self._keeper.confirm_later(fresh)
 
     async def _unload_and_open(
-        self, name: str, model: Model, options: ModelOptions, plan: Plan
+        self, name: str, model: Model, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
         """Unload first; where the new version cannot be opened, what was there before serves again."""
-        before = [served.loaded.path for served in model.versions.values()]
         # Without the lock of the room: no other model waits for the calls of this one.
-        await self._keeper.retire(model.take_out(self._keeper))
-        async with self._room.lock:
-            try:
-                await self._room.make(plan, without=name)
+        before = model.take_out(self._keeper)
+        await self._keeper.retire(before)
+        try:
+            async with self._room.make(plan):
                 return await self._keeper.open(name, options)
-            except Exception:
-                await self._bring_back(model, before, options)
-                raise
+        except Exception:
+            await self._bring_back(model, [served.loaded for served in before], options)
+            raise
 
-    async def _bring_back(self, model: Model, paths: Sequence[Path], options: ModelOptions) -> None:
+    async def _bring_back(self, model: Model, before: Sequence[Loaded], options: ModelOptions) -> None:
+        size_bytes = sum(loaded.memory_bytes for loaded in before)
+        try:
+            async with self._room.make(LoadPlan("resource", size_bytes, for_others=True)):
+                back = await self._reopen([loaded.path for loaded in before], options)
+        except MemoryCapError as error:
+            _logger.warning("what served before waits for its next request: %s", error)
+            model.is_evicted = True
+            return
+        if back:
+            model.put_in(back)
+            self._keeper.confirm_later(back)
+
+    async def _reopen(self, paths: Sequence[Path], options: ModelOptions) -> list[Served]:
         back = []
         for path in paths:
             try:
                 back.append(await self._keeper.reopen(path, options))
             except EdgekitError as error:  # noqa: PERF203  # each is a try of its own
                 _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
-        if back:
-            model.put_in(back)
-            self._keeper.confirm_later(back)
+        return back
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)

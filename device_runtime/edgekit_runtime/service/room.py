@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
-from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.memory import available_bytes, model_bytes, needed_bytes
+from edgekit_runtime.service.memory import available_bytes, count_sessions, model_bytes, needed_bytes
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
+from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
+
+_POLL_S: Final = 0.02  # for a model in the way whose calls end
 
 _logger = logging.getLogger(__name__)
 
@@ -49,18 +53,23 @@ class ModelMemory:
             )
 
 
-def estimate_bytes(packages: Iterable[Installed], governor: GovernorOptions | None = None) -> int:
-    """Return about what the models of `packages` take once they are loaded; see `model_bytes`."""
+def estimate_bytes(packages: Iterable[Installed], options: ModelOptions | None = None) -> int:
+    """Return about what the models of `packages` take once they are loaded; see `model_bytes`.
+
+    What `tune` found counts only once they are: asking for it would load the engine.
+    """
+    options = options or ModelOptions()
     total = 0
     for package in packages:
         with contextlib.suppress(EdgekitError):  # opening it says what is wrong
             manifest = read_unverified_manifest(package.path).manifest
-            total += model_bytes(manifest, package.path, governor)
+            sessions = count_sessions(manifest, options.instances)
+            total += model_bytes(manifest, package.path, options.governor, sessions)
     return total
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """How a model is to be loaded.
 
     Attributes:
@@ -74,12 +83,12 @@ class Plan:
     for_others: bool
 
 
-class Room:
-    """Says in which order a model is swapped, and unloads others for it where the memory cap asks for it.
+Decision: TypeAlias = tuple[LoadPlan | None, str | None]
+"""How to load, and what has to go before, if anything; None: it is to wait for a request."""
 
-    Attributes:
-        lock: held while room is made and used, so that no two models are given the same.
-    """
+
+class Room:
+    """Says in which order a model is swapped, and unloads others for it where the memory cap asks for it."""
 
     def __init__(
         self,
@@ -100,21 +109,47 @@ class Room:
         """
         self._keeper, self._models, self._options = keeper, models, options
         self._memory, self._metrics = memory, metrics
-        self.lock = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        self._going = 0  # models that are being unloaded for others
 
-    async def plan(self, name: str, model: Model, *, for_others: bool) -> Plan | None:
-        """Return how to load a model, with room made for it; None where it is to wait for a request.
+    @contextlib.asynccontextmanager
+    async def plan(
+        self, name: str, model: Model, *, for_others: bool, patience_s: float
+    ) -> AsyncIterator[LoadPlan | None]:
+        """Say how to load a model, with room made for it that no other is given during the block.
+
+        It is None where the model is to wait for a request.
 
         Args:
             name: of the model.
             model: what serves now.
             for_others: whether others may be unloaded for it.
+            patience_s: how long calls of others that stand in its way are waited for.
 
         Raises:
             MemoryCapError: the cap leaves no room.
         """
+        wanted = await self._want(name, model, for_others=for_others)
+        async with self._hold(lambda: self._decide(name, model, wanted), patience_s) as plan:
+            yield plan
+
+    @contextlib.asynccontextmanager
+    async def make(self, plan: LoadPlan) -> AsyncIterator[None]:
+        """Make room that no other is given during the block, once what makes way itself is unloaded.
+
+        Args:
+            plan: of what is to be loaded.
+
+        Raises:
+            MemoryCapError: the cap leaves no room.
+        """
+        async with self._hold(lambda: (plan, self._choose_victim(plan)), 0.0):
+            yield
+
+    async def _want(self, name: str, model: Model, *, for_others: bool) -> LoadPlan:
+        """Return how to load a model if the cap leaves room."""
         if not model.versions and self._memory.max_bytes is None:
-            return Plan("availability", 0, for_others)
+            return LoadPlan("availability", 0, for_others)
         options = self._options.get(name, ModelOptions())
         packages = await self._keeper.on_thread(functools.partial(self._keeper.source.find, name))
         with contextlib.suppress(RequestError):  # opening says what is missing
@@ -123,48 +158,73 @@ class Room:
         if model.versions:
             order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
         if self._memory.max_bytes is None:
-            return Plan(order, 0, for_others)
-        needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages, options.governor))
-        if order == "availability":
-            beside = Plan(order, needed, for_others)
+            return LoadPlan(order, 0, for_others)
+        needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages, options))
+        return LoadPlan(order, needed, for_others)
+
+    def _decide(self, name: str, model: Model, wanted: LoadPlan) -> Decision:
+        if wanted.order == "availability":
             try:
-                await self.make(beside)
+                return wanted, self._choose_victim(wanted)
             except MemoryCapError as error:
                 if not model.versions:
-                    if for_others or error.retry_after_s is None:
+                    if wanted.for_others or error.retry_after_s is None:
                         raise
-                    return None
-            else:
-                return beside
-        instead = Plan("resource", needed, for_others)
-        await self.make(instead, without=name)
-        return instead
+                    return None, None
+        instead = replace(wanted, order="resource")
+        return instead, self._choose_victim(instead, without=name)
 
-    async def make(self, plan: Plan, *, without: str = "") -> None:
-        """Unload others until there is room.
+    @contextlib.asynccontextmanager
+    async def _hold(
+        self, decide: Callable[[], Decision], patience_s: float
+    ) -> AsyncIterator[LoadPlan | None]:
+        """Unload others until there is room, and keep it; locked only while it is chosen and used."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            async with self._lock:
+                try:
+                    plan, victim = decide()
+                except MemoryCapError as error:
+                    if error.retry_after_s is None or not (self._going or time.monotonic() < end_s):
+                        raise
+                    going = asyncio.sleep(_POLL_S)
+                else:
+                    if victim is None:
+                        yield plan
+                        return
+                    going = self._unload(self._take_out(victim))
+            # No other load waits for what goes, unless it needs that room too.
+            await going
+
+    def _choose_victim(self, plan: LoadPlan, *, without: str = "") -> str | None:
+        """Return the model to unload next, or None where there is room.
 
         Args:
             plan: of what is to be loaded.
             without: name of a model that does not count, since it makes way itself.
-
-        Raises:
-            MemoryCapError: the cap leaves no room.
         """
-        cap_bytes = self._memory.max_bytes
-        if cap_bytes is None:
-            return
-        while victims := choose_evictions(
-            self._list_residents(plan.for_others, without), plan.needed_bytes, cap_bytes
-        ):
-            # Without its lock, which a load of it may hold that waits for this one to end.
-            name = victims[0].name
-            model = self._models[name]
-            _logger.info("model '%s' is unloaded to make room for another", name)
-            self._metrics.swaps[name, "evicted"].value += 1
-            old = model.take_out(self._keeper)
-            model.state, model.is_evicted = "UNAVAILABLE", True
-            model.reason = "unloaded to make room for others; its next request loads it"
+        if self._memory.max_bytes is None:
+            return None
+        residents = self._list_residents(plan.for_others, without)
+        victims = choose_evictions(residents, plan.needed_bytes, self._memory.max_bytes)
+        return victims[0].name if victims else None
+
+    def _take_out(self, name: str) -> list[Served]:
+        # Without its lock, which a load of it may hold that waits for this one to end.
+        model = self._models[name]
+        _logger.info("model '%s' is unloaded to make room for another", name)
+        self._metrics.swaps[name, "evicted"].value += 1
+        old = model.take_out(self._keeper)
+        model.state, model.is_evicted = "UNAVAILABLE", True
+        model.reason = "unloaded to make room for others; its next request loads it"
+        return old
+
+    async def _unload(self, old: list[Served]) -> None:
+        self._going += 1
+        try:
             await self._keeper.retire(old)
+        finally:
+            self._going -= 1
 
     def _list_residents(self, for_others: bool, without: str) -> list[Resident]:
         # What hangs was given up, and still has its memory.
@@ -176,9 +236,9 @@ class Room:
         loaded = [
             self._describe(name, model, is_busy=not for_others)
             for name, model in self._models.items()
-            if model.versions
+            if model.versions and name != without
         ]
-        return [resident for resident in (*loaded, *leaving) if resident.name != without]
+        return [*loaded, *leaving]
 
     def _describe(self, name: str, model: Model, *, is_busy: bool) -> Resident:
         versions = model.versions.values()
@@ -187,5 +247,5 @@ class Room:
             sum(served.loaded.memory_bytes for served in versions),
             max([model.loaded_s, *(served.metrics.last_s or 0.0 for served in versions)]),
             self._options.get(name, ModelOptions()).keep_loaded,
-            is_busy or model.lock.locked() or any(served.metrics.waiting for served in versions),
+            is_busy or model.lock.locked() or not all(served.own_lane.is_idle for served in versions),
         )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class DrainingLane(Lane, Protocol):
     """A lane that can come to its end."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered."""
+
     def drain(self, done: Callable[[], None]) -> None:
         """Take no more calls, and call `done` once those that were taken are answered, maybe at once."""
 

@@ -124,6 +124,11 @@ class Worker:
         """How many connections it has."""
         return len(self._lent)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of them has a request under way."""
+        return all(self._states[index] == IDLE for index in self._lent)
+
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer on `connection` from its present request on.
 
