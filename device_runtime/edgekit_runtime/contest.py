@@ -6,29 +6,23 @@ its medians.
 """
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.contest_start import ask_process
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.latency import TIE_SHARE, Latency
 from edgekit_runtime.manifest import BackendChoice, Manifest
-from edgekit_runtime.processes import child_environment, describe_end
 from edgekit_runtime.service.plain import to_plain
 from edgekit_runtime.variants import DEFAULT_VARIANT
-
-_MODULE: Final = "edgekit_runtime.contest_process"
-_HANG_S: Final = 3600.0  # beyond its time: TensorRT builds an engine for each setting, minutes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ def _say(value: JsonValue) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class MeasureOrder:
     """What one process is to measure.
 
     Attributes:
@@ -109,7 +103,8 @@ class Measure(Protocol):
             seed: of the orders.
 
         Raises:
-            BackendError: the process died.
+            BackendError: the process died or hung.
+            PackageError: the package is no longer what it was.
         """
 
 
@@ -126,7 +121,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     def measure(
         settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
-        order = Order(
+        order = MeasureOrder(
             package=str(package.path.absolute()),
             manifest_sha256=digest,
             keys=str(keys.absolute()),
@@ -137,26 +132,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
             seed=seed,
             parent=os.getpid(),
         )
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", _MODULE],
-                input=json.dumps(to_plain(order)),
-                capture_output=True,
-                check=False,
-                text=True,
-                cwd="/",  # nobody but the system's owner can put modules there
-                env=child_environment(),
-                timeout=max(seconds, 0.0) + _HANG_S,
-            )
-        except subprocess.TimeoutExpired as cause:
-            raise BackendError(
-                f"a measuring process hangs: it did not end within {cause.timeout:g} s"
-            ) from cause
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise BackendError(f"a measuring process ended {describe_end(done.returncode)}: {words[0]}")
-        found: list[float | str] = json.loads(done.stdout)
-        return found
+        return ask_process(to_plain(order))
 
     return measure
 
@@ -189,6 +165,8 @@ def hold_contest(
 ) -> dict[Setting, Latency | str]:
     """Return the medians of each setting, one a process, or why it has none; in the given order.
 
+    A setting whose engine takes its process with it is found, and left out of the next.
+
     Args:
         measure: in one process.
         settings: to measure, at least one.
@@ -198,7 +176,8 @@ def hold_contest(
         report: takes a line for each process.
 
     Raises:
-        BackendError: a process died.
+        BackendError: a process died or hung, though each of the settings runs alone.
+        PackageError: the package is no longer what it was.
     """
     medians: dict[Setting, list[float]] = {setting: [] for setting in settings}
     reasons: dict[Setting, str] = {}
@@ -215,8 +194,13 @@ def hold_contest(
         report(f"process {count + 1} of at most {limits.most}: {len(racing)} settings in turn")
         racing = [racing[place] for place in np.random.default_rng(count).permutation(len(racing))]
         share_s = max(left_s, 0.0) / (limits.most - count)
-        answers = measure(racing, rounds=limits.rounds, seconds=share_s, seed=count)
-        for setting, answer in zip(racing, answers, strict=True):
+
+        def race(
+            racing: Sequence[Setting], share_s: float = share_s, seed: int = count
+        ) -> Sequence[float | str]:
+            return measure(racing, rounds=limits.rounds, seconds=share_s, seed=seed)
+
+        for setting, answer in _without_culprits(race, racing, report).items():
             if isinstance(answer, str):
                 reasons[setting] = answer
             else:
@@ -224,6 +208,45 @@ def hold_contest(
         found = {s: Latency(tuple(medians[s])) for s in settings if s not in reasons}
         last_s = clock() - begin_s
     return {setting: reasons.get(setting) or found[setting] for setting in settings}
+
+
+def _without_culprits(
+    race: Callable[[Sequence[Setting]], Sequence[float | str]],
+    racing: Sequence[Setting],
+    report: Callable[[str], None],
+) -> dict[Setting, float | str]:
+    """Return what one process has measured, begun anew without those whose engines end or stop it."""
+    answers: dict[Setting, float | str] = {}
+    while racing:
+        try:
+            return answers | dict(zip(racing, race(racing), strict=True))
+        except BackendError as cause:  # noqa: PERF203  # each process is a try of its own
+            if len(racing) > 1:
+                report(f"{cause}; each setting runs alone once, to find out which it is")
+            culprits = _find_culprits(race, racing, cause)
+            answers |= culprits
+            racing = [setting for setting in racing if setting not in culprits]
+    return answers
+
+
+def _find_culprits(
+    race: Callable[[Sequence[Setting]], Sequence[float | str]], racing: Sequence[Setting], cause: BackendError
+) -> dict[Setting, str]:
+    """Return the settings of which one alone ends or stops its process, with how."""
+    if len(racing) == 1:
+        return {racing[0]: str(cause)}
+    culprits = {}
+    for setting in racing:
+        try:
+            race([setting])
+        except BackendError as alone:  # noqa: PERF203  # each process is a try of its own
+            culprits[setting] = str(alone)
+    if not culprits:
+        raise BackendError(
+            f"{cause}; each of its {len(racing)} settings runs alone: together they may need more memory than"
+            " there is, so free some, or leave out variants or engines"
+        ) from cause
+    return culprits
 
 
 def rank(times: Mapping[Setting, float], manifest: Manifest) -> list[Setting]:

@@ -1,10 +1,11 @@
-"""One process of a contest: `python -m edgekit_runtime.contest_process`, an `Order` in, medians out."""
+"""One process of a contest: `python -m edgekit_runtime.contest_process`, a `MeasureOrder` in, medians out."""
 
 import hashlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from edgekit_runtime.archive import OpenedPackage, read_package
-from edgekit_runtime.contest import Order, Setting
+from edgekit_runtime.contest import MeasureOrder, Setting
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
 from edgekit_runtime.latency import LatencyLimits
 from edgekit_runtime.selftest import read_golden_inputs, run_selftest
@@ -24,9 +25,14 @@ from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.turns import Runner, take_turns
 
 _PRECISION: Final = 0.01
+_OPENING_S: Final = 60.0  # for one setting to be opened, tested and run once
+_BUILDING_S: Final = 1800.0  # TensorRT builds its engine first
+_SLOWER: Final = 20  # than in the first run may the fewest runs that count be together
 
 
-def measure(package: OpenedPackage, order: Order) -> list[float | str]:
+def measure(
+    package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
+) -> list[float | str]:
     """Return for each setting of the order its median seconds a row, or why it has none.
 
     All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
@@ -34,25 +40,31 @@ def measure(package: OpenedPackage, order: Order) -> list[float | str]:
     Args:
         package: verified.
         order: what to measure.
+        announce: is told for how many seconds nothing may be heard; after that it hangs.
 
     Raises:
         BackendError: an engine failed between its turns.
     """
     inputs = read_golden_inputs(package)
-    opened: dict[Setting, tuple[Session, ...]] = {}
+    opened: dict[Setting, tuple[Session, ...] | BackendError] = {}
     runners: dict[str, Runner] = {}
     answers: list[float | str] = []
+    once_s = 0.0
     for setting in order.settings:
+        announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
         try:
             sessions = _open(package, setting, order.threads, opened)
             batch = {name: np.concatenate([array] * setting.batch) for name, array in inputs.items()}
+            begin_s = time.monotonic()
             sessions[0].run(batch)  # another variant's golden inputs may have other sizes
+            once_s += time.monotonic() - begin_s
         except (BackendError, DataError) as cause:
             answers.append(str(cause))
             continue
         runners[str(len(answers))] = Runner(sessions, batch, setting.instances * setting.batch)
         answers.append(0.0)
     left_s = max(order.end_s - time.monotonic(), 1e-3)
+    announce(left_s + _SLOWER * once_s + _OPENING_S)
     limits = LatencyLimits(0, 1, order.rounds, left_s, _PRECISION)
     for place, latency in take_turns(runners, limits, seed=order.seed).items():
         answers[int(place)] = latency.median_s
@@ -63,34 +75,65 @@ def _open(
     package: OpenedPackage,
     setting: Setting,
     threads: int | None,
-    opened: dict[Setting, tuple[Session, ...]],
+    opened: dict[Setting, tuple[Session, ...] | BackendError],
 ) -> tuple[Session, ...]:
-    """Return the sessions of a setting; settings that differ in the batch only share theirs."""
+    """Return the sessions of a setting; those that differ in the batch only share them, or how they fail."""
     key = replace(setting, batch=1)
     if key not in opened:
-        selected = package.select(setting.variant)
-        choice = setting.find_choice(package.manifest)
-        sessions = open_instances(lambda: open_choice(selected, choice, threads), setting.instances)
-        wrong = [check.message for check in run_selftest(sessions[0], selected).checks if not check.passed]
-        if wrong:
-            raise BackendError(f"fails the self-test: {'; '.join(wrong)}")
-        opened[key] = sessions
-    return opened[key]
+        try:
+            opened[key] = _prove(package, setting, threads)
+        except BackendError as cause:
+            opened[key] = cause
+    found = opened[key]
+    if isinstance(found, BackendError):
+        raise found
+    return found
 
 
-def _main() -> None:
-    order = from_plain(Order, json.load(sys.stdin))
+def _prove(package: OpenedPackage, setting: Setting, threads: int | None) -> tuple[Session, ...]:
+    """Return the sessions of a setting; none stays open where they fail the self-test."""
+    selected = package.select(setting.variant)
+    choice = setting.find_choice(package.manifest)
+    sessions = open_instances(lambda: open_choice(selected, choice, threads), setting.instances)
+    wrong = ["an engine failed"]
+    try:
+        checks = run_selftest(sessions[0], selected).checks
+        wrong = [check.message for check in checks if not check.passed]
+    finally:
+        if wrong:  # they would take memory while others are timed
+            for session in sessions:
+                session.close()
+    if wrong:
+        raise BackendError(f"fails the self-test: {'; '.join(wrong)}")
+    return sessions
+
+
+def main() -> None:
+    """Measure what standard input asks for; standard output has only what the parent is to read."""
+    order = from_plain(MeasureOrder, json.load(sys.stdin))
     end_with(order.parent)
-    with os.fdopen(os.dup(1), "w") as answer:
+    with os.fdopen(os.dup(1), "w", buffering=1) as answer:
         os.dup2(2, 1)  # engines print
+
+        def announce(silent_s: float) -> None:
+            answer.write(f"{silent_s}\n")
+
         with read_package(Path(order.package), TrustStore.from_folder(Path(order.keys))) as package:
             if hashlib.sha256(package.manifest.to_bytes()).hexdigest() != order.manifest_sha256:
                 raise PackageError(f"{order.package}: has changed since it was verified; try again")
-            json.dump(measure(package, order), answer)
+            answer.write(json.dumps(measure(package, order, announce)) + "\n")
+
+
+def run() -> None:
+    """Measure, and end with the last words and exit code that the parent knows."""
+    try:
+        main()
+    except PackageError as error:
+        print(error, file=sys.stderr)  # the parent reads it
+        sys.exit(PackageError.exit_code)
+    except EdgekitError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    try:
-        _main()
-    except EdgekitError as error:
-        sys.exit(str(error))
+    run()

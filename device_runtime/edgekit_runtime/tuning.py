@@ -41,7 +41,7 @@ _FINAL_SHARE: Final = 0.4  # of the time, for the last comparison
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SettingResult:
     """How a setting did.
 
     Attributes:
@@ -73,7 +73,7 @@ class Tuning:
     """
 
     objective: Objective
-    trials: tuple[Trial, ...]
+    trials: tuple[SettingResult, ...]
     best: Setting
     interval: tuple[float, float]
     is_complete: bool
@@ -131,7 +131,7 @@ def tune(
         report: takes lines on how far it is.
 
     Raises:
-        BackendError: the backend does not run the package as it is, or a process died.
+        BackendError: the backend does not run the package as it is, or no process comes to its end.
     """
     end_s = time.monotonic() + seconds
     choice = own.find_choice(package.manifest)
@@ -170,7 +170,7 @@ def search(
         report: takes lines on how far it is.
 
     Raises:
-        BackendError: the package's own setting does not run, or a process died.
+        BackendError: the package's own setting does not run, or no process comes to its end.
     """
     return _Search(measure, settings, manifest, end_s, clock=clock, report=report).run(objective)
 
@@ -189,7 +189,7 @@ class _Search:
         self._measure, self._manifest, self._end_s = measure, manifest, end_s
         self._clock, self._report = clock, report
         self._own = settings[0]
-        self._trials = {setting: Trial(setting) for setting in settings}
+        self._trials = {setting: SettingResult(setting) for setting in settings}
         self._is_complete = True
 
     def run(self, objective: Objective) -> Tuning:
@@ -239,8 +239,8 @@ class _Search:
         for setting, one in found.items():
             trial = self._trials[setting]
             if isinstance(one, str):
-                self._trials[setting] = Trial(setting, reason=one)
+                self._trials[setting] = SettingResult(setting, reason=one)
             else:
                 count = trial.processes + len(one.seconds)
-                self._trials[setting] = Trial(setting, one, one.ratio_to(own), count)
+                self._trials[setting] = SettingResult(setting, one, one.ratio_to(own), count)
         return latencies

@@ -16,11 +16,11 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
 
-from edgekit_runtime import contest
+from edgekit_runtime import contest_process, contest_start
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.cli import main
-from edgekit_runtime.contest import Setting
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.contest import MeasureOrder, Setting
+from edgekit_runtime.errors import BackendError, PackageError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.sessions import open_session
@@ -102,24 +102,90 @@ def test_one_that_fails_in_a_later_process_is_out(make: Callable[..., Path]) -> 
     assert len(processes.orders[-1]) == 1
 
 
-def test_a_process_that_dies_ends_the_tournament_with_its_last_words(
+class Crashing(Processes):
+    """Processes that die where a setting of `places` takes part, or more settings than `most` at once."""
+
+    def __init__(self, *places: int, most: int = 9) -> None:
+        super().__init__([2.0, 1.0])
+        self.places, self.most = places, most
+
+    def __call__(
+        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+    ) -> Sequence[float | str]:
+        if len(settings) > self.most or any(setting.place in self.places for setting in settings):
+            raise BackendError("the measuring process ended by SIGKILL, without a word")
+        return super().__call__(settings, rounds=rounds, seconds=seconds, seed=seed)
+
+
+def test_one_whose_process_dies_is_named_and_the_others_go_on(make: Callable[..., Path]) -> None:
+    result = hold(make, Crashing(0))
+    assert winner_of(result) == "ort"
+    assert result.entrants[0].reason == "the measuring process ended by SIGKILL, without a word"
+    assert result.entrants[1].latency is not None
+
+
+def test_where_each_process_dies_each_has_its_reason(make: Callable[..., Path]) -> None:
+    result = hold(make, Crashing(0, 1))
+    assert (result.winner, [entrant.latency for entrant in result.entrants]) == (None, [None, None])
+
+
+def test_processes_that_die_of_all_together_are_said_with_what_to_do(make: Callable[..., Path]) -> None:
+    with pytest.raises(BackendError, match=r"each of its 2 settings runs alone: .* so free some"):
+        hold(make, Crashing(most=1))
+
+
+@pytest.mark.parametrize(
+    ("rogue", "reason"),
+    [
+        ("crash", "ended by SIGSEGV, its last words: engine: \ufffd\ufffd"),
+        ("hang", "nothing came of it for 4 s"),
+    ],
+)
+def test_an_engine_that_crashes_or_hangs_leaves_the_tournament_to_the_others(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, rogue: str, reason: str
+) -> None:
+    monkeypatch.setenv("ROGUE", rogue)
+    monkeypatch.setattr(contest_start, "_MODULE", "tests.runtime.rogue_contest")
+    with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
+        result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
+    assert winner_of(result) == "ort"
+    assert reason in str(result.entrants[0].reason)
+
+
+def test_a_setting_that_fails_the_self_test_is_closed_and_not_opened_again(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    class Wrong:
+        def run(self, inputs: Any) -> Any:
+            return {"y": inputs["x"][:, :2] + 7}
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    def open_wrong(*_: object) -> Any:
+        opened.append("opened")
+        return Wrong()
+
+    monkeypatch.setattr(contest_process, "open_choice", open_wrong)
+    path, keys = make(ORT), find_keys_folder()
+    settings = (Setting(), Setting(batch=4), Setting(batch=16))
+    with read_package(path, TrustStore.from_folder(keys)) as package:
+        order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0, parent=0)
+        answers = contest_process.measure(package, order, lambda _: None)
+    assert [str(answer).startswith("fails the self-test") for answer in answers] == [True] * 3
+    assert opened == ["opened", "closed"]
+
+
+def test_a_package_that_changes_ends_the_tournament(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(LITERT)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         path.write_bytes(b"another file")
-        with pytest.raises(BackendError, match=r"ended with exit code 1: .*x\.edgepkg"):
+        with pytest.raises(PackageError, match=r"x\.edgepkg"):
             hold_tournament(package, find_keys_folder())
-
-
-def test_a_process_that_hangs_ends_the_tournament(
-    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contest, "_HANG_S", 0.0)  # none is done at once
-    with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
-        measure = contest.measure_afresh(package, find_keys_folder())
-        with pytest.raises(BackendError, match="hangs"):
-            measure([contest.Setting()], rounds=1, seconds=1e-3, seed=0)
 
 
 _HOLDS_A_CONTEST = """

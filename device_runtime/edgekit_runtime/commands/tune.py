@@ -16,7 +16,7 @@ from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
 from edgekit_runtime.sessions.tuned import TUNABLE, Tuned, keep_tuned
-from edgekit_runtime.tuning import Trial, Tuning, tune
+from edgekit_runtime.tuning import SettingResult, Tuning, tune
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -101,7 +101,7 @@ def _document(path: Path, choice: BackendChoice, tuning: Tuning, kept: str | Non
     }
 
 
-def _describe(trial: Trial) -> dict[str, Any]:
+def _describe(trial: SettingResult) -> dict[str, Any]:
     return {
         "name": trial.setting.name,
         "options": dict(trial.setting.options),

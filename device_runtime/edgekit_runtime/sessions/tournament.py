@@ -80,7 +80,8 @@ def hold_tournament(
         report: takes lines on how far it is.
 
     Raises:
-        BackendError: a process died, which an engine in it may have caused.
+        BackendError: a process died or hung, though each of the engines runs alone.
+        PackageError: the package is no longer what it was.
     """
     entrants = tuple(_enter(package))
     found = hold_contest(
