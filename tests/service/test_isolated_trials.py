@@ -250,6 +250,7 @@ def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots
                 break
 
         def count() -> int:
+            gc.unfreeze()  # the service hides what is there after loading
             gc.collect()
             return sum(isinstance(each, IsolatedTrial) for each in gc.get_objects())
 
