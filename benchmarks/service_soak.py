@@ -8,10 +8,10 @@ processes as there are cores. Each swap moves a new version into the folder and 
 (`swap = "availability"`); the packages are made before, as making them takes a core that clients and service
 need.
 
-1. fresh: PSS of the service after its first load and some traffic.
+1. fresh: own memory of the service after its first load and some traffic.
 2. in turn, until all `--swaps` are done: `--steady` seconds without swaps, then 20 swaps back to back.
-   Failed requests, p99 of both, PSS after each twenty.
-3. soak: `--minutes` with a swap every `--swap-every` seconds; PSS every second, with its slope.
+   Failed requests, p99 of both, own memory after each twenty.
+3. soak: `--minutes` with a swap every `--swap-every` seconds; own memory every second, with its slope.
 
 A request fails if it is answered by an error, with wrong outputs, or not at all. The p99 of each twenty is
 divided by that of the steady seconds on both sides, as the machine changes from minute to minute; the goal
@@ -96,7 +96,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         asking(path, arguments.clients, versions.question, names) as load,
     ):
         load.begin("fresh", 2.0)
-        found["fresh_pss_kib"] = pss_kib(process)
+        found["fresh_own_kib"] = own_kib(process)
         found["swaps"] = swap_often(control, process, versions, load, arguments)
         found["soak"] = soak(control, process, versions, load, arguments)
     found["phases"] = {what: load.describe(what) for what in ("fresh", "steady", "swaps", "soak")}
@@ -107,7 +107,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def judge(found: dict[str, Any], load: Load, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return `found` with what its figures mean for the goals."""
     ratios = []
-    for block in range(len(found["swaps"]["pss_kib"])):
+    for block in range(len(found["swaps"]["own_kib"])):
         around = [load.describe(f"steady {index}")["p99_us"] for index in (block, block + 1)]
         ratios.append(2 * load.describe(f"swaps {block}")["p99_us"] / sum(around))
     found["swap_p99_over_steady"] = {
@@ -115,7 +115,7 @@ def judge(found: dict[str, Any], load: Load, arguments: argparse.Namespace) -> d
         "of_each_block": [round(ratio, 2) for ratio in ratios],
     }
     found["soak_p99_over_steady"] = found["phases"]["soak"]["p99_us"] / found["phases"]["steady"]["p99_us"]
-    memory = [size / found["fresh_pss_kib"] for size in found["swaps"]["pss_kib"]]
+    memory = [size / found["fresh_own_kib"] for size in found["swaps"]["own_kib"]]
     early = memory[min(MEMORY_SWAPS // BLOCK_SWAPS, len(memory)) - 1]
     found["memory_over_fresh"] = {"after_100": round(early, 4), "after_all": round(memory[-1], 4)}
     failed = sum(phase["failed"] for phase in found["phases"].values())
@@ -240,12 +240,12 @@ def wait_until_ready(process: "subprocess.Popen[bytes]", path: str, log: Path) -
     raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")
 
 
-def pss_kib(process: int) -> int:
-    """Return the proportional memory of a process, in KiB."""
+def own_kib(process: int) -> int:
+    """Return the memory of a process in KiB that is its own, and so does not hang on what else runs here."""
     for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith("Anonymous:"):
             return int(line.split()[1])
-    raise SystemExit("no Pss in smaps_rollup")
+    raise SystemExit("no Anonymous in smaps_rollup")
 
 
 # The phases
@@ -276,13 +276,13 @@ def swap_often(
         count = min(BLOCK_SWAPS, arguments.swaps - len(seconds))
         seconds += [swap(control, versions) for _ in range(count)]
         load.begin(f"steady {block + 1}", arguments.steady)
-        sizes.append(pss_kib(process))
-        print(f"{len(seconds)} swaps, PSS {sizes[-1] / 1024:.1f} MiB", file=sys.stderr, flush=True)
+        sizes.append(own_kib(process))
+        print(f"{len(seconds)} swaps, own memory {sizes[-1] / 1024:.1f} MiB", file=sys.stderr, flush=True)
     return {
         "count": arguments.swaps,
         "swap_ms_median": round(1e3 * float(np.median(seconds)), 2),
         "swap_ms_max": round(1e3 * max(seconds), 2),
-        "pss_kib": sizes,
+        "own_kib": sizes,
     }
 
 
@@ -299,20 +299,20 @@ def soak(
             swap(control, versions)
             swaps += 1
             next_swap_s += arguments.swap_every
-        samples.append((now_s, pss_kib(process)))
+        samples.append((now_s, own_kib(process)))
         time.sleep(1.0)
-    times, sizes = np.array(samples).T if samples else (np.zeros(1), np.array([pss_kib(process)]))
+    times, sizes = np.array(samples).T if samples else (np.zeros(1), np.array([own_kib(process)]))
     is_warm = times >= WARM_SHARE * times[-1]
     enough = int(is_warm.sum()) > 2
     slope = float(np.polyfit(times[is_warm], sizes[is_warm], 1)[0]) if enough else 0.0  # KiB a second
     step = max(1, len(samples) // 60)
     return {
         "swaps": swaps,
-        "pss_mib_median": round(float(np.median(sizes)) / 1024, 2),
-        "pss_mib_range": [round(float(sizes.min()) / 1024, 2), round(float(sizes.max()) / 1024, 2)],
+        "own_mib_median": round(float(np.median(sizes)) / 1024, 2),
+        "own_mib_range": [round(float(sizes.min()) / 1024, 2), round(float(sizes.max()) / 1024, 2)],
         "slope_kib_per_minute": round(60 * slope, 2),
         "slope_share_per_hour": round(3600 * slope / float(np.median(sizes)), 4),
-        "pss_mib_over_time": [[round(t), round(size / 1024, 2)] for t, size in samples[::step]],
+        "own_mib_over_time": [[round(t), round(size / 1024, 2)] for t, size in samples[::step]],
     }
 
 
@@ -331,10 +331,10 @@ def report(found: dict[str, Any]) -> None:
     )
     memory = found["memory_over_fresh"]
     print(
-        f"a swap takes {found['swaps']['swap_ms_median']} ms; PSS: fresh"
-        f" {found['fresh_pss_kib'] / 1024:.1f} MiB, after {MEMORY_SWAPS} swaps {memory['after_100']:.3f}"
+        f"a swap takes {found['swaps']['swap_ms_median']} ms; own memory: fresh"
+        f" {found['fresh_own_kib'] / 1024:.1f} MiB, after {MEMORY_SWAPS} swaps {memory['after_100']:.3f}"
         f" of that, after {found['swaps']['count']} {memory['after_all']:.3f}; soak"
-        f" {soaked['pss_mib_range']} MiB, slope {soaked['slope_kib_per_minute']} KiB a minute"
+        f" {soaked['own_mib_range']} MiB, slope {soaked['slope_kib_per_minute']} KiB a minute"
     )
     for line in found["errors"]:
         print(f"error: {line}")
