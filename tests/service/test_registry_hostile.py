@@ -235,6 +235,20 @@ def test_instances_that_take_memory_each_count_each(
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
 
+@pytest.mark.parametrize(
+    ("isolation", "status"),
+    [(Isolation(), 200), (Isolation(processes=2), 503), (Isolation(standby=True), 503)],
+)
+def test_each_process_of_an_isolated_model_counts(
+    maker: PackageMaker, folder: Path, isolation: Isolation, status: int
+) -> None:
+    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    models = {"linear": ModelOptions(isolation=isolation)}
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+        reply = infer(service)
+        assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
+
+
 class SlowDisk(PackageFiles):
     """Packages on a disk that answers only while `is_up` is set."""
 

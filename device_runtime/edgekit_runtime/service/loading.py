@@ -121,7 +121,7 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     loaded = (options.opener or _load_here)(package, options)
     sessions = len({id(session) for session in loaded.instances})
     if options.opener is not None:  # what is open elsewhere stands for all of it
-        sessions = count_sessions(package.manifest, options.instances)
+        sessions = count_sessions(package.manifest, options.instances, options.isolation)
     memory_bytes = model_bytes(package.manifest, package.path, options.governor, sessions)
     return dataclasses.replace(loaded, memory_bytes=memory_bytes)
 

@@ -7,6 +7,7 @@ from typing import Final
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.governor_options import GovernorOptions
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.versions import Installed
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md
@@ -20,9 +21,13 @@ def needed_bytes(packages: Sequence[Installed]) -> int:
     return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
 
 
-def count_sessions(manifest: Manifest, instances: int) -> int:
-    """Return how many sessions so many instances of a package's first backend take; see `open_instances`."""
-    return 1 if manifest.backend.name in _SHARED else instances
+def count_sessions(manifest: Manifest, instances: int, isolation: Isolation | None) -> int:
+    """Return how many sessions so many instances of a package's first backend take, in all its processes.
+
+    See `open_instances`.
+    """
+    sessions = 1 if manifest.backend.name in _SHARED else instances
+    return sessions if isolation is None else sessions * (isolation.processes + isolation.standby)
 
 
 def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:

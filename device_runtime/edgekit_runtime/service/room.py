@@ -63,7 +63,7 @@ def estimate_bytes(packages: Iterable[Installed], options: ModelOptions | None =
     for package in packages:
         with contextlib.suppress(EdgekitError):  # opening it says what is wrong
             manifest = read_unverified_manifest(package.path).manifest
-            sessions = count_sessions(manifest, options.instances)
+            sessions = count_sessions(manifest, options.instances, options.isolation)
             total += model_bytes(manifest, package.path, options.governor, sessions)
     return total
 
