@@ -5,7 +5,6 @@ threads of a model of 0.03 ms: by a quarter), and stays as it is within one. So 
 its medians.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +115,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
         keys: folder of the trusted keys.
         threads: of one inference, or None for those of the options.
     """
-    digest = hashlib.sha256(package.manifest.to_bytes()).hexdigest()
+    digest = package.manifest.sha256
 
     def measure(
         settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int

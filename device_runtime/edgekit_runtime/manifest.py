@@ -6,6 +6,7 @@ are not critical are kept in `extra` on every level and written again. Nothing h
 Source: docs/package-format.md, section "manifest.json".
 """
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,11 @@ class Manifest:
         return replace(
             self, backend=chosen.backend, golden=chosen.golden, figures=chosen.figures, variants=()
         )
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the canonical bytes, in hexadecimal; it tells packages apart."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes of the manifest.

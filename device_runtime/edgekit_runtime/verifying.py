@@ -1,6 +1,6 @@
 """Signatures verified in a process of its own, which ends when that is done.
 
-What it takes (`cryptography`, `securesystemslib`) is 11 MB, a sixth of an idle service, and needed for a
+What it takes (`cryptography`, `securesystemslib`) is 10 MB, a sixth of an idle service, and needed for a
 moment once a package. Keys and rules are those of `signing`, which that process runs.
 """
 

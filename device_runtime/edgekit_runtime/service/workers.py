@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import hashlib
 import logging
 import os
 from collections.abc import Awaitable
@@ -263,7 +262,7 @@ class Workers:
 
 def _describe(package: OpenedPackage) -> Given:
     manifest = package.manifest
-    return Given(manifest.version, hashlib.sha256(manifest.to_bytes()).hexdigest())
+    return Given(manifest.version, manifest.sha256)
 
 
 def _open_again(package: OpenedPackage) -> int:

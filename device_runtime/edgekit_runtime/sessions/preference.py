@@ -4,7 +4,6 @@ It only changes the order of what the signed manifest names. A preference that c
 none of it, counts for nothing.
 """
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -68,5 +67,5 @@ def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
 
 
 def _path(manifest: Manifest) -> Path:
-    digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
+    digest = manifest.sha256
     return find_cache_folder() / "tournament" / f"{digest}.json"

@@ -110,7 +110,7 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def _path(manifest: Manifest, choice: BackendChoice) -> Path:
-    digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
+    digest = manifest.sha256
     artifact = hashlib.sha256(choice.artifact.encode()).hexdigest()[:16]
     return find_cache_folder() / "tuning" / f"{digest}-{choice.name}-{artifact}.json"
 

@@ -7,7 +7,6 @@ Source: docs/slots.md.
 """
 
 import contextlib
-import hashlib
 import logging
 import stat
 from collections.abc import Iterator
@@ -94,7 +93,7 @@ class FoundState:
 
 def identify(manifest: Manifest) -> Installed:
     """Return the entry of a package that was not installed before."""
-    return Installed(version=manifest.version, sha256=hashlib.sha256(manifest.to_bytes()).hexdigest())
+    return Installed(version=manifest.version, sha256=manifest.sha256)
 
 
 class ModelFolder:
