@@ -194,7 +194,7 @@ from edgekit_runtime import contest
 class Package:  # its manifest counts for nothing before the keys are read
     path = pathlib.Path("/x.edgepkg")
     class manifest:
-        to_bytes = staticmethod(lambda: b"")
+        sha256 = ""
 contest.measure_afresh(Package, pathlib.Path(sys.argv[1]))([contest.Setting()], rounds=1, seconds=1, seed=0)
 """
 
