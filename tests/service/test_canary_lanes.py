@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, Clock, FakeLane, double, fail, inputs, nan
 
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError
-from edgekit_runtime.service.agreement import choose_comparison, same_class, similarity
+from edgekit_runtime.service.agreement import Comparison, choose_comparison, same_class, similarity
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.canary import Gates, Promote, Rollback
 from edgekit_runtime.service.canary_lane import CanaryLane
@@ -17,6 +17,7 @@ from edgekit_runtime.service.drift import Drift, DriftLane
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
 from edgekit_runtime.tensors import TensorSpec
 
+SIMILAR = Comparison("similarity", "the configuration says so", is_guess=False, compare=similarity)
 # Gates that fake latencies pass and a few answers are enough for.
 QUICK = Gates(min_samples=10, max_p99_ratio=None, max_extra_errors=0.4, alpha=0.4)
 
@@ -40,7 +41,7 @@ class Bench:
     def shadow(self, **options: Any) -> ShadowLane:
         stated = ShadowOptions(**{"share": 1.0, **options})
         return ShadowLane(
-            *(self.current, self.candidate, self.watch, similarity, stated),
+            *(self.current, self.candidate, self.watch, SIMILAR, stated),
             defer=self.clock.defer,
             clock=self.clock,
         )
@@ -267,6 +268,7 @@ def test_statistics_say_how_it_stands() -> None:
     assert stated["verdict"] == "continue"
     assert "agreement" in stated["undecided"]  # type: ignore[operator]
     assert stated["compared"] == 20
+    assert stated["comparison"] == SIMILAR.to_json()
     bench.watch.blame(not_finite=True)
     assert bench.watch.to_json()["gate"] == "not_finite"
 
@@ -349,17 +351,45 @@ CLASSES = TensorSpec("y", "float32", ("N", 10))
 BOXES = TensorSpec("boxes", "float32", (1, 100, 4))
 
 
-def test_the_comparison_follows_metric_and_outputs() -> None:
+@pytest.mark.parametrize(
+    ("output", "figures", "name", "found"),
+    [
+        (CLASSES, {"score": {"metric": "top1"}}, None, ("agreement", False)),
+        (CLASSES, {"score": {"metric": "agreement"}, "class_output": "y"}, None, ("agreement", False)),
+        (CLASSES, {"reference": {"outputs": {"y": {"classes": []}}}}, None, ("agreement", False)),
+        (CLASSES, {"score": {"metric": "similarity"}}, None, ("similarity", False)),
+        (CLASSES, {"score": {"metric": "top1"}}, "similarity", ("similarity", False)),
+        (CLASSES, {}, "agreement", ("agreement", False)),
+        (BOXES, {"score": {"metric": "agreement"}}, None, ("similarity", False)),
+        (CLASSES, {}, None, ("agreement", True)),
+        # Packages without `class_output`: the metric may have been chosen by the shape.
+        (CLASSES, {"score": {"metric": "agreement"}}, None, ("agreement", True)),
+        (CLASSES, {"reference": {"outputs": {"y": {"low": 0}}}}, None, ("agreement", True)),
+        (CLASSES, {"class_output": "other", "score": 3, "reference": []}, None, ("agreement", True)),
+    ],
+)
+def test_the_comparison_is_what_is_declared_else_a_guess_that_says_so(
+    output: TensorSpec, figures: dict[str, Any], name: str | None, found: tuple[str, bool]
+) -> None:
+    comparison = choose_comparison([output], figures, name=name)
+    assert (comparison.name, comparison.is_guess) == found
+    stated = comparison.to_json()
+    assert (stated["name"], stated["guessed"]) == found
+    assert stated["reason"]
+
+
+def test_classes_are_compared_by_the_best_one_and_other_values_by_their_difference() -> None:
     one, other = {"y": np.float32([[0, 1]])}, {"y": np.float32([[0, 9]])}
-    assert choose_comparison([CLASSES], {})(one, other) == 1.0
-    assert choose_comparison([CLASSES], {"score": {"metric": "top1"}})(one, other) == 1.0
-    assert choose_comparison([CLASSES], {"score": {"metric": "similarity"}}) is similarity
-    assert choose_comparison([CLASSES], {}, name="similarity") is similarity
-    assert choose_comparison([BOXES], {}) is similarity
-    with pytest.raises(ManifestError, match="class scores"):
-        choose_comparison([BOXES], {}, name="agreement")
-    with pytest.raises(ManifestError, match="expected 'agreement'"):
-        choose_comparison([BOXES], {}, name="top3")
+    assert choose_comparison([CLASSES], {}).compare(one, other) == 1.0
+    assert choose_comparison([CLASSES], {}, name="similarity").compare(one, other) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("agreement", "class scores"), ("top3", "expected 'agreement'")]
+)
+def test_a_comparison_that_cannot_be_made_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        choose_comparison([BOXES], {}, name=name)
 
 
 def test_agreement_is_the_share_of_equal_best_classes() -> None:
@@ -369,7 +399,7 @@ def test_agreement_is_the_share_of_equal_best_classes() -> None:
 
 
 def test_a_version_with_other_outputs_agrees_on_nothing() -> None:
-    for compare in (choose_comparison([CLASSES], {}), similarity):
+    for compare in (choose_comparison([CLASSES], {}).compare, similarity):
         assert compare({"y": np.float32([[0, 1]])}, {"z": np.float32([[0, 1]])}) == 0.0
 
 

@@ -78,8 +78,9 @@ def test_old_calls_lose_weight() -> None:
     assert document["looked_at"] < 200
 
 
-def test_without_a_reference_counts_are_still_stated() -> None:
-    document = looked(Drift([IMAGE], [LOGITS], {"score": {"metric": "top1", "value": 0.9}}), 20)
+@pytest.mark.parametrize("figures", [{"score": {"metric": "top1", "value": 0.9}}, {"class_output": "logits"}])
+def test_without_a_reference_counts_are_still_stated(figures: dict[str, Any]) -> None:
+    document = looked(Drift([IMAGE], [LOGITS], figures), 20)
     assert "psi" not in document["inputs"]["image"]
     assert sum(document["outputs"]["logits"]["classes"]) == 20
 

@@ -173,6 +173,35 @@ def test_shadow_with_other_weights_is_rolled_back_by_disagreement(
         assert_rolled_back(service, slots, "agreement")
 
 
+@pytest.mark.parametrize(
+    ("figures", "guessed", "how"),
+    [
+        ({"class_output": "y"}, "false", "(the manifest says so: figures.class_output)"),
+        ({}, "true", "(a guess: 'y' float32 ['N', 2] has the shape of class scores)"),
+    ],
+)
+def test_shadow_says_how_answers_are_compared_and_whether_that_is_a_guess(
+    serve: Serve,
+    maker: PackageMaker,
+    tmp_path: Path,
+    slots: Slots,
+    caplog: pytest.LogCaptureFixture,
+    figures: dict[str, Any],
+    guessed: str,
+    how: str,
+) -> None:
+    with serve(tmp_path, slots, SHADOW) as service:
+        slots.install(write(maker, tmp_path, "2.0.0", figures=figures))
+        load(service)
+        assert f"compared by agreement {how}" in index(service)[1][3]
+        assert ("set shadow.comparison in [models.linear]" in caplog.text) is (guessed == "true")
+        for _ in ask_many(service, 20, pause_s=0.002):
+            pass
+        labels = f'model="linear",version="2.0.0",comparison="agreement",guessed="{guessed}"'
+        wait_until(lambda: f"edgekit_rollout_agreement_ratio{{{labels}}} 1" in metrics(service))
+        assert statistics(service)["rollout"]["comparison"]["guessed"] is (guessed == "true")
+
+
 def test_version_on_trial_can_be_asked_by_name(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:

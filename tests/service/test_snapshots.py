@@ -69,3 +69,22 @@ def test_number_that_no_answer_can_hold_is_refused(part: str, number: str) -> No
     assert wrong != sent
     with pytest.raises(ChannelError, match="cannot be read"):
         read_snapshots(wrong)
+
+
+def test_comparison_of_a_rollout_arrives_and_a_false_one_is_refused() -> None:
+    arm = {"answers": 1, "failed": 0}
+    comparison = {"name": "agreement", "reason": "its shape", "guessed": True}
+    rollout = {"current": arm, "candidate": arm, "agreement": 1.0, "comparison": comparison}
+    version = _Version(fill(3))
+    version.to_json = lambda: {"variant": "default", "rollout": rollout}  # type: ignore[method-assign]
+    sent = write_snapshots([version])  # type: ignore[list-item]
+    assert read_snapshots(sent)["1"].rollout == rollout
+    for right, wrong in (
+        (b'"name":"agreement"', b'"name":"best"'),
+        (b'"reason":"its shape"', b'"reason":3'),
+        (b'"guessed":true', b'"guessed":1'),
+        (b'"comparison":{', b'"other":{'),
+    ):
+        assert right in sent
+        with pytest.raises(ChannelError, match="cannot be read"):
+            read_snapshots(sent.replace(right, wrong))

@@ -167,3 +167,25 @@ def test_a_package_from_one_sample_reports_what_its_score_is_worth(tmp_path: Pat
     assert "the score says nothing" in " ".join(outcome.stdout.split())
     report = json.loads(next((tmp_path / "out").glob("*.report.json")).read_text(encoding="utf-8"))
     assert report["data"]["evaluation"]["kind"] == "calibration data again"
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "found"),
+    [
+        ({"y": np.zeros(40, np.int64)}, (), "y"),
+        ({}, ("--metric", "agreement"), "y"),
+        ({}, (), None),  # the metric is `agreement` here too, by the shape alone
+        ({"y": np.zeros(40, np.int64)}, ("--metric", "similarity"), None),
+    ],
+)
+def test_manifest_says_what_holds_classes_only_where_the_user_does(
+    labels: dict[str, Any], options: tuple[str, ...], found: str | None, tmp_path: Path
+) -> None:
+    given = (
+        *("--calibration", data(tmp_path, "c", samples(8, 1)["x"])),
+        *("--eval", data(tmp_path, "e", samples(40, 2)["x"], **labels)),
+    )
+    out = tmp_path / "out"
+    assert package(saved(mlp(), tmp_path / "net.onnx"), out, *given, *options).code == 0
+    with read_only(out) as opened:
+        assert opened.manifest.figures.get("class_output") == found

@@ -96,6 +96,7 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
         if not isinstance(memory, MemoryEstimate)
         else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
         **({} if prepared.reference is None else {"reference": prepared.reference}),
+        **({} if prepared.class_output is None else {"class_output": prepared.class_output}),
     }
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import onnx
 
 from edgekit_runtime.errors import BackendError, ModelError
+from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
-from edgekit_toolkit.artifacts import content_of, engine_of, open_model
+from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_model, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.data import open_data
@@ -140,8 +141,8 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
             optimised = optimise(floats, batch=request.batch, feeds=feeds)
             floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
     with phases.phase("look at the samples"):
-        says_classes = _says_classes(request, source, samples)
-        reference = drift_reference(floats, samples.calibration, says_classes=says_classes)
+        classes = _stated_class_output(request, floats, samples)
+        reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
     return Prepared(
         source=source,
         dims=dims,
@@ -150,14 +151,22 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         steps=steps,
         floats=floats,
         reference=reference,
+        class_output=classes,
     )
 
 
-def _says_classes(request: Request, source: SourceModel, samples: Samples) -> bool:
-    """Whether something else than its shape says that the first output is class scores."""
-    if request.metric in ("top1", "top5") or (request.metric == "auto" and samples.evaluation.labelled):
-        return True
-    return request.labels is not None and len(class_names(request.labels)) == source.outputs[0].shape[-1]
+def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
+    """Return the first output's name where something else than its shape says that it is class scores."""
+    output = class_output(specs_of(floats)[1])
+    if output is None:
+        return None
+    if request.metric == "auto":
+        is_stated = samples.evaluation.labelled
+    else:
+        is_stated = request.metric in ("top1", "top5", "agreement")
+    if not is_stated and request.labels is not None:
+        is_stated = len(class_names(request.labels)) == output.shape[-1]
+    return output.name if is_stated else None
 
 
 def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:

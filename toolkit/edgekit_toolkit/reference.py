@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_runtime.service.drift import class_output, pick
+from edgekit_runtime.service.classes import class_output
+from edgekit_runtime.service.drift import pick
 from edgekit_runtime.service.reference import ValueReference
 from edgekit_runtime.service.sketches import ClassSketch, ValueSketch, are_probabilities
 from edgekit_runtime.tensors import DTYPES

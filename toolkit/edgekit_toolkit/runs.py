@@ -75,6 +75,7 @@ class Prepared:
         steps: what each pass did; none for a `.tflite`.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
         reference: how inputs and outputs look on the calibration samples; None without real ones.
+        class_output: name of the first output where the request says that it holds class scores, or None.
     """
 
     source: SourceModel
@@ -84,6 +85,7 @@ class Prepared:
     steps: Sequence[Step]
     floats: Model
     reference: Mapping[str, Any] | None
+    class_output: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

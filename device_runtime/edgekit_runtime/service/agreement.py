@@ -4,12 +4,14 @@ It says how alike two versions are, not which of them is right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.service.classes import find_statement
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
@@ -17,13 +19,26 @@ Outputs: TypeAlias = Mapping[str, Array]
 # (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1
 Compare: TypeAlias = Callable[[Outputs, Outputs], float]
 
-# The toolkit's metrics, whose meaning is the same here but for labels: there are none on a device.
-_BY_METRIC: Final[Mapping[str, str]] = {
-    "top1": "agreement",
-    "top5": "agreement",
-    "agreement": "agreement",
-    "similarity": "similarity",
-}
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the answers of two versions are compared.
+
+    Attributes:
+        name: `agreement` (same best class of the first output) or `similarity` (small relative difference).
+        reason: what decided for it.
+        is_guess: whether that was the shape of the first output, which several kinds of outputs have.
+        compare: two answers.
+    """
+
+    name: str
+    reason: str
+    is_guess: bool
+    compare: Compare
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what it is, for `/v2` statistics."""
+        return {"name": self.name, "reason": self.reason, "guessed": self.is_guess}
 
 
 def all_finite(arrays: Outputs) -> bool:
@@ -36,34 +51,56 @@ def all_finite(arrays: Outputs) -> bool:
 
 def choose_comparison(
     outputs: Sequence[TensorSpec], figures: Mapping[str, JsonValue], *, name: str | None = None
-) -> Compare:
-    """Return how two answers are compared.
+) -> Comparison:
+    """Return how two answers are compared: as asked for, as the manifest says, else as the shape suggests.
 
     Args:
         outputs: of the model, from its manifest.
-        figures: of the manifest; the metric that judged the package decides where it is one of ours.
-        name: `agreement` (same best class) or `similarity` (small relative difference), which then decides.
+        figures: of the manifest.
+        name: `agreement` or `similarity`, which then decides.
 
     Raises:
         ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
     """
-    scores = figures.get("score")
-    metric = scores.get("metric") if isinstance(scores, Mapping) else None
     first = outputs[0]
-    is_classes = len(first.shape) == 2 and first.shape[1] != 1 and DTYPES[first.dtype].kind == "f"
-    chosen = name or (_BY_METRIC.get(metric) if isinstance(metric, str) else None)
-    chosen = chosen or ("agreement" if is_classes else "similarity")
-    if chosen == "similarity":
-        return similarity
-    if chosen != "agreement":
-        raise ManifestError(f"canary: comparison is {chosen!r}, expected 'agreement' or 'similarity'")
-    if not is_classes:
+    stated = f"'{first.name}' {first.dtype} {list(first.shape)}"
+    if name is not None:
+        _check_name(name, first)
+        chosen, reason = name, "the configuration says so"
+    elif not _may_be_classes(first):
+        chosen, reason = "similarity", f"{stated} has not the shape of class scores"
+    elif _find_metric(figures) == "similarity":
+        chosen, reason = "similarity", "the manifest says so: figures.score.metric"
+    elif (field := find_statement(figures, first.name)) is not None:
+        chosen, reason = "agreement", f"the manifest says so: {field}"
+    else:
+        guess = f"{stated} has the shape of class scores"
+        return Comparison("agreement", guess, is_guess=True, compare=_by_class(first.name))
+    compare = similarity if chosen == "similarity" else _by_class(first.name)
+    return Comparison(chosen, reason, is_guess=False, compare=compare)
+
+
+def _may_be_classes(spec: TensorSpec) -> bool:
+    # A free number of classes will do: two answers to the same inputs are compared.
+    return len(spec.shape) == 2 and spec.shape[1] not in (0, 1) and DTYPES[spec.dtype].kind == "f"
+
+
+def _check_name(name: str, first: TensorSpec) -> None:
+    if name not in ("agreement", "similarity"):
+        raise ManifestError(f"canary: comparison is {name!r}, expected 'agreement' or 'similarity'")
+    if name == "agreement" and not _may_be_classes(first):
         raise ManifestError(
-            f"canary: comparison 'agreement' needs class scores [samples, classes], the first output"
+            "canary: comparison 'agreement' needs class scores [samples, classes], the first output"
             f" '{first.name}' is {first.dtype} {list(first.shape)}; use 'similarity'"
         )
-    output = first.name
 
+
+def _find_metric(figures: Mapping[str, JsonValue]) -> JsonValue:
+    score = figures.get("score")
+    return score.get("metric") if isinstance(score, Mapping) else None
+
+
+def _by_class(output: str) -> Compare:
     def compare(current: Outputs, candidate: Outputs) -> float:
         return same_class(current[output], candidate[output]) if output in candidate else 0.0
 

@@ -17,6 +17,7 @@ from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.canary_watch import GOLDEN
+from edgekit_runtime.service.classes import class_count, class_output, find_statement
 from edgekit_runtime.service.reference import ClassReference, parse_references
 from edgekit_runtime.service.sketches import ClassSketch, ValueSketch
 from edgekit_runtime.sessions.session import Array
@@ -82,13 +83,15 @@ class Drift:
             for spec in inputs[:_MAX_TENSORS]
             if DTYPES[spec.dtype].kind in "fiu"
         }
-        classes = class_output(outputs) if not after and _is_scored_by_class(figures) else None
+        classes = class_output(outputs)
+        if after or classes is None or find_statement(figures, classes.name) is None:
+            classes = None  # where there is a reference, it alone says what is classes
         self._outputs: dict[str, ValueSketch] = {}
         self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
             known = after.get(spec.name)
             if isinstance(known, ClassReference) or (known is None and spec is classes):
-                self._classes[spec.name] = ClassSketch(_class_count(spec), known)
+                self._classes[spec.name] = ClassSketch(class_count(spec), known)
             elif DTYPES[spec.dtype].kind == "f":
                 self._outputs[spec.name] = ValueSketch(known)
         self._phase = 0.0
@@ -216,25 +219,3 @@ def pick(array: Array, phase: float) -> Array:
     """
     step = -(-array.size // VALUES)
     return array.reshape(-1)[int(phase * step) :: step].astype(np.float32)
-
-
-def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the first output, where it has the shape of class scores [samples, classes >= 2]; or None.
-
-    A regression, a time series and an embedding have that shape, too: something else has to say that it is
-    classes.
-    """
-    first = outputs[0]
-    is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and _class_count(first) >= 2
-    return first if is_scores else None
-
-
-def _is_scored_by_class(figures: Mapping[str, JsonValue]) -> bool:
-    # Not `agreement`: that is chosen by the shape alone where samples have no labels.
-    score = figures.get("score")
-    return isinstance(score, Mapping) and score.get("metric") in ("top1", "top5")
-
-
-def _class_count(spec: TensorSpec) -> int:
-    count = spec.shape[-1] if spec.shape else 0
-    return count if isinstance(count, int) else 0

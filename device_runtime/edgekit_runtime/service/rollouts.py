@@ -105,6 +105,12 @@ class Rollouts:
         model.versions[candidate.version] = candidate
         self._metrics.swaps[name, "tried"].value += 1
         _logger.info("%s %s: %s", name, candidate.version, model.trial.describe())
+        if model.trial.is_guessing:
+            _logger.warning(
+                "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
+                " --labels of `edgekit package`, or set shadow.comparison in [models.%s]",
+                *(name, candidate.version, name),
+            )
 
     def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
         self._start(self._settle(name, model, trial, verdict))

@@ -43,7 +43,9 @@ def _trial_families(trials: Iterable[Trial]) -> list[Family]:
             answers.append((labels, float(arm["answers"])))
             failed.append((labels, float(arm["failed"])))
         if found["agreement"] is not None:
-            labels = {"model": model, "version": trial.candidate.version}
+            how = found["comparison"]  # nothing else counts agreement
+            labels = {"model": model, "version": trial.candidate.version, "comparison": how["name"]}
+            labels["guessed"] = str(how["guessed"]).lower()
             agreement.append((labels, found["agreement"]))
     return [
         Family("edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)),

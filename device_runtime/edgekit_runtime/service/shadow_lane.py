@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
-from edgekit_runtime.service.agreement import Compare, Outputs, all_finite
+from edgekit_runtime.service.agreement import Comparison, Outputs, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch, is_of_model
 from edgekit_runtime.sessions.session import Array
@@ -74,7 +74,7 @@ class ShadowLane(Lane):
             "_asked",
             "_candidate",
             "_clock",
-            "_compare",
+            "_comparison",
             "_current",
             "_defer",
             "_last_s",
@@ -88,7 +88,7 @@ class ShadowLane(Lane):
         current: Lane,
         candidate: Lane,
         watch: Watch,
-        compare: Compare,
+        comparison: Comparison,
         options: ShadowOptions,
         *,
         defer: Defer,
@@ -100,7 +100,7 @@ class ShadowLane(Lane):
             current: the version in use.
             candidate: the one on trial.
             watch: counts and judges.
-            compare: agreement of two answers, see `agreement.choose_comparison`.
+            comparison: how answers are compared, see `agreement.choose_comparison`.
             options: when calls are copied.
             defer: calls something later on the loop's thread.
             clock: that of the deadlines.
@@ -108,7 +108,7 @@ class ShadowLane(Lane):
         self._current = current
         self._candidate = candidate
         self._watch = watch
-        self._compare = compare
+        self._comparison = comparison
         self._options = options
         self._defer = defer
         self._clock = clock
@@ -217,9 +217,14 @@ class ShadowLane(Lane):
             # Inputs in shared memory may have changed after the current version read them.
             self._watch.blame(not_finite=all_finite(inputs))
         else:
-            self._watch.compare(self._compare(expected, answer))
+            self._watch.compare(self._comparison.compare(expected, answer))
             self._watch.count_candidate(candidate_s)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
-        return {**self._watch.to_json(), "dropped": self.dropped, "waiting": len(self._pending)}
+        return {
+            **self._watch.to_json(),
+            "comparison": self._comparison.to_json(),
+            "dropped": self.dropped,
+            "waiting": len(self._pending),
+        }

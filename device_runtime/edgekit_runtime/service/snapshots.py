@@ -140,7 +140,16 @@ def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, J
                 raise ValueError(f"{failed} of {answers} answers failed"[:100])
         if rollout["agreement"] is not None:
             _number(rollout["agreement"])
+        if "comparison" in rollout or rollout["agreement"] is not None:
+            _check_comparison(rollout["comparison"])
     return said, rollout
+
+
+def _check_comparison(comparison: dict[str, Any]) -> None:
+    if comparison["name"] not in ("agreement", "similarity") or not isinstance(comparison["reason"], str):
+        raise ValueError("the comparison has another name, or its reason is no text")
+    if not isinstance(comparison["guessed"], bool):
+        raise TypeError("whether the comparison is a guess is neither true nor false")
 
 
 def _refuse_constant(name: str) -> None:

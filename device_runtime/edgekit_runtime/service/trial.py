@@ -112,9 +112,20 @@ class Trial:
     def describe(self) -> str:
         """Return one line for people."""
         share = self.rollout.share if self.rollout.kind == "canary" else self.rollout.shadow.share
-        candidate = self.to_json()["candidate"]
+        found = self.to_json()
+        candidate, comparison = found["candidate"], found.get("comparison")
         answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
-        return f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
+        line = f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
+        if not isinstance(comparison, Mapping):  # a canary compares nothing
+            return line
+        how = "a guess: " if comparison["guessed"] else ""
+        return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether answers are compared in a way that nothing but the shape of an output speaks for."""
+        comparison = self.to_json().get("comparison")
+        return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
@@ -142,9 +153,10 @@ class _TryingHere:
             )
         else:
             manifest = candidate.loaded.manifest
-            compare = choose_comparison(candidate.codec.outputs, manifest.figures, name=rollout.comparison)
+            outputs = candidate.codec.outputs
+            comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
             self._lane = ShadowLane(
-                current.stack, candidate.stack, watch, compare, rollout.shadow, defer=loop.call_later
+                current.stack, candidate.stack, watch, comparison, rollout.shadow, defer=loop.call_later
             )
         current.lane = self._lane
 
