@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import TransportError
 
@@ -50,6 +50,13 @@ class Kind(IntEnum):
 Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
+class Passed(Protocol):
+    """What is passed with a message; it stays its owner's, who may close it before the message goes."""
+
+    def fileno(self) -> int:
+        """Return its descriptor, or -1 once it is closed."""
+
+
 class ChannelError(TransportError):
     """The other process sent what is no message."""
 
@@ -75,7 +82,8 @@ class Channel:
         connected.setblocking(False)
         self._loop, self._socket, self._take, self._end = loop, connected, take, end
         self._is_open = True
-        self._queue: deque[tuple[bytes, list[int]]] = deque()
+        # Not duplicates of what is passed: where this process has no descriptor free, there would be none.
+        self._queue: deque[tuple[bytes, Passed | None]] = deque()
         self._queued_bytes = 0
         self._kind: Kind | None = None
         self._size = 0
@@ -88,23 +96,22 @@ class Channel:
         """Whether the other process should get no more work: it is far behind, or has closed its end."""
         return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
-    def send(self, kind: Kind, payload: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+    def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
         """Send a message, or queue it; does nothing after the end.
 
         Args:
             kind: of the message.
             payload: of any length.
-            descriptors: that stay the caller's.
+            passed: goes with it; without it, where it is closed before the message goes.
         """
         if not self._is_open:
             return
         begin = 0
-        passed = list(descriptors)
         while True:
             end = begin + _PACKET_BYTES
             tag = kind | (_MORE if end < len(payload) else 0)
             self._send_packet(bytes((tag,)) + payload[begin:end], passed)
-            begin, passed = end, []
+            begin, passed = end, None
             if begin >= len(payload):
                 return
 
@@ -153,8 +160,6 @@ class Channel:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         _close_all(self._descriptors)
-        for _, passed in self._queue:
-            _close_all(passed)
         self._queue.clear()
 
     def _stop(self, reason: str) -> None:
@@ -183,16 +188,16 @@ class Channel:
         descriptors, self._descriptors = self._descriptors, []
         self._take(kind, payload, descriptors)
 
-    def _send_packet(self, packet: bytes, descriptors: list[int]) -> None:
-        if self._queue or not self._try_send(packet, descriptors):
-            if not self._is_open:
-                return
-            self._queue.append((packet, [os.dup(descriptor) for descriptor in descriptors]))
+    def _send_packet(self, packet: bytes, passed: Passed | None) -> None:
+        if self._queue or not self._try_send(packet, passed):
+            self._queue.append((packet, passed))
             self._queued_bytes += len(packet)
 
-    def _try_send(self, packet: bytes, descriptors: list[int]) -> bool:
+    def _try_send(self, packet: bytes, passed: Passed | None) -> bool:
         """Return whether it went; where not, it will be tried again in time."""
-        extras = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        descriptor = -1 if passed is None else passed.fileno()
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", (descriptor,)))
+        extras = [] if descriptor < 0 else [rights]
         try:
             self._socket.sendmsg([packet], extras)
         except (BlockingIOError, InterruptedError):
@@ -211,12 +216,11 @@ class Channel:
             return
         self._loop.remove_writer(self._socket.fileno())
         while self._queue:
-            packet, descriptors = self._queue[0]
-            if not self._try_send(packet, descriptors):
+            packet, passed = self._queue[0]
+            if not self._try_send(packet, passed):
                 return
             self._queue.popleft()
             self._queued_bytes -= len(packet)
-            _close_all(descriptors)
 
 
 def _read_descriptors(extras: Sequence[tuple[int, int, bytes]]) -> list[int]:

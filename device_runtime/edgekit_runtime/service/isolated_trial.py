@@ -61,7 +61,7 @@ class IsolatedTrial:
     def ask(self, worker: Worker) -> None:
         """Let `worker` load the candidate and try it, or refuse where it cannot even be asked."""
         try:
-            worker.try_beside(self.given, self.package)
+            worker.try_beside(self.given, self)
         except Exception as cause:  # the thread that loads all models waits for a word
             name = self.lane.manifest.name
             _logger.exception("%s: its worker cannot be asked to try a version", name)
@@ -70,6 +70,10 @@ class IsolatedTrial:
             self.end()
         else:
             self.worker = worker
+
+    def fileno(self) -> int:
+        """Return the descriptor of the package, or -1 where this is closed or has given it away."""
+        return self.package
 
     def take(self, snapshot: Snapshot) -> None:
         """Take in what the worker knows of the candidate."""

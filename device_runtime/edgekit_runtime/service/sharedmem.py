@@ -118,6 +118,10 @@ class Region:
         if written_bytes != array.nbytes:
             raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
 
+    def fileno(self) -> int:
+        """Return the descriptor of its file, or -1 once it is closed."""
+        return self.descriptor
+
     def close(self) -> None:
         """Close the file; what is mapped stays mapped as long as a request under way uses it."""
         descriptor, self.descriptor = self.descriptor, -1

@@ -21,6 +21,7 @@ from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.channel import Channel, Kind
 from edgekit_runtime.service.confinement import confine, end_with
 from edgekit_runtime.service.connection import Connection
+from edgekit_runtime.service.forwarded import ForwardedRegions
 from edgekit_runtime.service.given import GivenPackages
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.isolation import find_infer
@@ -32,7 +33,6 @@ from edgekit_runtime.service.orders import (
     INDEX,
     LENT,
     MAX_REASON,
-    REGION,
     SETTLED,
     Given,
     Order,
@@ -41,7 +41,6 @@ from edgekit_runtime.service.orders import (
 from edgekit_runtime.service.plain import from_plain
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.server import Service
-from edgekit_runtime.service.sharedmem import Region, RegionLimits, Regions
 from edgekit_runtime.service.snapshots import write_snapshots
 from edgekit_runtime.service.sparing import SparingTracebacks
 from edgekit_runtime.service.trial import Trial
@@ -71,7 +70,7 @@ class _Worker:
     async def run(self) -> None:
         """Load, then serve until the process ends."""
         order = self._order
-        self._regions = _ForwardedRegions(order.config.shared_memory, self._channel)
+        self._regions = ForwardedRegions(order.config.shared_memory, self._channel)
         self._service = Service(order.config, self._source, self._regions)
         self._registry = self._service.registry
         self._registry.rollouts.report = self._tell_verdict
@@ -92,18 +91,9 @@ class _Worker:
     def _take(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
         """Take regions in at once, since a request may already name them, and all else in its order."""
         if kind is Kind.MAIN_REGION:
-            offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
-            text = payload[REGION.size :].decode()
-            region = Region(
-                text[:length], text[length:], descriptors[0], offset_bytes=offset_bytes, size_bytes=size_bytes
-            )
-            if is_mapped:
-                region.map()
-            self._regions.put(region)
+            self._regions.take_in(payload, descriptors)
         elif kind is Kind.MAIN_FORGET_REGION:
-            for region in self._regions.of(is_local=True):
-                if region.name == payload.decode():
-                    self._regions.remove(region)
+            self._regions.leave_out(payload)
         else:
             self._later.append((kind, payload, descriptors))
             self._loop.call_soon(self._take_later)
@@ -231,23 +221,6 @@ class _Worker:
             word = TrialWord(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
         self._tell()  # the service compares the verdict with what it knows
         self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
-
-
-class _ForwardedRegions(Regions):
-    """Regions that the service registers; its word of one may still lie in the channel."""
-
-    __slots__ = ("_channel",)
-
-    def __init__(self, limits: RegionLimits, channel: Channel) -> None:
-        super().__init__(limits)
-        self._channel = channel
-
-    def find(self, name: str, *, is_local: bool) -> Region:
-        try:
-            return super().find(name, is_local=is_local)
-        except EdgekitError:
-            self._channel.receive()
-            return super().find(name, is_local=is_local)
 
 
 def _end(_reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.processes import describe_end
-from edgekit_runtime.service.channel import CLOSED, Channel, ChannelError, Kind
+from edgekit_runtime.service.channel import CLOSED, Channel, ChannelError, Kind, Passed
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
 from edgekit_runtime.service.leases import ANSWERING, HANDED, IDLE
@@ -152,7 +152,7 @@ class Worker:
         self._lent[index] = _Lent(connected, is_local, on_close)
         self._http.lend(is_local=is_local)
         words = LENT.pack(index, is_local, is_default)
-        self._channel.send(Kind.MAIN_LEND, words + unread, (connected.fileno(),))
+        self._channel.send(Kind.MAIN_LEND, words + unread, connected)
         return True
 
     def retire(self) -> None:
@@ -161,23 +161,23 @@ class Worker:
 
     def add_region(self, region: Region) -> None:
         """Let requests name `region`."""
-        name = region.name.encode()
+        name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))
         words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
-        self._channel.send(Kind.MAIN_REGION, words + name + region.key.encode(), (region.descriptor,))
+        self._channel.send(Kind.MAIN_REGION, words + name + key, region)
 
     def remove_region(self, name: str) -> None:
         """Forget a region."""
-        self._channel.send(Kind.MAIN_FORGET_REGION, name.encode())
+        self._channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
-    def try_beside(self, candidate: Given, package: int) -> None:
+    def try_beside(self, candidate: Given, package: Passed) -> None:
         """Have it try a version beside the one that it serves.
 
         Args:
             candidate: the package.
-            package: descriptor of that; stays the caller's.
+            package: its file, which stays the caller's.
         """
         self._asked.add(candidate.version)
-        self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), (package,))
+        self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def settle(self, version: str, *, is_promoted: bool) -> None:
         """Have it end the trial of `version`, which takes over or goes."""
@@ -206,12 +206,10 @@ class Worker:
             if payload and self._owner is not None:
                 self._owner.on_snapshots(self, payload)
         elif kind is Kind.WORKER_RETURNS:
-            lent = self._take_lent(payload)
+            _, lent = self._take_lent(payload)
             self._adopt(lent, payload[INDEX.size :])
         elif kind is Kind.WORKER_CLOSED:
-            lent = self._take_lent(payload)
-            _close(lent)
-            self._http.take_back(is_local=lent.is_local)
+            self._take_closed(*self._take_lent(payload))
         elif kind is Kind.WORKER_TRIAL:
             self._take_word(read_word(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
@@ -230,7 +228,15 @@ class Worker:
         if self._owner is not None and not self._is_condemned:
             self._owner.on_word(self, word)
 
-    def _take_lent(self, payload: bytes) -> _Lent:
+    def _take_closed(self, index: int, lent: _Lent) -> None:
+        if self._states[index] == HANDED:  # it could not even take it
+            error = UnavailableError("the model's process has no descriptor free; try again", _RETRY_AFTER_S)
+            self._adopt(lent).refuse(error)
+            return
+        _close(lent)
+        self._http.take_back(is_local=lent.is_local)
+
+    def _take_lent(self, payload: bytes) -> tuple[int, _Lent]:
         if len(payload) < INDEX.size:
             raise ChannelError(f"it sent {len(payload)} bytes about a connection")
         (index,) = INDEX.unpack_from(payload)
@@ -238,7 +244,7 @@ class Worker:
         if lent is None:
             raise ChannelError(f"it spoke of connection {index}, which it does not have")
         self._free.append(index)
-        return lent
+        return index, lent
 
     def _adopt(self, lent: _Lent, unread: bytes = b"") -> Connection:
         connection = self._http.adopt(
