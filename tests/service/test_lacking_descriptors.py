@@ -83,11 +83,13 @@ def test_region_that_a_worker_has_no_descriptor_for_is_answered_503_until_it_is_
 ) -> None:
     with running_isolated(maker, tmp_path) as service, memfd(16) as memory, service.connect() as client:
         os.write(memory, X.tobytes())
+        client.sendall(infer_bytes(X))
+        assert Replies(client).next().binary == Y
         with service.connect() as owner:
             with without_descriptors(find_pids(service)[0]):
                 assert register(owner, "r", [memory], byte_size=16).status == 200
-            client.sendall(infer_in("r"))
-            reply = Replies(client).next()
+                client.sendall(infer_in("r"))  # upon which it looks whether there is word of the region
+                reply = Replies(client).next()
             assert (reply.status, "register it again" in reply.json["error"]) == (503, True)
         wait_for(lambda: not service.call(lambda: list(service.service._regions)), "the end of the region")
         with service.connect() as owner:
