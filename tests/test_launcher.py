@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import bounded
 
 ROOT = Path(__file__).parents[1]
 # A stand-in for our command line: tells what the launcher handed over, and ends with a code of its own.
@@ -79,8 +80,8 @@ class Checkout:
     def run(
         self, *arguments: str, cwd: Path | None = None, **environment: str
     ) -> "subprocess.CompletedProcess[str]":
-        process = self.start(*arguments, cwd=cwd, **environment)
-        stdout, stderr = process.communicate()
+        with bounded(self.start(*arguments, cwd=cwd, **environment)) as process:
+            stdout, stderr = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def wipe_stamp(self) -> None:
@@ -183,7 +184,7 @@ def test_environment_cut_short_is_repaired_by_the_next_run(checkout: Checkout) -
 def test_two_first_runs_at_once_both_succeed(checkout: Checkout) -> None:
     runs = [checkout.start(str(number)) for number in range(2)]
     with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(run).communicate() for run in runs]
+        outputs = [stack.enter_context(bounded(run)).communicate() for run in runs]
     assert [stdout for stdout, _ in outputs] == [f"1.0|{checkout.root}|{number}\n" for number in range(2)]
     assert sum("making .venv" in stderr for _, stderr in outputs) == 1
 

@@ -1,5 +1,6 @@
 """A state folder in which somebody, or a failing disk, has changed something."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from tests.runtime.slot_cases import (
     start_fresh,
     write_keys,
 )
+from tests.waiting import bounded
 
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.processes import child_environment
@@ -254,7 +256,6 @@ def test_a_model_that_is_not_installed_is_named(bench: Bench) -> None:
 
 
 def test_two_installations_at_once_both_succeed(bench: Bench, maker: Any) -> None:
-    children = []
     for version in ("3.0.0", "3.0.1"):
         maker.write(bench.packages / f"{version}.edgepkg", version=version)
     code = (
@@ -264,11 +265,14 @@ def test_two_installations_at_once_both_succeed(bench: Bench, maker: Any) -> Non
         ".install(Path(sys.argv[3]), Permissions(downgrade=True))"
     )
     keys = write_keys(bench.packages.parent / "keys")
-    for version in ("3.0.0", "3.0.1"):
-        path = bench.packages / f"{version}.edgepkg"
-        command = [sys.executable, "-c", code, str(bench.slots.folder), str(keys), str(path)]
-        children.append(subprocess.Popen(command, env=child_environment(), cwd=bench.packages))
-    assert [child.wait() for child in children] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for version in ("3.0.0", "3.0.1"):
+            path = bench.packages / f"{version}.edgepkg"
+            command = [sys.executable, "-c", code, str(bench.slots.folder), str(keys), str(path)]
+            started = subprocess.Popen(command, env=child_environment(), cwd=bench.packages)
+            children.append(stack.enter_context(bounded(started)))
+        assert [child.wait() for child in children] == [0, 0]
     active = bench.slots.load(MODEL).state.active
     assert active is not None
     assert active.version in ("3.0.0", "3.0.1")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
+from tests.waiting import bounded, is_running, open_when_read, wait_for
 
 from edgekit_runtime import contest_process, contest_start
 from edgekit_runtime.archive import read_package, write_package
@@ -205,22 +205,12 @@ def test_a_measuring_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     command = [sys.executable, "-c", _HOLDS_A_CONTEST, str(tmp_path / "keys")]
     started = subprocess.Popen(command, env=child_environment(), cwd="/")
-    with started as waiting, pipe.open("wb"):  # waits until it is being read
+    with bounded(started) as waiting, open_when_read(pipe, lambda: waiting.poll() is None):
         children = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text()
         (pid,) = map(int, children.split())
         os.kill(pid, signal.SIGSTOP)  # one that could not even notice
         waiting.kill()
-        end_s = time.monotonic() + 60
-        while is_running(pid):
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        wait_for(lambda: not is_running(pid), "the end of the measuring process")
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from tests.waiting import open_when_read, wait_for
 
 from edgekit_runtime import verifying
 from edgekit_runtime.archive import read_package
@@ -147,11 +147,11 @@ def test_a_later_process_leaves_the_processors_to_requests(
     expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(trust.check_keys)
-        with gate.open("w"):  # waits until it is read
+        with open_when_read(gate, lambda: not asked.done()):
             (child,) = find_children() - before
-            wait_until(lambda: os.getpriority(os.PRIO_PROCESS, child) == expected)
+            wait_for(lambda: os.getpriority(os.PRIO_PROCESS, child) == expected)
             session = Path(f"/proc/{child}/autogroup")
-            wait_until(lambda: not session.exists() or session.read_text().endswith("nice 5\n"))
+            wait_for(lambda: not session.exists() or session.read_text().endswith("nice 5\n"))
         asked.result(30)
 
 
@@ -177,10 +177,11 @@ def test_it_ends_with_who_started_it(keys: Path) -> None:
         check=False,
         stdout=subprocess.PIPE,
         text=True,
+        timeout=60,
     )
     child, _, seen = ended.stdout.partition(" ")
     assert (ended.returncode, str(keys) in seen) == (-signal.SIGKILL, True)
-    wait_until(lambda: str(keys) not in read_command_line(int(child)))
+    wait_for(lambda: str(keys) not in read_command_line(int(child)))
 
 
 def test_a_question_that_was_given_up_answers_no_other_one(
@@ -241,7 +242,7 @@ def test_the_end_waits_for_no_answer(keys: Path, rests: bool) -> None:
     kill_verifiers(signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(trust.check_keys)
-        wait_until(asked.running)
+        wait_for(asked.running)
         if rests:
             pool.submit(trust.rest).result(5)
         pool.submit(trust.__exit__, None, None, None).result(5)
@@ -289,13 +290,6 @@ def run_first(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(code)
     monkeypatch.syspath_prepend(str(folder / "site"))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def kill_verifiers(number: int) -> None:

@@ -291,7 +291,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     steps=st.lists(STEP, max_size=60), is_shadow=st.booleans(), share=st.floats(0.1, 1), retry=st.booleans()
 )

@@ -160,7 +160,7 @@ def test_nan_is_counted_apart() -> None:
     assert (sketch.moments.count, sketch.moments.mean) == (2, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     parts=st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20), min_size=1, max_size=8)
 )

@@ -13,7 +13,8 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.power_tree import Tree
 from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import X, changed, metrics, statistics, wait_until, with_variant, write
+from tests.service.wiring_parts import X, changed, metrics, statistics, with_variant, write
+from tests.waiting import wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
@@ -103,11 +104,11 @@ def test_hot_device_is_served_in_another_way_and_no_request_fails(
     tree.zone(0, "cpu", 40_000)
     options = dataclasses.replace(GOVERNED, isolation=isolation)
     with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
-        wait_until(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
-        wait_until(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
+        wait_for(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
+        wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
         tree.zone(0, "cpu", 95_000)
-        wait_until(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
-        wait_until(lambda: 'zone="thermal/cpu"} 95.0' in metrics(service))
+        wait_for(lambda: setting(service)["admit"] < 1 or setting(service)["variant"] == "frugal")
+        wait_for(lambda: 'zone="thermal/cpu"} 95.0' in metrics(service))
         assert 'edgekit_governor_setting{model="linear",version="1.0.0"' in metrics(service)
         assert traffic.failures == []
 
@@ -145,10 +146,10 @@ class Device:
 def test_limit_of_power_is_held_by_another_variant_under_load(maker: PackageMaker, tree: Tree) -> None:
     tree.rail(1, "VDD_IN", 5000, 400)
     with serve(maker, tree, GOVERNED, power_w=4.0, idle_w=2.0) as service, Device(service, tree) as device:
-        wait_until(lambda: 'edgekit_power_watts{sensor="device"} 2.0' in metrics(service))
+        wait_for(lambda: 'edgekit_power_watts{sensor="device"} 2.0' in metrics(service))
         with Traffic(service) as traffic:
-            wait_until(lambda: traffic.counts["accurate"] > 0)
-            wait_until(lambda: traffic.counts["frugal"] > 200 and device.power_w < 4.0)
+            wait_for(lambda: traffic.counts["accurate"] > 0)
+            wait_for(lambda: traffic.counts["frugal"] > 200 and device.power_w < 4.0)
             assert "edgekit_governor_setting{" in metrics(service)
             assert "edgekit_governor_admitted_ratio{" in metrics(service)
             assert setting(service)["changes"] > 0
@@ -162,7 +163,7 @@ def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: Package
         governor=GovernorOptions(batches=(1, 4), threads=(1, 2)),
     )
     with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
-        wait_until(lambda: sum(traffic.counts.values()) > 200)
+        wait_for(lambda: sum(traffic.counts.values()) > 200)
         found = setting(service)
         assert (found["batch"] in (1, 4), found["threads"] in (1, 2)) == (True, True)
         ways = service.call(lambda: service.service.registry.models.find("linear", None).loaded.ways)
@@ -180,15 +181,15 @@ def test_energy_of_a_request_is_said_where_it_is_measured(maker: PackageMaker, t
         assert "edgekit_request_energy_joules" not in metrics(service)
         with Traffic(service) as traffic:
             tree.rail(1, "VDD_IN", 5000, 1000)
-            wait_until(lambda: "edgekit_request_energy_joules{" in metrics(service))
-            wait_until(lambda: 'edgekit_energy_joules_total{model="linear"}' in metrics(service))
+            wait_for(lambda: "edgekit_request_energy_joules{" in metrics(service))
+            wait_for(lambda: 'edgekit_energy_joules_total{model="linear"}' in metrics(service))
         assert traffic.failures == []
 
 
 def test_device_without_sensors_serves_and_says_no_energy(maker: PackageMaker, tree: Tree) -> None:
     tree.root.mkdir()
     with serve(maker, tree, GOVERNED, power_w=4.0) as service, Traffic(service) as traffic:
-        wait_until(lambda: traffic.counts["accurate"] + traffic.counts["frugal"] > 300)
+        wait_for(lambda: traffic.counts["accurate"] + traffic.counts["frugal"] > 300)
         text = metrics(service)
         for family in ("edgekit_power", "edgekit_temperature", "edgekit_request_energy"):
             assert family not in text
@@ -199,16 +200,16 @@ def test_battery_and_throttling_are_among_the_metrics(maker: PackageMaker, tree:
     tree.battery(energy_now=600_000, energy_full=1_000_000, power_now=3_000_000)
     tree.write("devices/platform/soc/soc:firmware/get_throttled", "0x4")
     with serve(maker, tree, ModelOptions()) as service:
-        wait_until(lambda: "edgekit_battery_charge_ratio 0.6" in metrics(service))
+        wait_for(lambda: "edgekit_battery_charge_ratio 0.6" in metrics(service))
         assert "edgekit_throttled 1.0" in metrics(service)
 
 
 def test_sensor_that_vanishes_leaves_the_metrics(maker: PackageMaker, tree: Tree) -> None:
     tree.zone(0, "cpu", 40_000)
     with serve(maker, tree, ModelOptions()) as service:
-        wait_until(lambda: "edgekit_temperature_celsius" in metrics(service))
+        wait_for(lambda: "edgekit_temperature_celsius" in metrics(service))
         (tree.root / "class/thermal/thermal_zone0/temp").unlink()
-        wait_until(lambda: "edgekit_temperature_celsius" not in metrics(service))
+        wait_for(lambda: "edgekit_temperature_celsius" not in metrics(service))
 
 
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])

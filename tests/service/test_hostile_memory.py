@@ -28,7 +28,7 @@ from tests.service.service_parts import (
     write_model,
 )
 from tests.service.test_sharedmem import REGION, infer_in, memfd, open_descriptors, register
-from tests.service.wiring_parts import wait_until
+from tests.waiting import wait_for
 
 from edgekit_runtime.service.http_limits import HttpLimits
 from edgekit_runtime.service.packages import PackageFiles
@@ -79,7 +79,7 @@ def test_answer_of_a_client_that_left_is_not_written_to_the_memory_of_another(
             os.pwrite(mine, X.tobytes(), 0)
             assert register(leaver, "r", [mine], byte_size=64).status == 200
             leaver.sendall(infer_in("r", out=16))
-            wait_until(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
+            wait_for(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
             client = gated.connect()
             client.sendall(post_bytes(f"{REGION}/r/unregister", b""))
             assert Replies(client).next().status == 200
@@ -99,7 +99,7 @@ def test_segment_unregistered_while_its_request_is_under_way_is_said(gated: Runn
         gate.shut()
         with gated.connect() as client:
             client.sendall(infer_in("p", out=16))
-            wait_until(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
+            wait_for(lambda: gated.call(lambda: any(c.is_busy for c in gated.service.http._connections)))
             assert ask(gated, post_bytes(f"{REGION}/p/unregister", b"")).status == 200
             gate.open()
             reply = Replies(client).next()
@@ -174,7 +174,7 @@ def test_chunked_bodies_count_as_memory(maker: PackageMaker, tmp_path: Path) -> 
         for client in clients:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 client.sendall(head + b"f0000\r\n" + bytes(0xF0000))
-        wait_until(lambda: service.call(lambda: service.service.http.receiving_bytes) > 2 << 20)
+        wait_for(lambda: service.call(lambda: service.service.http.receiving_bytes) > 2 << 20)
         refused = 0
         for client in clients:
             client.settimeout(0.3)
@@ -182,7 +182,7 @@ def test_chunked_bodies_count_as_memory(maker: PackageMaker, tmp_path: Path) -> 
                 refused += Replies(client).next().status == 503
         assert refused >= 5
         stack.close()
-        wait_until(lambda: service.call(lambda: service.service.http.receiving_bytes) == 0)
+        wait_for(lambda: service.call(lambda: service.service.http.receiving_bytes) == 0)
 
 
 def test_bodies_that_are_announced_and_never_come_keep_nobody_out(
@@ -212,9 +212,9 @@ def test_answers_that_nobody_reads_are_bounded(maker: PackageMaker, tmp_path: Pa
         for client in clients:
             client.sendall(infer_bytes(x))
         connections = service.service.http._connections
-        wait_until(lambda: service.call(lambda: all(c._receiver.body_bytes is None for c in connections)))
+        wait_for(lambda: service.call(lambda: all(c._receiver.body_bytes is None for c in connections)))
         time.sleep(0.3)
         assert service.call(lambda: service.service.http.sending_bytes) <= 5 << 20
         assert ask(service, infer_bytes(X)).binary == Y.tobytes()
         stack.close()
-        wait_until(lambda: service.call(lambda: service.service.http.sending_bytes) == 0)
+        wait_for(lambda: service.call(lambda: service.service.http.sending_bytes) == 0)

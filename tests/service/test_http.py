@@ -20,7 +20,7 @@ from tests.service.service_parts import (
     post_bytes,
     running_linear,
 )
-from tests.service.wiring_parts import wait_until
+from tests.waiting import wait_for
 
 from edgekit_runtime.service.heads import Heads
 from edgekit_runtime.service.http_limits import HttpLimits
@@ -489,7 +489,7 @@ def test_clients_over_tcp_do_not_lock_out_the_unix_socket_nor_the_other_way_roun
                     assert Replies(late).next().status == 200
                 with other() as one_more:
                     assert Replies(one_more).next().status == 503
-            wait_until(lambda: service.call(lambda: service.service.http.connection_count) == 0)
+            wait_for(lambda: service.call(lambda: service.service.http.connection_count) == 0)
 
 
 def test_all_places_are_for_the_unix_socket_where_nothing_listens_on_tcp(

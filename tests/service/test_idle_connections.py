@@ -13,6 +13,7 @@ import numpy as np
 from tests.runtime.conftest import WEIGHT
 from tests.service.service_parts import Replies, infer_bytes
 from tests.service.test_serve_command import folder, served
+from tests.waiting import bounded
 
 __all__ = ["folder"]
 
@@ -70,7 +71,7 @@ def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder
          str(folder / "linear.edgepkg"), "--unix-socket", str(path), "--port", "0", "--config", str(config)],
         env=environment, cwd=folder, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    try:
+    with bounded(process):
         assert process.stderr is not None
         assert "ready" in process.stderr.readline()
         with contextlib.ExitStack() as stack:
@@ -87,6 +88,3 @@ def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder
             client.connect(str(path))
             client.sendall(infer_bytes(X))
             assert Replies(client).next().status == 200
-    finally:
-        with process:
-            process.terminate()

@@ -1,13 +1,13 @@
 """What a service does not use takes no memory: it is not imported at all."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 from tests.service.test_serve_command import folder
+from tests.waiting import bounded
 
 import edgekit_runtime
 from edgekit_runtime import Client
@@ -57,16 +57,14 @@ def test_service_imports_nothing_that_it_does_not_use(folder: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    with service:
-        try:
-            assert service.stderr is not None
-            assert any("ready at" in line for line in service.stderr)
-            with Client(str(path)) as client:
-                client.infer("linear", {"x": np.zeros((1, 4), np.float32)})
-            libraries = Path(f"/proc/{service.pid}/maps").read_text()
-        finally:
-            service.send_signal(signal.SIGTERM)
-        printed, _ = service.communicate(timeout=60)
+    with bounded(service):
+        assert service.stderr is not None
+        assert any("ready at" in line for line in service.stderr)
+        with Client(str(path)) as client:
+            client.infer("linear", {"x": np.zeros((1, 4), np.float32)})
+        libraries = Path(f"/proc/{service.pid}/maps").read_text()
+        service.terminate()
+        printed, _ = service.communicate()
     imported = set(printed.split())
     assert "edgekit_runtime.service.server" in imported
     assert {

@@ -15,17 +15,8 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import X, ask_many, index, infer, load, metrics, statistics, write
-from tests.service.worker_parts import (
-    OTHER,
-    ask_again,
-    asking,
-    find_model,
-    find_pids,
-    infer_bytes,
-    is_running,
-    kill,
-    wait_for,
-)
+from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, infer_bytes, kill
+from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.service import starting
 from edgekit_runtime.service.canary import Gates

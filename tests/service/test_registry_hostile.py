@@ -28,7 +28,8 @@ from tests.service.service_parts import (
     post_bytes,
     running,
 )
-from tests.service.wiring_parts import X, changed, index, infer, load, metrics, wait_until, write
+from tests.service.wiring_parts import X, changed, index, infer, load, metrics, write
+from tests.waiting import wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import RequestError, SlotError
@@ -65,7 +66,7 @@ def hang(service: Running, gate: Gate) -> socket.socket:
     client = service.connect()
     client.sendall(infer_bytes(X))
     models = service.service.registry.models
-    wait_until(lambda: service.call(lambda: not models.find("linear", None).own_lane.is_idle))
+    wait_for(lambda: service.call(lambda: not models.find("linear", None).own_lane.is_idle))
     return client
 
 
@@ -80,7 +81,7 @@ def test_unloading_a_model_that_hangs_ends_and_is_said(
         assert 'edgekit_swaps_total{model="linear",outcome="hung"} 1' in metrics(service)
         gate.open()
         assert Replies(client).next().binary == Y
-        wait_until(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+        wait_for(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
 
 
 @pytest.mark.parametrize("order", ["availability", "resource"])
@@ -110,7 +111,7 @@ def test_model_that_hangs_keeps_no_other_from_being_loaded(
     with serve(source, folder, drain_timeout_s=20.0, models=models) as service, hang(service, gate) as client:
         thread = threading.Thread(target=load, args=(service,))
         thread.start()
-        wait_until(lambda: ("linear", "", "LOADING", "loading") in index(service))
+        wait_for(lambda: ("linear", "", "LOADING", "loading") in index(service))
         began_s = time.monotonic()
         assert load(service, "other").status == 200
         assert time.monotonic() - began_s < 10
@@ -133,7 +134,7 @@ def test_memory_of_a_model_that_hangs_still_counts_under_the_cap(
             assert (reply.status, "busy" in reply.json["error"]) == (503, True)
             gate.open()
             assert Replies(client).next().binary == Y
-        wait_until(lambda: load(service, "other").status == 200)
+        wait_for(lambda: load(service, "other").status == 200)
 
 
 def cap_for_one(path: Path) -> ModelMemory:
@@ -174,7 +175,7 @@ def test_request_waits_for_the_calls_of_the_model_in_its_way(
     with serve(PackageFiles([folder], maker.trust), folder, memory=cap) as service:
         with hang(service, gate) as client, service.connect() as second:
             second.sendall(infer_bytes(X, path="/v2/models/other/infer"))
-            wait_until(lambda: ("other", "", "LOADING", "loading") in index(service))
+            wait_for(lambda: ("other", "", "LOADING", "loading") in index(service))
             gate.open()
             assert Replies(client).next().binary == Y
             assert Replies(second).next().binary == Y
@@ -195,7 +196,7 @@ def test_isolated_model_with_a_request_under_way_is_not_unloaded_for_another(
             assert replies.next().binary == Y
             client.sendall(request[:-1])
             lane = service.call(lambda: service.service.registry.models.find("linear", None).own_lane)
-            wait_until(lambda: not service.call(lambda: lane.is_idle))
+            wait_for(lambda: not service.call(lambda: lane.is_idle))
             assert load(service, "other").status == 503
             client.sendall(request[-1:])
             assert replies.next().binary == Y
@@ -272,7 +273,7 @@ def test_service_is_not_ready_before_it_has_looked_up_its_models(maker: PackageM
     with ThreadPoolExecutor(1) as thread, Client(config.listen.unix_socket) as client:
         starting = thread.submit(Running, config, source)
         try:
-            wait_until(Path(config.listen.unix_socket).exists)
+            wait_for(Path(config.listen.unix_socket).exists)
             assert not client.ready()
             with pytest.raises(RequestError, match="looked up") as refused:
                 client.infer("linear", {"x": X})
@@ -363,7 +364,7 @@ def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, f
         assert load(service).status == 200
         assert infer(service).binary == Y
         assert service.call(lambda: len(service.service.registry.models.served())) == 1
-        wait_until(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+        wait_for(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

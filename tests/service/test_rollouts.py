@@ -22,9 +22,9 @@ from tests.service.wiring_parts import (
     load,
     metrics,
     statistics,
-    wait_until,
     write,
 )
+from tests.waiting import wait_for
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.service.canary import Gates
@@ -100,7 +100,7 @@ def test_good_version_is_tried_and_takes_over(
             np.testing.assert_array_equal(y, X @ WEIGHT)
             if service.call(lambda: service.service.registry.models.find("linear", None).version) == "2.0.0":
                 break
-        wait_until(lambda: served_version(service) == "2.0.0")
+        wait_for(lambda: served_version(service) == "2.0.0")
         assert [line[:3] for line in index(service)] == [("linear", "2.0.0", "READY")]
         assert 'edgekit_swaps_total{model="linear",outcome="promoted"} 1' in metrics(service)
         assert "rollout" not in statistics(service)
@@ -111,7 +111,7 @@ def test_good_version_is_tried_and_takes_over(
 
 
 def assert_rolled_back(service: Running, slots: Slots, gate: str) -> None:
-    wait_until(lambda: slots.load("linear").state.rejected != ())
+    wait_for(lambda: slots.load("linear").state.rejected != ())
     (rejection,) = slots.load("linear").state.rejected
     assert (rejection.version, gate in rejection.reason) == ("2.0.0", True)
     current = slots.load("linear").state.current
@@ -236,7 +236,7 @@ def test_load_while_a_trial_runs_changes_nothing(
         load(service)
         list(ask_many(service, 20))
         # A process of its own tells once a second.
-        wait_until(lambda: statistics(service)["rollout"]["candidate"]["answers"] > 0)
+        wait_for(lambda: statistics(service)["rollout"]["candidate"]["answers"] > 0)
         assert load(service).status == 200
         assert statistics(service)["rollout"]["candidate"]["answers"] > 0
 
@@ -328,7 +328,7 @@ def test_packages_in_a_folder_are_tried_and_a_rejected_file_is_passed_by(
         write(changed(maker, limit=100.0), folder, "2.0.0")
         load(service)
         list(ask_many(service, 100, LARGE))
-        wait_until(lambda: "rollout" not in statistics(service))
+        wait_for(lambda: "rollout" not in statistics(service))
         assert load(service).status == 200
         assert "rollout" not in statistics(service)
         assert served_version(service) == "1.0.0"

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.slot_cases import write_keys
 from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, make_config, running
-from tests.service.worker_parts import wait_for
+from tests.waiting import bounded, wait_for
 
 import edgekit_runtime
 from edgekit_runtime import Client
@@ -105,12 +105,9 @@ def folder(maker: PackageMaker, tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str) -> Iterator[Served]:
     service = Served(folder, *arguments)
-    try:
+    with bounded(service.process):
         service.wait_ready()
         yield service
-    finally:
-        with service.process:
-            service.process.terminate()
 
 
 def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None:
@@ -127,13 +124,10 @@ def test_service_without_standard_descriptors_serves_an_isolated_model(folder: P
     command += ["--package", str(folder / "linear.edgepkg"), "--unix-socket", str(folder / "serve.sock")]
     environment = {**child_environment(), "EDGEKIT_HOME": str(folder)}
     closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    with subprocess.Popen([*closing, *command], env=environment, cwd=folder) as process:
-        try:
-            with Client(str(folder / "serve.sock")) as client:
-                wait_for(lambda: (folder / "serve.sock").exists() and client.ready(), "the service")
-                assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
-        finally:
-            process.terminate()
+    started = subprocess.Popen([*closing, *command], env=environment, cwd=folder)
+    with bounded(started), Client(str(folder / "serve.sock")) as client:
+        wait_for(lambda: (folder / "serve.sock").exists() and client.ready(), "the service")
+        assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
 
 
 def test_metrics_of_a_running_service_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from tests.service.wiring_parts import (
     with_variant,
     write,
 )
+from tests.waiting import bounded
 
 import edgekit_runtime
 from edgekit_runtime import Client
@@ -388,19 +389,15 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
         env={**os.environ, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])},
         cwd=tmp_path,
     )
-    with process:
+    with bounded(process):
         assert process.stderr is not None
-        try:
-            assert "ready" in process.stderr.readline()
-            with Client(str(socket_path)) as client:
-                for _ in range(3):
-                    np.testing.assert_array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
-                write(dataclasses.replace(maker, signer=other_signer), folder, "2.0.0")
-                with pytest.raises(EdgekitError):
-                    client.load("linear")
-        finally:
-            process.terminate()
-        process.wait(60)
+        assert "ready" in process.stderr.readline()
+        with Client(str(socket_path)) as client:
+            for _ in range(3):
+                np.testing.assert_array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+            write(dataclasses.replace(maker, signer=other_signer), folder, "2.0.0")
+            with pytest.raises(EdgekitError):
+                client.load("linear")
     assert process.returncode == 0
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import ask_many, infer, load, statistics, wait_until, write
+from tests.service.wiring_parts import ask_many, infer, load, statistics, write
+from tests.waiting import wait_for
 
 from edgekit_runtime.service.canary import Gates
 from edgekit_runtime.service.governor_options import GovernorOptions
@@ -40,7 +41,7 @@ def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, 
         write(maker, folder, f"{number}.0.0")
         (folder / f"linear-{number - 2}.0.0.edgepkg").unlink(missing_ok=True)
         assert load(service).status == 200
-        wait_until(lambda: ask_for_version(service) == f"{number}.0.0")  # noqa: B023  # waits here
+        wait_for(lambda: ask_for_version(service) == f"{number}.0.0")  # noqa: B023  # waits here
         statistics(service)
 
 

@@ -10,16 +10,8 @@ from pathlib import Path
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Replies, Running, ask, infer_bytes, post_bytes
 from tests.service.wiring_parts import statistics
-from tests.service.worker_parts import (
-    X,
-    Y,
-    asking,
-    find_model,
-    find_pids,
-    is_running,
-    running_isolated,
-    wait_for,
-)
+from tests.service.worker_parts import X, Y, asking, find_model, find_pids, running_isolated
+from tests.waiting import is_running, wait_for
 
 CONNECTIONS = 6
 REQUEST = infer_bytes(X)

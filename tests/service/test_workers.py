@@ -23,12 +23,11 @@ from tests.service.worker_parts import (
     asking,
     find_model,
     find_pids,
-    is_running,
     kill,
     running_isolated,
     slow_input,
-    wait_for,
 )
+from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.client import Client
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned

@@ -22,18 +22,8 @@ from tests.service.service_parts import (
     post_bytes,
     running,
 )
-from tests.service.worker_parts import (
-    OTHER,
-    X,
-    Y,
-    ask_again,
-    find_model,
-    find_pids,
-    is_running,
-    kill,
-    running_isolated,
-    wait_for,
-)
+from tests.service.worker_parts import OTHER, X, Y, ask_again, find_model, find_pids, kill, running_isolated
+from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.service import isolated_model, starting, worker_process
@@ -150,15 +140,13 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
     service = subprocess.Popen(
         command, env=child_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
-    with service:
-        try:
-            assert service.stderr is not None
-            assert any("ready at" in line for line in service.stderr)
-            children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
-            (pid,) = map(int, children)
-            os.kill(pid, signal.SIGSTOP)  # one that could not even notice
-        finally:
-            service.kill()
+    with bounded(service):
+        assert service.stderr is not None
+        assert any("ready at" in line for line in service.stderr)
+        children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+        (pid,) = map(int, children)
+        os.kill(pid, signal.SIGSTOP)  # one that could not even notice
+        service.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
 
 

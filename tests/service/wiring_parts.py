@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,6 @@ def statistics(service: Running, name: str = "linear", version: str | None = Non
 
 def metrics(service: Running) -> str:
     return ask(service, get_bytes("/metrics")).body.decode()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end_s:
-            raise TimeoutError("it did not come to hold")
-        time.sleep(0.005)
 
 
 def ask_many(service: Running, count: int, x: Any = X, pause_s: float = 0.0) -> Iterator[Any]:

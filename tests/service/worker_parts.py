@@ -23,6 +23,7 @@ from tests.service.service_parts import (
     make_config,
     running,
 )
+from tests.waiting import wait_for
 
 from edgekit_runtime.archive import write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
@@ -40,21 +41,6 @@ OTHER = "/v2/models/other/infer"
 SLOW = "/v2/models/slow/infer"
 _WIDTH = 256
 _TIMES = 64
-
-
-def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 60.0) -> Any:
-    end_s = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s, f"waited {limit_s} s for: {what}"
-        time.sleep(0.01)
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def write_slow(maker: PackageMaker, path: Path) -> None:

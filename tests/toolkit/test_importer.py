@@ -154,7 +154,7 @@ def test_truncated_model_is_refused_as_truncated(tmp_path, share):
     refused(path, r"truncated: a part of \d+ bytes")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_model_is_loaded_or_refused_but_never_crashes(tmp_path_factory, data):
     content = bytearray(linear().SerializeToString())

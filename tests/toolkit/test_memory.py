@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import model_of, tensor
@@ -265,7 +265,6 @@ def test_arena_grows_by_doubling_and_counts_only_touched_bytes():
     assert arena.allocate(MIB).region == 1  # the second region has 2 MiB
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3 * MIB)), max_size=60))
 def test_arena_blocks_never_overlap(steps):
     arena = Arena()

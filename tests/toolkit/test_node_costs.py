@@ -108,7 +108,7 @@ def test_gemm_counts_rows_by_columns_by_shared_axis(trans_a: int, shape: tuple[i
     assert cost.weight_bytes == (10 * 30 + 10) * 4
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.lists(st.integers(1, 4), max_size=2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_batched_matmul_counts_batch_by_rows_by_columns_by_shared_axis(
     batch: list[int], rows: int, shared: int, columns: int

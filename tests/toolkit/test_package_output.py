@@ -21,6 +21,7 @@ from tests.toolkit.package_run import (
     saved,
     tiny,
 )
+from tests.waiting import bounded
 
 from edgekit_toolkit import publish
 
@@ -121,9 +122,10 @@ def test_an_interrupt_at_any_moment_leaves_all_or_nothing(delay_s: float, tmp_pa
     out = tmp_path / "out"
     options = ("--target", "rpi4", "-o", out, "--threads", "1", "--search-seconds", "1")
     command = [sys.executable, "-m", "edgekit_toolkit", "package", *map(str, (source, *data, *options))]
-    with subprocess.Popen(
+    started = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    )
+    with bounded(started) as process:
         while not out.exists() and process.poll() is None:  # it has begun
             time.sleep(0.01)
         time.sleep(delay_s)

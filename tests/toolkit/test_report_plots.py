@@ -159,7 +159,7 @@ def test_front_is_a_rising_staircase_through_the_unbeaten_points(tmp_path: Path)
     assert steps == [pytest.approx(point, abs=0.06) for point in expected]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     points=st.lists(st.tuples(st.floats(1e3, 5e8), st.floats(0.0, 1.0)), min_size=1, max_size=12),
     limit=st.floats(1e3, 5e8),

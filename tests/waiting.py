@@ -1,0 +1,59 @@
+"""Waits that end: with what was waited for, or with a failure that says what did not come."""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, AnyStr, BinaryIO
+
+
+def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 60.0) -> Any:
+    """Return what `condition` returns once that is true."""
+    end_s = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"waited {limit_s} s for: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def open_when_read(pipe: Path, may_come: Callable[[], bool]) -> BinaryIO:
+    """Open `pipe` for writing once it is read, while that `may_come`: open() would wait for the dead too."""
+
+    def opened() -> BinaryIO | None:
+        assert may_come(), f"who was to read {pipe.name} has ended"
+        try:
+            return os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb")
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # which says that nobody reads it yet
+                raise
+            return None
+
+    file: BinaryIO = wait_for(opened, f"a reader of {pipe.name}")
+    return file
+
+
+@contextlib.contextmanager
+def bounded(process: "Popen[AnyStr]", limit_s: float = 240.0) -> Iterator["Popen[AnyStr]"]:
+    """End `process` after the block; kill it after `limit_s`, which ends all that waits for it, and fail."""
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.terminate()
+        assert not timer.finished.is_set(), f"{process.args!r} did not end within {limit_s} s"
+    finally:
+        timer.cancel()
