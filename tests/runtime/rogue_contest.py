@@ -12,12 +12,13 @@ from edgekit_runtime.sessions import session
 
 def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
     os.write(2, b"engine: \xff\xfe\n")
-    if os.environ["ROGUE"] == "hang":
+    if os.environ["ROGUE"] in ("hang", "stay"):
         time.sleep(600)
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 if __name__ == "__main__":
-    contest_process._OPENING_S = 4.0  # type: ignore[misc]
+    if os.environ["ROGUE"] != "stay":
+        contest_process._OPENING_S = 4.0  # type: ignore[misc]
     session._BUILT_IN = {**session._BUILT_IN, "litert": ("tests.runtime.rogue_contest", "open_litert")}  # type: ignore[misc]
     sys.exit(contest_process.run())

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
-from tests.waiting import bounded, is_running, open_when_read, wait_for
+from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime import contest_process, contest_start
 from edgekit_runtime.archive import read_package, write_package
@@ -188,29 +188,39 @@ def test_a_package_that_changes_ends_the_tournament(
             hold_tournament(package, find_keys_folder())
 
 
-_HOLDS_A_CONTEST = """
-import hashlib, pathlib, sys
-from edgekit_runtime import contest
-class Package:  # its manifest counts for nothing before the keys are read
-    path = pathlib.Path("/x.edgepkg")
-    class manifest:
-        sha256 = ""
-contest.measure_afresh(Package, pathlib.Path(sys.argv[1]))([contest.Setting()], rounds=1, seconds=1, seed=0)
+_HOLDS_A_TOURNAMENT = """
+import sys
+from pathlib import Path
+from edgekit_runtime import contest_start
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.sessions.tournament import hold_tournament
+from edgekit_runtime.signing import TrustStore
+contest_start._MODULE = "tests.runtime.rogue_contest"
+path, keys = map(Path, sys.argv[1:])
+with read_package(path, TrustStore.from_folder(keys)) as package:
+    hold_tournament(package, keys)
 """
 
 
-def test_a_measuring_process_ends_with_who_waits_for_it(tmp_path: Path) -> None:
-    (tmp_path / "keys").mkdir()
-    pipe = tmp_path / "keys" / "slow.pub.pem"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-c", _HOLDS_A_CONTEST, str(tmp_path / "keys")]
+def test_a_measuring_process_ends_with_who_waits_for_it(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROGUE", "stay")
+    command = [sys.executable, "-c", _HOLDS_A_TOURNAMENT, str(make(LITERT)), str(find_keys_folder())]
     started = subprocess.Popen(command, env=child_environment(), cwd="/")
-    with bounded(started) as waiting, open_when_read(pipe, lambda: waiting.poll() is None):
-        children = Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text()
-        (pid,) = map(int, children.split())
+    with bounded(started) as waiting:
+        pid = wait_for(lambda: find_rogue(waiting.pid), "the engine that hangs")
         os.kill(pid, signal.SIGSTOP)  # one that could not even notice
         waiting.kill()
         wait_for(lambda: not is_running(pid), "the end of the measuring process")
+
+
+def find_rogue(parent: int) -> int | None:
+    """Return the measuring process of `parent`, once its engine has spoken."""
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if b"engine" in Path(f"/proc/{pid}/fd/2").read_bytes():
+            return int(pid)
+    return None
 
 
 @pytest.fixture(autouse=True)
