@@ -198,7 +198,7 @@ def test_shadow_says_how_answers_are_compared_and_whether_that_is_a_guess(
         for _ in ask_many(service, 20, pause_s=0.002):
             pass
         labels = f'model="linear",version="2.0.0",comparison="agreement",guessed="{guessed}"'
-        wait_until(lambda: f"edgekit_rollout_agreement_ratio{{{labels}}} 1" in metrics(service))
+        wait_for(lambda: f"edgekit_rollout_agreement_ratio{{{labels}}} 1" in metrics(service))
         assert statistics(service)["rollout"]["comparison"]["guessed"] is (guessed == "true")
 
 
