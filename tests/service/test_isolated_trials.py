@@ -15,7 +15,16 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import X, ask_many, index, infer, load, metrics, statistics, write
-from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, infer_bytes, kill
+from tests.service.worker_parts import (
+    OTHER,
+    ask_again,
+    asking,
+    find_model,
+    find_pids,
+    infer_bytes,
+    kill,
+    wait_backed,
+)
 from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.service import starting
@@ -96,8 +105,7 @@ def test_hang_is_laid_on_the_candidate(slots: Slots) -> None:
 
 def test_standby_takes_over_from_a_crash_with_the_version_in_use(slots: Slots) -> None:
     with serving(slots, standby=True) as service:
-        model = find_model(service)
-        wait_for(lambda: service.call(lambda: model.is_backed), "the worker that stands by")
+        wait_backed(service)
         first, second = find_pids(service)
         os.kill(first, signal.SIGSEGV)
         wait_for(lambda: find_pids(service)[:1] == (second,), "the switch")
@@ -107,14 +115,13 @@ def test_standby_takes_over_from_a_crash_with_the_version_in_use(slots: Slots) -
 
 def test_promoted_version_is_what_stands_by_and_what_is_started_after_a_crash(slots: Slots) -> None:
     with serving(slots, SHORT, standby=True) as service:
-        model = find_model(service)
-        wait_for(lambda: service.call(lambda: model.is_backed), "the worker that stands by")
+        wait_backed(service)
         first, old_standby = find_pids(service)
         for _ in ask_many(service, 1500):
             if infer(service).json["model_version"] == "2.0.0" and index(service)[0][1] == "2.0.0":
                 break
         wait_for(lambda: not is_running(old_standby), "the end of the old version's standby")
-        wait_for(lambda: service.call(lambda: model.is_backed), "the next worker that stands by")
+        wait_backed(service)
         assert find_pids(service)[0] == first
         for _ in range(2):  # the one that took over, then one that was started for this version
             pid = kill(service, signal.SIGKILL)

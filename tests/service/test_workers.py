@@ -21,11 +21,11 @@ from tests.service.worker_parts import (
     Y,
     ask_again,
     asking,
-    find_model,
     find_pids,
     kill,
     running_isolated,
     slow_input,
+    wait_backed,
 )
 from tests.waiting import is_running, wait_for
 
@@ -243,9 +243,7 @@ def test_stopped_worker_is_replaced(maker: PackageMaker, tmp_path: Path) -> None
 
 def test_standby_takes_over(maker: PackageMaker, tmp_path: Path) -> None:
     with running_isolated(maker, tmp_path, standby=True) as service:
-        wait_for(lambda: len(find_pids(service)) == 2, "the worker that stands by")
-        model = find_model(service)
-        wait_for(lambda: service.call(lambda: model.is_backed), "it to have loaded the model")
+        wait_backed(service)
         first, second = find_pids(service)
         with service.connect() as client:
             replies = Replies(client)

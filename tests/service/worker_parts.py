@@ -110,9 +110,21 @@ def find_model(service: Running, name: str = "linear") -> IsolatedModel:
 
 
 def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
+    """Return the process ids of the workers of a model, those first that have loaded it."""
     model = find_model(service, name)
-    pids: tuple[int, ...] = service.call(lambda: model.pids)
+
+    def find() -> tuple[int, ...]:
+        starting = [worker for worker in model.lives if worker not in model.lives.ready]
+        return tuple(worker.pid for worker in (*model.lives.ready, *starting))
+
+    pids: tuple[int, ...] = service.call(find)
     return pids
+
+
+def wait_backed(service: Running) -> None:
+    """Wait until a worker of `linear` stands by that has loaded the model."""
+    lives = find_model(service).lives
+    wait_for(lambda: service.call(lambda: len(lives.ready)) == 2, "the worker that stands by")
 
 
 def kill(service: Running, number: int, name: str = "linear") -> int:

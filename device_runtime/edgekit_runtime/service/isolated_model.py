@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.isolated_lane import Events, IsolatedLane
+from edgekit_runtime.service.isolated_lane import IsolatedLane
 from edgekit_runtime.service.isolated_trial import IsolatedTrial
 from edgekit_runtime.service.isolation import Crashes
 from edgekit_runtime.service.lives import Lives
@@ -23,6 +23,9 @@ from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.snapshots import read_snapshots
 from edgekit_runtime.service.tally import Tally
 from edgekit_runtime.service.worker_process import Worker
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.workers import Workers
 
 _RESTART_S: Final = 1.0  # about how long a start takes, for who asks when to come again
 _MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
@@ -49,7 +52,7 @@ class IsolatedModel:
         order: Order,
         *,
         package: int,
-        events: Events,
+        workers: "Workers",
     ) -> None:
         """Make it; `begin` starts its first worker.
 
@@ -59,19 +62,23 @@ class IsolatedModel:
             manifest: of the version.
             order: for each worker.
             package: descriptor of the package; owned by this.
-            events: hears of it.
+            workers: hears of it.
         """
         self._http, self._order, self._package = http, order, package
         self._loop = http.loop
         self.lives = Lives(self._loop, order.isolation, regions)
         self.lane = IsolatedLane(self, manifest)
         self.restarts = 0
-        self._events = events
+        self._workers = workers
         self._has_started = self._is_over = False
-        self._ready: list[Worker] = []  # the first `processes` of them answer, and one may stand by
         self.trial: IsolatedTrial | None = None
         self._crashes, self._refusals = Crashes(), 0  # those of the system to start a process, in a row
-        self._restart_s: float | None = None
+        self._restart_s = 0.0  # when the next start may be, on the clock of the loop
+
+    @property
+    def _ready(self) -> list[Worker]:
+        """Those that may be asked: the first `processes` of them answer, and one may stand by."""
+        return [] if self._is_over else self.lives.ready
 
     # For its lanes
 
@@ -93,17 +100,18 @@ class IsolatedModel:
         name = self._order.name
         if self._ready:
             return UnavailableError(f"{name}: its process takes no more connections", _RESTART_S)
-        left_s = 0.0 if self._restart_s is None else max(0.0, self._restart_s - self._loop.time())
+        left_s = max(0.0, self._restart_s - self._loop.time())
         return UnavailableError(f"{name}: its process ended and is being started again", _RESTART_S + left_s)
 
     def say(self, tally: Tally) -> dict[str, JsonValue]:
         """Return what the worker that answers, or the oldest of them, says of a version."""
-        return tally.said_by(self._ready[0]) if self._ready else {}
+        ready = self._ready
+        return tally.said_by(ready[0]) if ready else {}
 
     def try_beside(
         self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
     ) -> None:
-        """Try a version in the worker of the one in use, as soon as that answers."""
+        """Try a version, see `IsolatedTrial`, in the worker of the one in use, as soon as that answers."""
         gates = self._order.config.models[self._order.name].rollout.gates
         trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened, gates)
         if self._is_over:
@@ -111,8 +119,8 @@ class IsolatedModel:
             return
         self.trial = trial.lane.trial = trial
         trial.limit(self._loop, self._order.isolation.start_timeout_s, self._check_opened)
-        if self._ready:
-            trial.ask(self._ready[0])
+        if ready := self._ready:
+            trial.ask(ready[0])
 
     def promote(self, lane: IsolatedLane) -> bool:
         """Let the candidate take over, where it still lives: its worker goes on with it alone."""
@@ -124,10 +132,7 @@ class IsolatedModel:
         self.lane, self._package, trial.package = lane, trial.package, self._package
         self._order = dataclasses.replace(self._order, given=trial.given)
         trial.close()
-        self._ready = [trial.worker]
-        for worker in list(self.lives):
-            if worker is not trial.worker:  # it has the old version
-                self.lives.end(worker)
+        self.lives.end_all_but(trial.worker)  # which have the old version
         self._fill()
         return True
 
@@ -149,7 +154,6 @@ class IsolatedModel:
         if self.trial is not None:
             self.drop(self.trial.lane)
         self._is_over = True
-        self._ready = []
         self.lives.retire(done, self._order.config.inference.drain_timeout_s)
 
     def close(self, lane: IsolatedLane) -> None:
@@ -165,45 +169,35 @@ class IsolatedModel:
         if self.trial is not None:
             self.drop(self.trial.lane)
         self._is_over = True
-        self._ready = []
         self.lives.stop_watching()
-        for worker in list(self.lives):
-            self.lives.end(worker)
+        self.lives.end_all_but(None)
         os.close(self._package)
         self._package = -1
-        self._events.on_end(self)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of its workers, those that answer first."""
-        starting = (worker for worker in self.lives if worker not in self._ready)
-        return tuple(worker.pid for worker in (*self._ready, *starting))
+        self._workers.on_end(self)
 
     @property
     def is_over(self) -> bool:
         """Whether it was ended and so have all its processes."""
         return self._package < 0 and self.lives.is_over
 
-    @property
-    def is_backed(self) -> bool:
-        """Whether a worker stands by that has loaded the model."""
-        return len(self._ready) > self._order.isolation.processes
-
     # What its workers tell
 
     def on_ready(self, worker: Worker) -> None:
         """Let it answer, or stand by."""
         self.lives.note_ready(worker)
-        self._ready.append(worker)
         if self.trial is not None and len(self._ready) == 1:
             self.trial.ask(worker)
         if not self._has_started:
             self._has_started = True
-            self._events.on_started(self, None)
+            self._workers.on_started(self, None)
         self._fill()
 
     def on_snapshots(self, worker: Worker, payload: bytes) -> None:
-        """Take in what it knows of the versions that are of interest here."""
+        """Take in what it knows of the versions that are of interest here.
+
+        Raises:
+            ChannelError: it has said something else.
+        """
         snapshots = read_snapshots(payload)
         trial = self.trial
         if trial is not None and trial.worker is worker and trial.given.version in snapshots:
@@ -213,7 +207,11 @@ class IsolatedModel:
             self.lane.tally.take(worker, own)
 
     def on_word(self, worker: Worker, word: TrialWord) -> None:
-        """Take in what it says of a trial, unless that is over here."""
+        """Take in what it says of a trial, unless that is over here.
+
+        Raises:
+            ChannelError: that makes no sense.
+        """
         trial = self.trial
         if trial is None or trial.worker is not worker or trial.given.version != word.version:
             return
@@ -228,11 +226,11 @@ class IsolatedModel:
         lived_s = self.lives.lose(worker)
         if self._is_over:
             return
-        self._ready = [each for each in self._ready if each is not worker]
         self.restarts += 1
         trial = self.trial
         if trial is not None and trial.worker is worker:
-            self._lose_trial(trial, reason)
+            self.trial = None
+            trial.crash(reason)
             self._restart(Crashes())
             return
         self._take_crash(reason, lived_s, is_final=worker.has_refused)
@@ -241,12 +239,12 @@ class IsolatedModel:
         self._crashes = self._crashes.after(lived_s, self._order.isolation)
         what = f"{self.lane.manifest.name} {self.lane.manifest.version}"
         if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
-            self._events.on_started(self, BackendError(f"{what}, in its worker: {reason}"))
+            self._workers.on_started(self, BackendError(f"{what}, in its worker: {reason}"))
             self.end()
             return
         _logger.error("%s: its worker is lost: %s", what, reason)
         if self._has_started:
-            self._events.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
+            self._workers.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
         if not self._is_over:
             self._restart(self._crashes)
 
@@ -259,13 +257,13 @@ class IsolatedModel:
         """Start a worker where one is missing and it is time for it."""
         isolation = self._order.isolation
         wanted = isolation.processes + isolation.standby if self._has_started else 1
-        is_waiting = self._restart_s is not None and self._restart_s > self._loop.time() + 1e-3
+        is_waiting = self._restart_s > self._loop.time() + 1e-3
         if len(self.lives) < wanted and not self._is_over and not is_waiting:
             self.begin()
 
     def begin(self) -> None:
         """Start a worker; the first one from outside, all others by itself."""
-        self._restart_s = None
+        self._restart_s = 0.0
         try:
             worker = Worker(self._http, self, self._order, self._package)
         except (OSError, MemoryError, ImportError) as cause:
@@ -282,18 +280,11 @@ class IsolatedModel:
         manifest = self.lane.manifest
         what = f"{manifest.name} {manifest.version}: its process cannot be started: {reason}"
         if not self._has_started and self._refusals >= _MAX_FIRST_REFUSALS:
-            self._events.on_started(self, UnavailableError(f"{what}; load it again later", _RESTART_S))
+            self._workers.on_started(self, UnavailableError(f"{what}; load it again later", _RESTART_S))
             self.end()
             return
         _logger.error("%s", what)
         self._restart(Crashes(self._crashes.count + self._refusals))
-
-    def _lose_trial(self, trial: IsolatedTrial, reason: str) -> None:
-        manifest = trial.lane.manifest
-        _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
-        self.trial = None
-        trial.crash(reason)
-        trial.close()
 
     def _check_opened(self, trial: IsolatedTrial) -> None:
         """End a trial that has not begun: its worker hangs, or the version in use has none that lives."""
@@ -301,4 +292,5 @@ class IsolatedModel:
         if trial.worker is not None:
             trial.worker.kill(reason)
         else:
-            self._lose_trial(trial, reason)
+            self.trial = None
+            trial.crash(reason)

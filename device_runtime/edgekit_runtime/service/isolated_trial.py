@@ -105,12 +105,17 @@ class IsolatedTrial:
             self.opened.set_exception(error)
 
     def crash(self, reason: str) -> None:
-        """Lay the end of the worker on the candidate: the version in use has proved itself without it."""
+        """Lay the end of the worker on the candidate: the version in use has proved itself without it.
+
+        It is closed then.
+        """
+        manifest = self.lane.manifest
+        _logger.error("%s: its worker is lost with %s: %s", manifest.name, manifest.version, reason)
         if not self.is_open:
-            manifest = self.lane.manifest
             self.refuse(BackendError(f"{manifest.name} {manifest.version}, in its worker: {reason}"))
         else:  # also where it was to take over: it has not yet
             self._tell(Rollback("crash", f"the process in which it was tried is lost: {reason}"))
+        self.close()
 
     def close(self) -> None:
         """Free what this owns; nothing is heard of it any more."""

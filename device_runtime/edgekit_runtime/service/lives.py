@@ -25,7 +25,7 @@ class _Life:
 
 
 class Lives:
-    """Processes, in the order of their starts; on the thread of the loop."""
+    """Processes; on the thread of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, isolation: Isolation, regions: Regions) -> None:
         """Begin with none.
@@ -51,6 +51,11 @@ class Lives:
         """Whether all processes have ended that ever were in here."""
         return not self._lives and all(worker.is_over for worker in self._ending)
 
+    @property
+    def ready(self) -> list[Worker]:
+        """Those that have loaded their model, in the order in which they had."""
+        return [worker for worker, life in self._lives.items() if life.ready_s is not None]
+
     def add(self, worker: Worker) -> None:
         """Look after a process that was started."""
         self._lives[worker] = _Life(self._loop.time())
@@ -59,18 +64,22 @@ class Lives:
 
     def note_ready(self, worker: Worker) -> None:
         """Take note that it has loaded its model."""
-        self._lives[worker].ready_s = self._loop.time()
+        life = self._lives.pop(worker)
+        life.ready_s = self._loop.time()
+        self._lives[worker] = life  # behind those that had before
 
     def lose(self, worker: Worker) -> float:
         """Take out a process that has ended; return for how many seconds it had been ready."""
         life = self._lives.pop(worker)
         return 0.0 if life.ready_s is None else self._loop.time() - life.ready_s
 
-    def end(self, worker: Worker) -> None:
-        """End a process whose end nobody needs to hear of."""
-        self._lives.pop(worker)
-        self._ending = [each for each in (*self._ending, worker) if not each.is_over]
-        worker.end()
+    def end_all_but(self, kept: Worker | None) -> None:
+        """End processes of whose end nobody needs to hear."""
+        ended = [worker for worker in self._lives if worker is not kept]
+        self._ending = [each for each in (*self._ending, *ended) if not each.is_over]
+        for worker in ended:
+            del self._lives[worker]
+            worker.end()
 
     def stop_watching(self) -> None:
         """Let nothing be ended any more for want of a sign of life."""

@@ -10,11 +10,16 @@ from typing import Final
 
 from edgekit_runtime.sessions.session import Array
 
-_WEIGHT: Final = 1 / 8  # of a new run in the mean
+_WEIGHT: Final = 1 / 8  # of a new value in a mean
 _HICCUP: Final = 8.0  # a run that took more means counts as so many
 _HYSTERESIS: Final = 1.5  # a model leaves the loop at this many times the limit under which it came
 _FIRST_PATIENCE: Final = 3
 _LAST_PATIENCE: Final = 1024
+
+
+def move_mean(mean_s: float, seconds: float) -> float:
+    """Return the moving mean after one more value; 0 is the mean of none."""
+    return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
 class Pace:
@@ -52,7 +57,7 @@ class Pace:
 
     def note_on_thread(self, seconds: float) -> None:
         """Take in a run that was on a thread; after some of them the least decides where the next one is."""
-        self.mean_s += (seconds - self.mean_s) * (_WEIGHT if self.mean_s else 1.0)
+        self.mean_s = move_mean(self.mean_s, seconds)
         self._least_s = min(self._least_s, seconds)
         self._left -= 1
         if self._left <= 0:

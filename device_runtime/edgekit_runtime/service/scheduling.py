@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.alarm import TIMER_S, Alarm
@@ -18,14 +17,13 @@ from edgekit_runtime.service.batching import Batch, find_kind, has_free_rows, ru
 from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.pace import Paces, input_bytes
+from edgekit_runtime.service.pace import Paces, input_bytes, move_mean
 from edgekit_runtime.service.pool import Loop, Pool
 from edgekit_runtime.service.refusals import miss, refuse, reply, shed, unloading
 from edgekit_runtime.service.waiting import Queued, Waiting
 from edgekit_runtime.sessions.session import Array, Session
 
 _logger = logging.getLogger(__name__)
-_WEIGHT: Final = 1 / 8  # of a new run in a mean
 
 
 class Scheduler(Lane):
@@ -70,9 +68,8 @@ class Scheduler(Lane):
         self._waiting = Waiting(limits.levels, limits.max_passes)
         self._batches = limits.max_batch > 1 and has_free_rows(self._session)
         self._max_rows = limits.max_batch if self._batches else 1
-        self._is_held = (
-            self._batches and limits.max_delay_s > 0
-        )  # calls wait for others, so none runs at once
+        # Calls wait for others, so none runs at once.
+        self._is_held = self._batches and limits.max_delay_s > 0
         self._late: list[Queued] = []
         self._answering = 0
         self._is_replying = False  # what runs on the loop must not nest in what it answers
@@ -226,9 +223,8 @@ class Scheduler(Lane):
     def _take_in(self, batch: Batch, *, on_loop: bool) -> None:
         ran, count = batch.ran, len(batch.queued)
         self._idle.append(batch.session)
-        self._per_run_s += (batch.seconds - self._per_run_s) * (_WEIGHT if self._per_run_s else 1.0)
-        per_call_s = batch.seconds / count
-        self._per_call_s += (per_call_s - self._per_call_s) * (_WEIGHT if self._per_call_s else 1.0)
+        self._per_run_s = move_mean(self._per_run_s, batch.seconds)
+        self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
         if ran.is_apart:
             for _ in ran.answers:
                 self.metrics.note_run(1, 0.0, ran.infer_s / count, 0.0)

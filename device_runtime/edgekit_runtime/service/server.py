@@ -90,7 +90,7 @@ class Service:
         routes = Routes(self.registry, self._regions, self._write_metrics)
         self._watching: Watching | None = None
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
-        self.workers = Workers(self.http, self._regions, config, source, self._token)
+        self.workers = Workers(self.http, self._regions, config, source.limits, self._token)
         self.workers.served = self.registry
         self._socket_path: Path | None = None
         self._tls: TlsListener | None = None

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.processes import describe_end
@@ -33,33 +33,12 @@ from edgekit_runtime.service.plain import to_plain
 from edgekit_runtime.service.sharedmem import Region
 from edgekit_runtime.service.starting import open_pidfd, start
 
+if TYPE_CHECKING:
+    from edgekit_runtime.service.isolated_model import IsolatedModel
+
 _POLL_S: Final = 0.01  # where the kernel does not tell of an exit
 _ENDING_S: Final = 2.0  # for a process that has closed its channel
 _RETRY_AFTER_S: Final = 1.0
-
-
-class Owner(Protocol):
-    """Who started a worker, and hears of it; nothing after `end` was called."""
-
-    def on_ready(self, worker: "Worker") -> None:
-        """It has loaded its model."""
-
-    def on_snapshots(self, worker: "Worker", payload: bytes) -> None:
-        """It has said what it knows of its versions.
-
-        Raises:
-            ChannelError: it has not.
-        """
-
-    def on_word(self, worker: "Worker", word: TrialWord) -> None:
-        """It has said something of a version that it was asked to try.
-
-        Raises:
-            ChannelError: that makes no sense.
-        """
-
-    def on_end(self, worker: "Worker", reason: str) -> None:
-        """It has ended, by itself or since it misbehaved; `reason` is a sentence about it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,12 +58,12 @@ class Worker:
         has_refused: whether it said that the model cannot be loaded, in the place of crashing.
     """
 
-    def __init__(self, http: HttpServer, owner: Owner, order: Order, package: int) -> None:
+    def __init__(self, http: HttpServer, owner: "IsolatedModel", order: Order, package: int) -> None:
         """Start the process.
 
         Args:
             http: whose connections it is lent.
-            owner: hears of it.
+            owner: hears of it; nothing after `end` was called.
             order: what it is to do.
             package: descriptor of the package; stays the caller's.
 
@@ -92,7 +71,7 @@ class Worker:
             OSError: it cannot be started.
         """
         self._http = http
-        self._owner: Owner | None = owner
+        self._owner: IsolatedModel | None = owner
         self._loop = http.loop
         self.silent_s = 0.0
         self.is_ready = self.has_refused = False

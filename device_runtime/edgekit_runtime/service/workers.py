@@ -4,10 +4,9 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Awaitable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
@@ -27,6 +26,7 @@ from edgekit_runtime.service.trial import find_difference
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.isolated_model import IsolatedModel
+    from edgekit_runtime.service.registry import Registry
 
 _POLL_S: Final = 0.005
 _TRIES: Final = 3  # to load a version for the first time
@@ -36,34 +36,11 @@ _RETRY_AFTER_S: Final = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class Reader(Protocol):
-    """How packages are read.
-
-    Attributes:
-        limits: of reading.
-    """
-
-    limits: Limits
-
-
-class Lanes(Protocol):
-    """Where the lane of a version is found, and what is to be done when one keeps crashing."""
-
-    def find_lane(self, name: str, version: str | None) -> object | None:
-        """Return the lane to the sessions of a version, or None where there is none."""
-
-    def put_off(self, name: str, version: str) -> None:
-        """A version has crashed: it does not serve well yet."""
-
-    def give_up(self, name: str, version: str, reason: str) -> Awaitable[None]:
-        """Serve another version in the place of one that keeps crashing, if there is one."""
-
-
 class Workers:
     """The isolated models of one service; on the thread of its loop but for `open`."""
 
     def __init__(
-        self, http: HttpServer, regions: Regions, config: ServiceConfig, reader: Reader, token: bytes | None
+        self, http: HttpServer, regions: Regions, config: ServiceConfig, limits: Limits, token: bytes | None
     ) -> None:
         """Make it without workers.
 
@@ -71,17 +48,17 @@ class Workers:
             http: whose connections are lent.
             regions: shared memory of clients.
             config: of the service.
-            reader: of packages, asked only where a model is isolated.
+            limits: of reading packages.
             token: that clients over TCP must send, or None.
         """
         self._http, self._regions, self._config = http, regions, config
-        self._reader, self._token = reader, token
+        self._limits, self._token = limits, token
         self._names = frozenset(name for name, options in config.models.items() if options.isolation)
         self._models: dict[IsolatedModel, Future[IsolatedLane]] = {}
         self._ended: list[IsolatedModel] = []
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
-        self.served: Lanes | None = None
+        self.served: Registry | None = None
         if self._names:
             regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
@@ -219,7 +196,7 @@ class Workers:
             from edgekit_runtime.service import isolated_model  # most services have none
 
             model = isolated_model.IsolatedModel(
-                self._http, self._regions, manifest, order, package=descriptor, events=self
+                self._http, self._regions, manifest, order, package=descriptor, workers=self
             )
             self._models[model] = opened
             model.begin()
@@ -246,7 +223,7 @@ class Workers:
             isolation=isolation,
             name=package.manifest.name,
             given=_describe(package),
-            limits=self._reader.limits,
+            limits=self._limits,
             token=None if self._token is None else self._token.decode("ascii"),
             connections=self._config.http.max_connections,
         )
