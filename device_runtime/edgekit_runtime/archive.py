@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, TypeAlias, cast
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
 from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
 from edgekit_runtime.zipform import (
@@ -191,7 +192,7 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
     Raises:
         PackageError: unreadable, beyond a limit, or not in the canonical form.
         SignatureError: the signature is malformed, wrong, or by a key that is not trusted.
-        UnavailableError: the signature cannot be verified now.
+        UnavailableError: it cannot be read, or its signature not be verified, now.
         DigestError: the manifest or an artifact is not what was signed.
         ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
     """
@@ -237,6 +238,7 @@ def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> Unv
 
     Raises:
         PackageError: as `read_package` does, but not for a key that is not trusted or a wrong signature.
+        UnavailableError: it cannot be read now.
     """
 
     def read(envelope: bytes, where: str) -> tuple[Statement, str]:
@@ -258,6 +260,8 @@ def _map_file(path: Path, limits: Limits) -> memoryview:
             _check_size("the package", status.st_size, limits.max_package_bytes, str(path))
             return memoryview(mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ))
     except (OSError, ValueError, OverflowError) as cause:
+        if isinstance(cause, OSError):
+            check_lack(cause, f"cannot read package {path}")
         raise PackageError(f"cannot read package {path}: {cause}") from cause
 
 

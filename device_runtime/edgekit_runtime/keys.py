@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from edgekit_runtime.errors import UnavailableError
+
 PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
 
 KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
@@ -16,10 +18,28 @@ def find_keys_folder() -> Path:
     return (Path(home) if home else Path.home() / ".config" / "edgekit") / "keys"
 
 
+def list_keys(folder: Path) -> list[Path]:
+    """Return the paths of all keys in `folder`, sorted; none where it is missing, or closed to this user.
+
+    Raises:
+        UnavailableError: it cannot be listed now. An empty list would be a verdict on all packages.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.endswith(PUBLIC_KEY_SUFFIX))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    except OSError as cause:
+        raise UnavailableError(f"{folder}: the keys cannot be listed: {cause.strerror}; try again") from cause
+
+
 def stamp_keys(folder: Path) -> KeysStamp:
-    """Return what differs once a key in `folder` was added, removed or replaced; no file is opened."""
+    """Return what differs once a key in `folder` was added, removed or replaced; no key is opened.
+
+    Raises:
+        UnavailableError: as from `list_keys`.
+    """
     found = []
-    for path in sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")):
+    for path in list_keys(folder):
         try:
             status = path.stat()  # of what a link leads to
         except OSError:  # reading it will say why

@@ -15,7 +15,8 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.errors import SignatureError
-from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX
+from edgekit_runtime.keys import list_keys
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.statements import Envelope, Statement, encode_signed
 
 MAX_KEY_FILE_BYTES: Final = 64 << 10
@@ -27,6 +28,7 @@ def read_public_key(path: Path) -> Key:
     Raises:
         SignatureError: unreadable, no regular file, too large, or not a public key of a kind that
             securesystemslib knows.
+        UnavailableError: it cannot be read now.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
@@ -36,6 +38,7 @@ def read_public_key(path: Path) -> Key:
                 )
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as cause:
+        check_lack(cause, f"cannot read public key {path}")
         raise SignatureError(f"cannot read public key {path}: {cause.strerror}") from cause
     if len(data) > MAX_KEY_FILE_BYTES:
         raise SignatureError(f"public key {path}: over {MAX_KEY_FILE_BYTES} bytes, so not a key")
@@ -65,8 +68,9 @@ class TrustStore:
             SignatureError: one of the files is no public key. It is not skipped, since a key that silently is
                 not
                 trusted shows much later, as a refused update.
+            UnavailableError: they cannot be read now.
         """
-        return cls(read_public_key(path) for path in sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")))
+        return cls(read_public_key(path) for path in list_keys(folder))
 
     @property
     def key_ids(self) -> tuple[str, ...]:

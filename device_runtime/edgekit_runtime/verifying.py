@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO, TypeAlias
@@ -23,7 +24,8 @@ from edgekit_runtime.processes import child_environment, describe_end, give_way
 from edgekit_runtime.statements import Statement, read_unverified
 
 _MAX_GOOD: Final = 256  # envelopes
-_ANSWER_S: Final = 30.0  # for an answer of a process that starts, slowed, on a small device
+_ANSWER_S: Final = 30.0  # for an answer, also of a process that starts, slowed, on a small device
+_FIRST_SHARE: Final = 2 / 3  # of that time, after which a process that hangs is replaced by another one
 _END_S: Final = 1.0  # for the end of one that was killed; what hangs in the system is not waited for
 _MAX_LAST_WORDS: Final = 300  # characters
 
@@ -108,19 +110,21 @@ class VerifyingProcess:
     def _try(self, question: _Question, about: str, stamp: KeysStamp) -> _Answer:
         if self._child is not None and self._child.stamp != stamp:
             self._end()  # it knows the keys of before
+        end_s = time.monotonic() + _ANSWER_S
         try:
-            return self._try_once(question, about, stamp)
+            return self._try_once(question, about, stamp, _FIRST_SHARE * _ANSWER_S)
         except UnavailableError:  # it may have been ended for want of memory, or by hand
             if self._is_over:
                 raise
-            return self._try_once(question, about, stamp)
+            left_s = max(end_s - time.monotonic(), (1 - _FIRST_SHARE) * _ANSWER_S)
+            return self._try_once(question, about, stamp, left_s)
 
-    def _try_once(self, question: _Question, about: str, stamp: KeysStamp) -> _Answer:
+    def _try_once(self, question: _Question, about: str, stamp: KeysStamp, limit_s: float) -> _Answer:
         try:
             if self._child is None:
                 self._child = _Child(self._keys, stamp, gives_way=not self._stays)
             self._check_going_on()  # now that who ends this sees the child
-            return self._child.ask(question, about)
+            return self._child.ask(question, about, limit_s)
         except BaseException:
             self._end()  # its answer may still come, and is none to the next question
             raise
@@ -143,6 +147,10 @@ class VerifyingProcess:
             child.end()
 
 
+def _cannot_start(cause: OSError) -> UnavailableError:
+    return UnavailableError(f"no process that verifies signatures can be started: {cause}; try again")
+
+
 class _Child:
     """The process, and what it is asked.
 
@@ -152,7 +160,10 @@ class _Child:
 
     def __init__(self, keys: Path, stamp: KeysStamp, *, gives_way: bool = False) -> None:
         self.stamp = stamp
-        near, far = socket.socketpair()
+        try:
+            near, far = socket.socketpair()
+        except OSError as cause:
+            raise _cannot_start(cause) from cause
         with near, far:
             passed = (str(far.fileno()), str(os.getpid()), str(keys))
             try:
@@ -167,22 +178,21 @@ class _Child:
                     start_new_session=True,  # Ctrl-C is for the service
                 )
             except OSError as cause:
-                raise UnavailableError(
-                    f"no process that verifies signatures can be started: {cause}"
-                ) from cause
+                raise _cannot_start(cause) from cause
             if gives_way:  # to requests: a new version can wait for them, they cannot wait for it
                 give_way(self._process.pid)
-            near.settimeout(_ANSWER_S)
+            self._near = near
             self._lines = near.makefile("rw", encoding="ascii")
 
-    def ask(self, question: _Question, about: str) -> _Answer:
+    def ask(self, question: _Question, about: str, limit_s: float) -> _Answer:
+        self._near.settimeout(limit_s)
         try:
             self._lines.write(f"{json.dumps(question)}\n")
             self._lines.flush()
             return _read_answer(self._lines.readline(), about)
         except TimeoutError as cause:
             raise UnavailableError(
-                f"the process that verifies signatures hangs ({_ANSWER_S:g} s); is a disk that it reads from"
+                f"the process that verifies signatures hangs ({limit_s:.3g} s); is a disk that it reads from"
                 " hanging, or the machine overloaded? Try again"
             ) from cause
         except (OSError, ValueError) as cause:  # no line is no JSON

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from tests.descriptor_parts import without_descriptors
 from tests.waiting import open_when_read, wait_for
 
 from edgekit_runtime import verifying
@@ -119,11 +121,41 @@ def test_processes_that_all_end_accept_nothing(
 def test_a_process_that_hangs_is_replaced_by_one_that_answers(
     maker: Any, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(verifying, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(verifying, "_FIRST_SHARE", 0.01)
     with VerifyingProcess(keys) as trust:
-        monkeypatch.setattr(verifying, "_ANSWER_S", 60.0)  # of the next one
         kill_verifiers(signal.SIGSTOP)
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+
+
+def test_processes_that_all_hang_are_given_up_in_the_time_of_one(
+    maker: Any, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "_ANSWER_S", 6.0)
+    start_instead("#!/bin/sh\nexec sleep 60\n", tmp_path, monkeypatch)
+    with VerifyingProcess(keys) as trust:
+        began_s = time.monotonic()
+        with pytest.raises(UnavailableError, match="hangs"):
+            trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
+        assert time.monotonic() - began_s < 10  # 12 for two times that of one
+
+
+@pytest.mark.parametrize("spare", range(10))
+def test_a_lack_of_descriptors_is_no_verdict(
+    maker: Any, keys: Path, trust: VerifyingProcess, spare: int
+) -> None:
+    trust.rest()
+    envelope = maker.signer(PAYLOAD)
+    with without_descriptors(os.getpid(), spare):
+        for ask in (
+            lambda: trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x"),
+            trust.check_keys,
+            lambda: TrustStore.from_folder(keys).verify(envelope, PACKAGE_PREDICATE_TYPE, "x"),
+        ):
+            with contextlib.suppress(UnavailableError):
+                ask()
+                assert spare, "the keys were read without a descriptor"
+    trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
 
 
 def test_what_is_printed_in_the_process_is_no_answer(

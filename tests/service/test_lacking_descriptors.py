@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.descriptor_parts import without_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.descriptor_parts import without_descriptors
 from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes
 from tests.service.test_sharedmem import infer_in, memfd, register
 from tests.service.worker_parts import (

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     WORKER_CLOSED = 19
     WORKER_BEAT = 20
     WORKER_TRIAL = 21
+    WORKER_LACKS = 22
 
 
 Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]

@@ -13,6 +13,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
+from edgekit_runtime.slots.access import RecordError
 
 _logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ class InstalledModels:
         opened: list[Loaded] = []
         try:
             for version in options.policy.ordered():
-                with (choice := self._begin(name, version)).package:
-                    opened.append(load(choice.package, options))
+                choice = self._begin(name, version)
+                opened.append(self._load(choice, options))
         except BaseException:
             for loaded in opened:
                 unload(loaded.sessions)
@@ -70,7 +71,10 @@ class InstalledModels:
 
     def confirm(self, name: str, version: str) -> None:
         """Record that `version` serves well."""
-        self._slots.confirm(name, version)
+        try:
+            self._slots.confirm(name, version)
+        except RecordError as error:  # such as a full disk
+            raise UnavailableError(str(error)) from error
 
     def reject(self, name: str, version: str, reason: str) -> bool:
         """Record that `version` fails; returns whether there is another one to open."""
@@ -91,13 +95,27 @@ class InstalledModels:
             self._begun.add(choice.sha256)
         return choice
 
+    def _load(self, choice: Choice, options: ModelOptions) -> Loaded:
+        """Return what was begun; where it cannot be tried now, that start does not count."""
+        try:
+            with choice.package as package:
+                return load(package, options)
+        except UnavailableError:
+            try:
+                self._slots.take_back_start(choice)
+            except EdgekitError as error:
+                _logger.warning("%s %s: a start counts in vain: %s", choice.model, choice.version, error)
+            else:
+                if choice.is_counted:
+                    self._begun.discard(choice.sha256)
+            raise
+
     def _open_active(self, name: str, options: ModelOptions) -> Loaded:
         choice: Choice | None = self._begin(name)
         failure: EdgekitError | None = None
         while choice is not None:
             try:
-                with choice.package:
-                    return load(choice.package, options)
+                return self._load(choice, options)
             except UnavailableError:  # says nothing of the version  # noqa: PERF203
                 raise
             except EdgekitError as error:  # each version is a try of its own

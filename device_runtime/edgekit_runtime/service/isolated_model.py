@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _RESTART_S: Final = 1.0  # about how long a start takes, for who asks when to come again
 _MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
-_MAX_FIRST_REFUSALS: Final = 7  # of the system to start a process; with the waits between them about 8 s
+_MAX_FIRST_REFUSALS: Final = 7  # of the system to let it load; with the waits between them about 8 s
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class IsolatedModel:
         self._workers = workers
         self._has_started = self._is_over = False
         self.trial: IsolatedTrial | None = None
-        self._crashes, self._refusals = Crashes(), 0  # those of the system to start a process, in a row
+        self._crashes, self._refusals = Crashes(), 0  # the latter are the system's, in a row
         self._restart_s = 0.0  # when the next start may be, on the clock of the loop
 
     @property
@@ -185,6 +185,7 @@ class IsolatedModel:
     def on_ready(self, worker: Worker) -> None:
         """Let it answer, or stand by."""
         self.lives.note_ready(worker)
+        self._refusals = 0
         if self.trial is not None and len(self._ready) == 1:
             self.trial.ask(worker)
         if not self._has_started:
@@ -216,7 +217,7 @@ class IsolatedModel:
         if trial is None or trial.worker is not worker or trial.given.version != word.version:
             return
         trial.hear(word)
-        if word.outcome == "refused":
+        if word.outcome in ("refused", "lacking"):
             self.trial = None
             trial.close()
 
@@ -232,8 +233,10 @@ class IsolatedModel:
             self.trial = None
             trial.crash(reason)
             self._restart(Crashes())
-            return
-        self._take_crash(reason, lived_s, is_final=worker.has_refused)
+        elif worker.has_lacked:
+            self._take_refusal(reason)
+        else:
+            self._take_crash(reason, lived_s, is_final=worker.has_refused)
 
     def _take_crash(self, reason: str, lived_s: float, *, is_final: bool) -> None:
         self._crashes = self._crashes.after(lived_s, self._order.isolation)
@@ -269,11 +272,10 @@ class IsolatedModel:
         except (OSError, MemoryError, ImportError) as cause:
             self._loop.call_soon(self._take_refusal, repr(cause))
             return
-        self._refusals = 0
         self.lives.add(worker)
 
     def _take_refusal(self, reason: str) -> None:
-        """Try again, later each time: that the system starts no process says nothing of the version."""
+        """Try again, later each time: what the system lacks for a process says nothing of the version."""
         if self._is_over:
             return
         self._refusals += 1
@@ -291,6 +293,9 @@ class IsolatedModel:
         reason = f"it did not load version {trial.given.version} in time"
         if trial.worker is not None:
             trial.worker.kill(reason)
-        else:
+        else:  # it was never asked
             self.trial = None
-            trial.crash(reason)
+            what = f"{self._order.name} {trial.given.version} cannot be tried now"
+            why = "no process of the version in use lives; load it again later"
+            trial.refuse(UnavailableError(f"{what}: {why}", _RESTART_S))
+            trial.close()

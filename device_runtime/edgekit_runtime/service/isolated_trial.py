@@ -88,6 +88,8 @@ class IsolatedTrial:
         """
         if word.outcome == "refused" and not self.is_open:
             self.refuse(BackendError(word.reason))
+        elif word.outcome == "lacking" and not self.is_open:
+            self.refuse(UnavailableError(word.reason, _RETRY_AFTER_S))
         elif word.outcome == "tried" and not self.is_open and self._found:
             self._open()
         elif word.outcome == "promote" and self.is_open and not self._is_promising():

@@ -5,6 +5,7 @@ need twice the memory for loading. All else is on the thread of the event loop.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from edgekit_runtime.archive import Limits
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.served import Served
@@ -23,6 +24,7 @@ Result = TypeVar("Result")
 MakeServed: TypeAlias = Callable[[Loaded], Served]
 
 _CONFIRM_AFTER_S: Final = 10.0
+_RECORD_AGAIN_S: Final = 60.0  # where it could not be recorded
 
 _logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Source(Protocol):
         """Record that a version serves well.
 
         Raises:
+            UnavailableError: it cannot be recorded now.
             EdgekitError: it cannot be recorded.
         """
 
@@ -113,6 +116,7 @@ class Keeper:
         self._lister = ThreadPoolExecutor(1, "edgekit-list")
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
+        self._confirmed: set[tuple[str, str]] = set()  # and served since
 
     async def open(self, name: str, options: ModelOptions) -> list[Served]:
         """Return what is to be served of `name`, see `Source.open`."""
@@ -178,13 +182,13 @@ class Keeper:
     def confirm_later(self, fresh: Sequence[Served]) -> None:
         """Count versions as good once they have served for a while: crashes come with the first requests."""
         for served in fresh:
-            self._confirm_after(served.loaded.manifest.name, served.version)
+            self._confirm_after(served.loaded.manifest.name, served.version, _CONFIRM_AFTER_S)
 
     def put_off(self, name: str, version: str) -> None:
         """Wait anew before a version counts as good: it has crashed."""
         if (name, version) in self._unconfirmed:
             self._unconfirmed[name, version].cancel()
-            self._confirm_after(name, version)
+            self._confirm_after(name, version, _CONFIRM_AFTER_S)
             self._crashed.add((name, version))
 
     def forget(self, served: Served) -> None:
@@ -202,7 +206,8 @@ class Keeper:
     def confirm(self, name: str, version: str) -> None:
         """Count a version as good now."""
         self._end_wait(name, version)
-        self._thread.submit(self._record, name, version)
+        self._confirmed.add((name, version))
+        self._thread.submit(self._record, asyncio.get_running_loop(), name, version)
 
     def shutdown(self) -> None:
         """End the threads, after what they have to do."""
@@ -214,22 +219,32 @@ class Keeper:
         for thread in (self._thread, self._lister):
             thread.shutdown(wait=False, cancel_futures=True)
 
-    def _confirm_after(self, name: str, version: str) -> None:
+    def _confirm_after(self, name: str, version: str, delay_s: float) -> None:
         confirm = functools.partial(self.confirm, name, version)
         loop = asyncio.get_running_loop()
-        self._unconfirmed[name, version] = loop.call_later(_CONFIRM_AFTER_S, confirm)
+        self._unconfirmed[name, version] = loop.call_later(delay_s, confirm)
 
     def _end_wait(self, name: str, version: str) -> None:
         self._crashed.discard((name, version))
+        self._confirmed.discard((name, version))
         timer = self._unconfirmed.pop((name, version), None)
         if timer is not None:
             timer.cancel()
 
-    def _record(self, name: str, version: str) -> None:
+    def _record(self, loop: asyncio.AbstractEventLoop, name: str, version: str) -> None:
         try:
             self.source.confirm(name, version)
+        except UnavailableError as error:
+            # Else it would count as begun and never confirmed, and be rejected for that at a later start.
+            _logger.warning("%s %s serves well, which is recorded later: %s", name, version, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._record_later, name, version)
         except EdgekitError as error:
             _logger.warning("%s %s serves well, which is not recorded: %s", name, version, error)
+
+    def _record_later(self, name: str, version: str) -> None:
+        if (name, version) in self._confirmed:  # it still serves
+            self._confirm_after(name, version, _RECORD_AGAIN_S)
 
 
 def _settle(future: "asyncio.Future[None]") -> None:

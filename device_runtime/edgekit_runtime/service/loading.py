@@ -13,6 +13,7 @@ from typing import Protocol
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.lacks import check_descriptors
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
@@ -117,8 +118,14 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     Raises:
         BackendError: no engine for it is here, the engine refused it, or it computes something else than the
             package promises.
+        UnavailableError: it cannot be opened now, which says nothing of it.
     """
-    loaded = (options.opener or _load_here)(package, options)
+    try:
+        loaded = (options.opener or _load_here)(package, options)
+    except BackendError:
+        if options.opener is None:  # engines do not say why they cannot open a file
+            check_descriptors(f"{package.path}: its engine cannot open it")
+        raise
     sessions = len({id(session) for session in loaded.instances})
     if options.opener is not None:  # what is open elsewhere stands for all of it
         sessions = count_sessions(package.manifest, options.instances, options.isolation)

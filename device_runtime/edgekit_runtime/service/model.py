@@ -11,7 +11,7 @@ from edgekit_runtime.service.trial import Trial
 
 
 class EvictedError(UnavailableError):
-    """A model was unloaded to make room for others; a request loads it again.
+    """A model was unloaded to make room for others, or cannot be loaded yet; a request loads it.
 
     Attributes:
         model: its name.
@@ -30,7 +30,8 @@ class Model:
         state, reason: as the repository's index has them.
         failed: version -> why it was rolled back.
         trial: of a new version, or None.
-        is_evicted: whether it was unloaded for others, and waits for its next request.
+        is_evicted: whether it was unloaded for others, or could not be loaded for want of what the machine
+            has to give, and waits for its next request.
         loading: what loads it for requests that wait, or None.
         waiting: how many requests wait for that.
         loaded_s: when versions were put in, on `time.monotonic`.

@@ -58,7 +58,7 @@ class Order:
     connections: int
 
 
-Outcome: TypeAlias = Literal["tried", "refused", "promote", "rollback"]
+Outcome: TypeAlias = Literal["tried", "refused", "lacking", "promote", "rollback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ class TrialWord:
 
     Attributes:
         version: of it.
-        outcome: `tried` once its trial has begun, `refused` where it cannot; after `tried`, the verdict.
+        outcome: `tried` once its trial has begun, `refused` where it cannot, `lacking` where it cannot now,
+            for want of what the machine has to give; after `tried`, the verdict.
         gate: that was missed, where it is rolled back.
-        reason: for people, where it is refused or rolled back.
+        reason: for people, where it is not tried or rolled back.
     """
 
     version: str

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
 from edgekit_runtime.errors import PackageError
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.statements import Verifier
@@ -52,6 +53,7 @@ class PackageFiles:
 
         Raises:
             PackageError: there are none, and one that cannot be read may be one.
+            UnavailableError: one cannot be read now.
         """
         found = [package for package in self._read() if package.name == name]
         if not found and self._unreadable:
@@ -99,7 +101,7 @@ class PackageFiles:
     def _read_keys(self) -> list[tuple[tuple[Path, int, int], Installed]]:
         files = []
         for path in self._paths:
-            files += sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+            files += _list_packages(path) if path.is_dir() else [path]
         found, unreadable, problem = [], {}, None
         for path in files:
             try:
@@ -127,8 +129,17 @@ class PackageFiles:
         return key, found
 
 
+def _list_packages(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIX))
+    except OSError as cause:
+        check_lack(cause, f"cannot list the packages in {folder}")
+        raise PackageError(f"cannot list the packages in {folder}: {cause.strerror}") from cause
+
+
 def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as cause:
+        check_lack(cause, f"cannot read package {path}")
         raise PackageError(f"cannot read package {path}: {cause.strerror}") from cause

@@ -129,7 +129,7 @@ class Registry:
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
-                model.is_evicted = model.is_evicted and isinstance(error, UnavailableError)
+                model.is_evicted = not model.versions and _may_come_later(error, model)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
                 raise
             except BaseException:
@@ -278,3 +278,9 @@ class Registry:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, EdgekitError):
             _logger.error("a change of a model failed inside the service", exc_info=error)
+
+
+def _may_come_later(error: EdgekitError, model: Model) -> bool:
+    """Whether the next request for a model that cannot be loaded is to try that again."""
+    fits_never = isinstance(error, MemoryCapError) and error.retry_after_s is None
+    return isinstance(error, UnavailableError) and (model.is_evicted or not fits_never)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
@@ -84,6 +84,8 @@ class Rollouts:
             return False
         try:
             model.put_in([await self._keeper.reopen(proven.path, options)])
+        except UnavailableError:  # it may be opened later, and without it the new one would have no trial
+            raise
         except EdgekitError as error:
             _logger.warning("%s %s cannot be opened beside the new version: %s", name, proven.version, error)
             return False

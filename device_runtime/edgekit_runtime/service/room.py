@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from edgekit_runtime.archive import read_unverified_manifest
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import PackageError, RequestError
 from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
@@ -61,7 +61,7 @@ def estimate_bytes(packages: Iterable[Installed], options: ModelOptions | None =
     options = options or ModelOptions()
     total = 0
     for package in packages:
-        with contextlib.suppress(EdgekitError):  # opening it says what is wrong
+        with contextlib.suppress(PackageError):  # opening it says what is wrong
             manifest = read_unverified_manifest(package.path).manifest
             sessions = count_sessions(manifest, options.instances, options.isolation)
             total += model_bytes(manifest, package.path, options.governor, sessions)

@@ -28,27 +28,30 @@ def start(order: Order, package: int, table: int) -> tuple["subprocess.Popen[byt
         OSError: it cannot be started.
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        try:
+            _send_order(near, order, package, table)
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(far.fileno())],
+                cwd="/",  # nobody but the system's owner can put modules there
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=(far.fileno(),),
+            )
+        except BaseException:
+            near.close()
+            raise
+    return process, near
+
+
+def _send_order(near: socket.socket, order: Order, package: int, table: int) -> None:
     order_file = os.memfd_create("edgekit-order", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(order_file), "w") as file:
-            json.dump(to_plain(order), file)
+    with os.fdopen(order_file, "w") as file:
+        json.dump(to_plain(order), file)
+        file.flush()
         passed = array("i", (order_file, package, table))
         near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-        process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(far.fileno())],
-            cwd="/",  # nobody but the system's owner can put modules there
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            pass_fds=(far.fileno(),),
-        )
-    except BaseException:
-        near.close()
-        raise
-    finally:
-        os.close(order_file)
-        far.close()
-    return process, near
 
 
 def open_pidfd(pid: int) -> int | None:

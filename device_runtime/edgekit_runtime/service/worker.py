@@ -36,6 +36,7 @@ from edgekit_runtime.service.orders import (
     SETTLED,
     Given,
     Order,
+    Outcome,
     TrialWord,
 )
 from edgekit_runtime.service.plain import from_plain
@@ -81,6 +82,8 @@ class _Worker:
         self._beat()
         try:
             await self._registry.load(self._name)
+        except UnavailableError as error:
+            self._channel.send(Kind.WORKER_LACKS, str(error).encode())
         except EdgekitError as error:
             self._channel.send(Kind.WORKER_FAILED, str(error).encode())
         else:
@@ -202,7 +205,8 @@ class _Worker:
             self._registry.models.find(self._name, given.version)
         except EdgekitError as error:
             self._source.remove([given.version])
-            word = TrialWord(given.version, "refused", reason=str(error)[:MAX_REASON])
+            outcome: Outcome = "lacking" if isinstance(error, UnavailableError) else "refused"
+            word = TrialWord(given.version, outcome, reason=str(error)[:MAX_REASON])
         else:
             word = TrialWord(given.version, "tried")
             self._tell()

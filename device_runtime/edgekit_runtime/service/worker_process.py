@@ -56,6 +56,7 @@ class Worker:
         is_ready: whether it has loaded its model.
         is_over: whether the process has ended.
         has_refused: whether it said that the model cannot be loaded, in the place of crashing.
+        has_lacked: whether it said that it cannot be loaded now, for want of what the machine has to give.
     """
 
     def __init__(self, http: HttpServer, owner: "IsolatedModel", order: Order, package: int) -> None:
@@ -74,7 +75,7 @@ class Worker:
         self._owner: IsolatedModel | None = owner
         self._loop = http.loop
         self.silent_s = 0.0
-        self.is_ready = self.has_refused = False
+        self.is_ready = self.has_refused = self.has_lacked = False
         self._is_condemned = self.is_over = False
         self._reason: str | None = None
         self._asked: set[str] = set()
@@ -195,8 +196,8 @@ class Worker:
             self.is_ready = True
             if self._owner is not None and not self._is_condemned:
                 self._owner.on_ready(self)
-        elif kind is Kind.WORKER_FAILED and not self.is_ready:
-            self.has_refused = True
+        elif kind in (Kind.WORKER_FAILED, Kind.WORKER_LACKS) and not self.is_ready:
+            self.has_refused, self.has_lacked = kind is Kind.WORKER_FAILED, kind is Kind.WORKER_LACKS
             self._condemn(payload.decode("utf-8", "replace")[:MAX_REASON])
         else:
             raise ChannelError(f"it sent a message {kind.name} that has no place here")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.archive import Limits, OpenedPackage
 from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.config import Listen, ServiceConfig
 from edgekit_runtime.service.connection import Connection
@@ -247,6 +248,7 @@ def _open_again(package: OpenedPackage) -> int:
     try:
         return os.open(package.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as cause:
+        check_lack(cause, f"cannot read package {package.path}")
         raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
 
 

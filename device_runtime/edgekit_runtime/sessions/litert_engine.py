@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.sessions.session import EngineMissingError
 
 _STDERR: Final = 2
@@ -64,6 +65,8 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
             )
             interpreter.allocate_tensors()
     except (ValueError, RuntimeError, OSError) as cause:
+        if isinstance(cause, OSError):
+            check_lack(cause, "backend 'litert': the model cannot be given to the engine")
         raise BackendError(f"backend 'litert': the engine refused the model: {cause}") from cause
     return interpreter
 

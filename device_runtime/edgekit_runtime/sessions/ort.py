@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
@@ -172,6 +173,8 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
             file.flush()
             return _create(f"/proc/self/fd/{descriptor}", settings)
     except Exception as cause:  # its exceptions have no common base but this
+        if isinstance(cause, OSError):
+            check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.files import Disk
+from edgekit_runtime.lacks import check_lack
 
 _LOCK_TIMEOUT_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.02
@@ -45,6 +46,7 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
                 disk.make_folder(folder, mode)
             disk.sync_folder(folder.parent)
     except OSError as cause:
+        check_lack(cause, f"cannot make the folder {folder}")
         raise SlotError(
             f"cannot make the folder {folder}: {cause.strerror}; set EDGEKIT_STATE to one that can be written"
         ) from cause
@@ -55,6 +57,7 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
     try:
         status = folder.stat() if may_be_link else folder.lstat()
     except OSError as cause:
+        check_lack(cause, f"{folder}: cannot be read")
         raise SlotError(f"{folder}: cannot be read: {cause.strerror}") from cause
     if not stat.S_ISDIR(status.st_mode):
         raise SlotError(f"{folder}: is a link or no folder; remove it and install again")
@@ -75,11 +78,13 @@ def hold(folder: Path) -> Iterator[None]:
 
     Raises:
         RecordError: the folder is missing, or somebody else holds the lock for too long.
+        UnavailableError: it cannot be held now.
     """
     give_up_s = time.monotonic() + _LOCK_TIMEOUT_S
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as cause:
+        check_lack(cause, f"{folder}: cannot be locked")
         raise RecordError(f"{folder}: {cause.strerror}; is the model installed?") from cause
     try:
         while not _try_lock(descriptor, folder):
@@ -107,12 +112,14 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: it is missing, or the disk does not give it out.
         ForeignFileError: it is no such file.
+        UnavailableError: it cannot be read now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as cause:
         if cause.errno == errno.ELOOP:
             raise ForeignFileError(f"{path}: is a link") from cause
+        check_lack(cause, f"{path}: cannot be read")
         raise
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)

@@ -38,6 +38,7 @@ class Choice:
             last, and in a process of its own if you can.
         begun: starts without a confirmation, with this one after `begin_start`.
         why: this one, for people.
+        is_counted: whether this very start was counted on the disk.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Choice:
     health: str
     begun: int
     why: str
+    is_counted: bool = False
 
 
 def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
@@ -119,7 +121,8 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
-        UnavailableError: as from `open_first`; nothing is recorded.
+        UnavailableError: as from `open_first`, or the state cannot be read or written now; nothing is
+            recorded.
         SlotError: from `decide`.
     """
     try:
@@ -130,10 +133,10 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
             is_counted = choice.health == UNPROVEN and choice.sha256 not in counted
             try:
                 folder.record(loaded, count_start(state, choice.version) if is_counted else state)
-            except RecordError:
+            except (RecordError, UnavailableError):
                 choice.package.close()
                 raise
-            return replace(choice, begun=choice.begun + is_counted)
+            return replace(choice, begun=choice.begun + is_counted, is_counted=is_counted)
     except RecordError as cause:
         _logger.warning("%s: the start is not counted, so proven versions come first: %s", folder.path, cause)
         state, candidates = decide(folder.load().state)

@@ -17,6 +17,7 @@ from typing import Final
 from edgekit_runtime.archive import Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
 from edgekit_runtime.files import Disk, write_atomically
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
@@ -124,6 +125,9 @@ class ModelFolder:
         """Return the state, or a new one made from the packages where it is missing or damaged.
 
         Nothing is written.
+
+        Raises:
+            UnavailableError: it cannot be read, or not be made, now.
         """
         where = self.path / STATE_NAME
         try:
@@ -149,6 +153,7 @@ class ModelFolder:
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
+            UnavailableError: it cannot be written now, for another reason than a full disk.
         """
         if state == loaded.state and loaded.problem is None:
             return
@@ -165,6 +170,7 @@ class ModelFolder:
         Raises:
             PackageError: it is missing, damaged, or by a key that is not trusted.
             SlotError: another package lies in its place, or it is for another target.
+            UnavailableError: it cannot be read or verified now.
         """
         return self._open(self.locate(state, item), item)
 
@@ -231,6 +237,7 @@ class ModelFolder:
         try:
             status = path.lstat()
         except OSError as cause:
+            check_lack(cause, f"cannot read package {path}")
             raise PackageError(f"{path}: {cause.strerror}; install the package again") from cause
         if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
             raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
@@ -251,13 +258,14 @@ class ModelFolder:
         """Return a state of the packages that are there whole: the newest two in the slots, both unproven.
 
         Raises:
-            UnavailableError: whether one of them is whole cannot be found out now.
+            UnavailableError: which there are, or whether one is whole, cannot be found out now.
         """
         slots: list[Installed] = []
         factories: list[Installed] = []
         try:
             names = self._list_names()
-        except OSError:
+        except OSError as cause:
+            check_lack(cause, f"{self.path}: cannot be read")
             names = []
         for prefix, found in ((_SLOT, slots), (_FACTORY, factories)):
             packages = [name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)]
@@ -292,6 +300,8 @@ def _as_record_error() -> Iterator[None]:
     try:
         yield
     except OutputError as cause:
+        if isinstance(cause.__cause__, OSError):
+            check_lack(cause.__cause__, "the state of a model cannot be written")
         raise RecordError(str(cause)) from cause
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from edgekit_runtime.entries import require_token
 from edgekit_runtime.errors import ManifestError, SlotError
 from edgekit_runtime.files import Disk
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.slots.access import check_private, make_folder
 from edgekit_runtime.slots.folder import ModelFolder, Reading
 
@@ -37,6 +38,7 @@ class ModelFolders:
 
         Raises:
             SlotError: the folder cannot be read, or is open to other users.
+            UnavailableError: it cannot be read now.
         """
         try:
             paths = list(self.path.iterdir())
@@ -48,6 +50,7 @@ class ModelFolders:
         except FileNotFoundError:
             return ()
         except OSError as cause:
+            check_lack(cause, f"{self.path}: cannot be read")
             raise SlotError(f"{self.path}: cannot be read: {cause.strerror}") from cause
 
     def find(self, model: str) -> ModelFolder:

@@ -53,6 +53,9 @@ class Receipt:
 class Slots:
     """The installed models below one folder.
 
+    Where this machine has no descriptors or no memory free for the moment, each function raises
+    `UnavailableError`: that says nothing of any version, and is recorded of none.
+
     Attributes:
         folder: that `find_state_folder` names; it need not exist.
         trust: keys whose packages are accepted.
@@ -142,6 +145,18 @@ class Slots:
 
         return begin(self._folders.find(model), decide, counted)
 
+    def take_back_start(self, choice: Choice) -> None:
+        """Count a start no more, if it was counted: what ended it has nothing to do with the version.
+
+        Args:
+            choice: from `begin_start` or `reject`.
+
+        Raises:
+            SlotError: no such model, or it cannot be recorded.
+        """
+        if choice.is_counted:
+            self._change(choice.model, lambda state: transitions.take_back_start(state, choice.version))
+
     def confirm(self, model: str, version: str) -> None:
         """Record that `version` passed its self-test and served; nothing happens where it has left the slots.
 
@@ -176,7 +191,7 @@ class Slots:
         def record() -> None:
             try:
                 self._change(model, lambda state: decide(state)[0])
-            except RecordError as cause:
+            except (RecordError, UnavailableError) as cause:
                 _logger.warning("%s: the failure of %s is not recorded: %s", model, version, cause)
 
         try:

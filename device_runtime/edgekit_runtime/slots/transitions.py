@@ -87,6 +87,11 @@ def count_start(state: ModelState, version: str) -> ModelState:
     return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
 
 
+def take_back_start(state: ModelState, version: str) -> ModelState:
+    """Return the state without the last start of `version`, which has said nothing of it."""
+    return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
+
+
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state after `version` has proved itself; unchanged where it is not installed any more.
 

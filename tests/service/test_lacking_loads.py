@@ -1,0 +1,252 @@
+"""Versions that a service without descriptors loads: none is rejected for it, and each is tried again."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.descriptor_parts import without_descriptors
+from tests.runtime.conftest import PackageMaker
+from tests.service.service_parts import (
+    Replies,
+    Running,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    post_bytes,
+    running,
+)
+from tests.service.test_isolated_trials import ENDLESS
+from tests.service.test_registry import FailingVerifier
+from tests.service.wiring_parts import X, load, statistics, write
+from tests.service.worker_parts import ask_again, kill
+from tests.waiting import wait_for
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.service import isolated_model, keeping, worker_process
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.loading import ModelOptions, unload
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
+
+MOST = 14  # descriptors that a load has at one time, at most
+LOAD = post_bytes("/v2/repository/models/linear/load", b"")
+INFER = infer_bytes(X)
+
+
+@pytest.fixture
+def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
+    """Slots with `linear` 1.0.0, which has proved itself."""
+    found = Slots(tmp_path / "state", maker.trust)
+    found.install(write(maker, tmp_path, "1.0.0"))
+    found.begin_start("linear").package.close()
+    found.confirm("linear", "1.0.0")
+    return found
+
+
+def current(slots: Slots) -> tuple[str, str, int]:
+    state = slots.load("linear").state
+    assert state.current is not None
+    assert state.rejected == ()
+    return state.current.version, state.current.health, state.current.begun
+
+
+@contextlib.contextmanager
+def serving(
+    slots: Slots, isolation: Isolation | None = None, rollout: Rollout | None = None
+) -> Iterator[Running]:
+    options = ModelOptions(isolation=isolation, rollout=rollout or Rollout())
+    config = make_config(slots.folder.parent, models={"linear": options})
+    with running(config, InstalledModels(slots)) as service:
+        yield service
+
+
+def assert_served(service: Running, version: str, rollout: Rollout) -> None:
+    if rollout.kind == "swap":
+        assert ask_again(service, INFER).json["model_version"] == version
+    else:
+        assert statistics(service)["rollout"]["candidate_version"] == version
+
+
+class Asking:
+    """A client whose connection was there before the service had no descriptor left."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._replies = client, Replies(client)
+
+    def ask(self, request: bytes) -> Any:
+        self._client.sendall(request)
+        return self._replies.next()
+
+
+@contextlib.contextmanager
+def asking(service: Running) -> Iterator[Asking]:
+    with service.connect() as client:
+        asker = Asking(client)
+        assert asker.ask(get_bytes("/v2/health/live")).status == 200
+        yield asker
+
+
+@pytest.mark.parametrize("spare", range(3))
+def test_package_without_descriptors_is_not_called_bad(
+    maker: PackageMaker, tmp_path: Path, spare: int
+) -> None:
+    path = write(maker, tmp_path, "1.0.0")
+    source = PackageFiles([tmp_path], maker.trust)
+    with without_descriptors(os.getpid(), spare):
+        for read in (lambda: read_package(path, maker.trust), source.names, lambda: source.find("linear")):
+            if spare < 2:
+                with pytest.raises(UnavailableError, match="Too many open files"):
+                    read()
+            else:
+                read()
+    assert source.names() == ["linear"]
+
+
+@pytest.mark.parametrize("spare", range(8))
+def test_starts_without_descriptors_count_for_nothing(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, spare: int
+) -> None:
+    slots.install(write(maker, tmp_path, "2.0.0"))
+    for _ in range(MAX_BEGUN + 2):
+        source = InstalledModels(slots)  # of a service that was started anew
+        try:
+            with without_descriptors(os.getpid(), spare):
+                loaded = source.open("linear", ModelOptions())
+        except UnavailableError:
+            assert current(slots) == ("2.0.0", "unproven", 0)
+            continue
+        assert loaded[0].manifest.version == "2.0.0"
+        unload(loaded[0].sessions)
+        source.confirm("linear", "2.0.0")
+    assert InstalledModels(slots).open("linear", ModelOptions())[0].manifest.version == "2.0.0"
+
+
+@pytest.mark.parametrize("rollout", [Rollout(), ENDLESS], ids=["swap", "canary"])
+@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+def test_version_is_loaded_later_where_descriptors_lack(
+    maker: PackageMaker,
+    tmp_path: Path,
+    slots: Slots,
+    monkeypatch: pytest.MonkeyPatch,
+    rollout: Rollout,
+    isolation: Isolation | None,
+) -> None:
+    monkeypatch.setattr(isolated_model, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
+    with serving(slots, isolation, rollout) as service, asking(service) as asker:
+        slots.install(write(maker, tmp_path, "2.0.0"))
+        for spare in range(MOST):
+            with without_descriptors(os.getpid(), spare):
+                status = asker.ask(LOAD).status
+            if status == 200:
+                break
+            assert status == 503
+            assert current(slots) == ("2.0.0", "unproven", 0)
+        assert spare
+        assert load(service).status == 200
+        assert current(slots)[0] == "2.0.0"
+        assert_served(service, "2.0.0", rollout)
+
+
+LACKS_IN_WORKER = """
+import os, resource, sys
+def look(event, found):
+    if event == "open" and str(found[0]).startswith("/proc/self/fd/") and os.path.exists({flag!r}):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+if "edgekit_runtime.service.worker" in sys.orig_argv:
+    sys.addaudithook(look)
+"""
+
+
+@pytest.mark.parametrize("rollout", [Rollout(), ENDLESS], ids=["swap", "canary"])
+def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch, rollout: Rollout
+) -> None:
+    flag = tmp_path / "flag"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(LACKS_IN_WORKER.format(flag=str(flag)))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(isolated_model, "_MAX_FIRST_REFUSALS", 2)
+    with serving(slots, Isolation(), rollout) as service:
+        slots.install(write(maker, tmp_path, "2.0.0"))
+        flag.touch()
+        for _ in range(MAX_BEGUN + 1):
+            reply = load(service)
+            assert (reply.status, "Too many open files" in reply.json["error"]) == (503, True)
+            assert current(slots) == ("2.0.0", "unproven", 0)
+            if rollout.kind != "swap":  # it lacks descriptors from now on
+                kill(service, signal.SIGKILL)
+                flag.unlink()
+                ask_again(service, INFER)
+                flag.touch()
+        flag.unlink()
+        assert load(service).status == 200
+        assert_served(service, "2.0.0", rollout)
+
+
+def test_version_is_tried_later_where_the_one_in_use_has_no_process(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
+        slots.install(write(maker, tmp_path, "2.0.0"))
+        monkeypatch.setattr(worker_process, "start", fail)
+        kill(service, signal.SIGKILL)
+        reply = load(service)
+        assert (reply.status, "no process of the version in use" in reply.json["error"]) == (503, True)
+        assert current(slots) == ("2.0.0", "unproven", 0)
+        monkeypatch.undo()
+        ask_again(service, INFER)
+        assert load(service).status == 200
+        assert_served(service, "2.0.0", ENDLESS)
+
+
+def test_model_that_could_not_be_loaded_at_the_start_is_loaded_by_its_next_request(
+    slots: Slots,
+) -> None:
+    trust = FailingVerifier(slots.trust, is_gone=True)
+    with serving(dataclasses.replace(slots, trust=trust)) as service:
+        assert ask(service, INFER).status == 503
+        trust.is_gone = False
+        assert ask(service, INFER).json["model_version"] == "1.0.0"
+
+
+def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_be_opened_now(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise UnavailableError("not now")
+
+    slots.install(write(maker, tmp_path, "2.0.0"))
+    monkeypatch.setattr(InstalledModels, "reopen", fail)
+    with serving(slots, rollout=ENDLESS) as service:
+        assert ask(service, INFER).status == 503
+        monkeypatch.undo()
+        assert ask(service, INFER).status == 200
+        assert_served(service, "2.0.0", ENDLESS)
+
+
+def test_version_that_serves_well_is_recorded_once_there_are_descriptors(
+    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 0.5)
+    monkeypatch.setattr(keeping, "_RECORD_AGAIN_S", 0.5)
+    slots.install(write(maker, tmp_path, "2.0.0"))
+    with serving(slots) as service:
+        with without_descriptors(os.getpid()):
+            time.sleep(1.5)
+        assert current(slots) == ("2.0.0", "unproven", 1)
+        assert ask(service, INFER).json["model_version"] == "2.0.0"
+        wait_for(lambda: current(slots) == ("2.0.0", HEALTHY, 0), "the record")
