@@ -13,21 +13,25 @@ _LACKS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _RETRY_AFTER_S: Final = 1.0
 
 
-def check_lack(cause: OSError, doing: str) -> None:
+def check_lack(cause: BaseException, doing: str) -> None:
     """Return where `cause` is no lack of the machine.
 
     Args:
-        cause: of the system.
+        cause: of the system, or a `MemoryError`.
         doing: what failed, for people.
 
     Raises:
         UnavailableError: it is one, of descriptors or memory.
     """
-    if cause.errno in _LACKS:
-        raise UnavailableError(
-            f"{doing} now: {cause.strerror}; try again, or raise the limit if this stays",
-            _RETRY_AFTER_S,
-        ) from cause
+    if isinstance(cause, OSError) and cause.errno in _LACKS:
+        lacks = cause.strerror
+    elif isinstance(cause, MemoryError):
+        lacks = os.strerror(errno.ENOMEM)
+    else:
+        return
+    raise UnavailableError(
+        f"{doing} now: {lacks}; try again, or raise the limit if this stays", _RETRY_AFTER_S
+    ) from cause
 
 
 def check_descriptors(doing: str) -> None:

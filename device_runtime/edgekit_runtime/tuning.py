@@ -24,6 +24,7 @@ from edgekit_runtime.latency import Latency
 from edgekit_runtime.manifest import BackendChoice, Manifest
 from edgekit_runtime.selftest import read_golden_inputs
 from edgekit_runtime.service.batching import rows_are_independent
+from edgekit_runtime.sessions.options import MAX_THREADS
 from edgekit_runtime.sessions.session import open_choice
 
 Objective = Literal["latency", "throughput"]
@@ -90,8 +91,8 @@ def list_settings(
         processors: that may be used.
         may_batch: whether rows are independent.
     """
-    counts = sorted({1, *(1 << power for power in range(processors.bit_length())), processors})
-    counts = [count for count in counts if count <= processors]
+    most = min(processors, MAX_THREADS)
+    counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
     ways: list[dict[str, JsonValue]] = []
     if choice.name == "ort":
         ways += [{"threads": count, "spinning": False} for count in counts]

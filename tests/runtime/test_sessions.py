@@ -1,4 +1,3 @@
-import importlib
 import logging
 import sys
 import threading
@@ -8,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.backend_parts import install_backend
 
 from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import BackendError, DataError, SignatureError
 from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.sessions import ENTRY_POINT_GROUP, EngineMissingError, open_session
+from edgekit_runtime.sessions import EngineMissingError, open_session
 from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.sign import find_keys_folder, load_signer
@@ -278,20 +278,6 @@ def test_an_engine_that_refuses_the_model_is_not_replaced_by_the_fallback(
     maker.write(package_path, backend=BackendChoice("ort", "model.onnx", {"turbo": 1}, fallback))
     with pytest.raises(BackendError, match="turbo"):
         open_session(package_path, trust=maker.trust)
-
-
-def install_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Put a distribution with the backend `third` on the path."""
-    information = folder / "third-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(
-        f"[{ENTRY_POINT_GROUP}]\nthird = third_backend:open_third\n"
-    )
-    (folder / "third_backend.py").write_text(source)
-    monkeypatch.syspath_prepend(str(folder))
-    importlib.invalidate_caches()
-    monkeypatch.delitem(sys.modules, "third_backend", raising=False)
 
 
 def test_a_third_party_backend_is_found_by_its_entry_point(

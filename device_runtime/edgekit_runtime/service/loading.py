@@ -3,17 +3,18 @@
 It blocks, so it runs on a thread; it touches nothing of the service.
 """
 
+import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.errors import BackendError
-from edgekit_runtime.lacks import check_descriptors
+from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.lacks import check_descriptors, check_lack
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
@@ -112,25 +113,52 @@ class Loaded:
         return (*self.instances, *(session for way in self.ways[1:] for session in way.instances))
 
 
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Make an `EdgekitError` of whatever else the block raises: engines and their plug-ins raise anything.
+
+    Nothing else stands between them and the loop that serves all models.
+
+    Args:
+        what: is being loaded, for people.
+
+    Raises:
+        UnavailableError: there is no memory or no descriptor for it now.
+        BackendError: anything else that does not say why itself; the log has its traceback.
+    """
+    try:
+        yield
+    except EdgekitError:
+        raise
+    except (Exception, SystemExit) as cause:  # a plug-in that means to end its own program
+        check_lack(cause, f"{what}: cannot be loaded")
+        _logger.exception("%s: cannot be loaded", what)
+        raise BackendError(
+            f"{what}: cannot be loaded, by a fault in its engine, a plug-in or edgekit that the log shows:"
+            f" {type(cause).__name__}: {cause}"
+        ) from cause
+
+
 def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
     Raises:
-        BackendError: no engine for it is here, the engine refused it, or it computes something else than the
-            package promises.
+        BackendError: no engine for it is here, the engine refused it or raised what nobody expects, or it
+            computes something else than the package promises.
         UnavailableError: it cannot be opened now, which says nothing of it.
     """
     try:
-        loaded = (options.opener or _load_here)(package, options)
+        with explained(f"{package.path}: {package.manifest.name} {package.manifest.version}"):
+            loaded = (options.opener or _load_here)(package, options)
+            sessions = len({id(session) for session in loaded.instances})
+            if options.opener is not None:  # what is open elsewhere stands for all of it
+                sessions = count_sessions(package.manifest, options.instances, options.isolation)
+            memory_bytes = model_bytes(package.manifest, package.path, options.governor, sessions)
+            return dataclasses.replace(loaded, memory_bytes=memory_bytes)
     except BackendError:
         if options.opener is None:  # engines do not say why they cannot open a file
             check_descriptors(f"{package.path}: its engine cannot open it")
         raise
-    sessions = len({id(session) for session in loaded.instances})
-    if options.opener is not None:  # what is open elsewhere stands for all of it
-        sessions = count_sessions(package.manifest, options.instances, options.isolation)
-    memory_bytes = model_bytes(package.manifest, package.path, options.governor, sessions)
-    return dataclasses.replace(loaded, memory_bytes=memory_bytes)
 
 
 def _load_here(package: OpenedPackage, options: ModelOptions) -> Loaded:

@@ -15,7 +15,7 @@ from edgekit_runtime.service.call import Lane
 from edgekit_runtime.service.catalogue import SWAP_RETRY_S, Catalogue, Status
 from edgekit_runtime.service.eviction import MemoryCapError
 from edgekit_runtime.service.keeping import Keeper, MakeServed, Source
-from edgekit_runtime.service.loading import Loaded, ModelOptions, settle
+from edgekit_runtime.service.loading import Loaded, ModelOptions, explained, settle
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.rollouts import Rollouts
@@ -125,7 +125,8 @@ class Registry:
         async with model.lock:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
-                await self._swap(name, model, for_others=for_others, patience_s=patience_s)
+                with explained(f"model '{name}'"):
+                    await self._swap(name, model, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.litert_engine import load_interpreter
 from edgekit_runtime.sessions.litert_tensors import ModelTensor, read_tensors
-from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
+from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
 from edgekit_runtime.sessions.quantized import Quantization
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import TensorSpec
@@ -44,7 +44,7 @@ class LiteRtOptions:
     float_io: bool = True
 
     def __post_init__(self) -> None:
-        require_count("litert", "threads", self.threads)
+        require_count("litert", "threads", self.threads, MAX_THREADS)
         require_flag("litert", "xnnpack", self.xnnpack)
         require_flag("litert", "float_io", self.float_io)
 

@@ -64,9 +64,8 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
                 model_content=content, num_threads=threads, experimental_op_resolver_type=resolver
             )
             interpreter.allocate_tensors()
-    except (ValueError, RuntimeError, OSError) as cause:
-        if isinstance(cause, OSError):
-            check_lack(cause, "backend 'litert': the model cannot be given to the engine")
+    except Exception as cause:  # bindings raise what the C++ side and pybind11 come up with
+        check_lack(cause, "backend 'litert': the model cannot be given to the engine")
         raise BackendError(f"backend 'litert': the engine refused the model: {cause}") from cause
     return interpreter
 

@@ -5,10 +5,14 @@ Options change how a model runs, so an unknown one is refused, never skipped.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError
+
+MAX_THREADS: Final = 256
+"""Of one inference. More is refused, not lowered: a package means the same on each machine, and so many do no
+good on any device, while a few thousand fill the table of threads that all its programs share."""
 
 Options = TypeVar("Options")
 
@@ -35,11 +39,13 @@ def parse_options(
     return kind(**(dict(options) if threads is None else {**options, "threads": threads}))
 
 
-def require_count(backend: str, name: str, value: Any) -> None:
-    """Raise `BackendError` unless `value` is None or a whole number of at least 1."""
+def require_count(backend: str, name: str, value: Any, most: int | None = None) -> None:
+    """Raise `BackendError` unless `value` is None or a whole number of at least 1, and at most `most`."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value is not None and not is_count:
-        raise BackendError(f"backend '{backend}': {name} is {value!r}, expected null or at least 1")
+    if value is None or (is_count and (most is None or value <= most)):
+        return
+    wanted = "at least 1" if most is None else f"1 to {most}"
+    raise BackendError(f"backend '{backend}': {name} is {value!r}, expected null or {wanted}")
 
 
 def require_flag(backend: str, name: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.ort_memory import lean_loading, make_lean
-from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
+from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
@@ -52,7 +52,7 @@ class OrtOptions:
     optimise: bool = True
 
     def __post_init__(self) -> None:
-        require_count("ort", "threads", self.threads)
+        require_count("ort", "threads", self.threads, MAX_THREADS)
         require_flag("ort", "spinning", self.spinning)
         require_flag("ort", "arena", self.arena)
         require_flag("ort", "optimise", self.optimise)
@@ -148,21 +148,13 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
 
 def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime.InferenceSession":
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401  # by itself: an engine that is missing is no refusal
     except ImportError as cause:
         raise EngineMissingError(
             f"backend 'ort' needs onnxruntime ({cause}); pip install 'edgekit[device]'"
         ) from cause
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _LOG_FATAL_ONLY
-    settings.intra_op_num_threads = options.threads or 0  # 0: as many as cores
-    settings.inter_op_num_threads = 1
-    make_lean(settings)
-    settings.enable_cpu_mem_arena = options.arena
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
-    level = onnxruntime.GraphOptimizationLevel
-    settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL
     try:
+        settings = _make_settings(options)
         if isinstance(model, Path):
             return _create(str(model), settings)
         # onnxruntime copies bytes and keeps both copies; from a file in memory it reads once. For a model of
@@ -173,9 +165,23 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
             file.flush()
             return _create(f"/proc/self/fd/{descriptor}", settings)
     except Exception as cause:  # its exceptions have no common base but this
-        if isinstance(cause, OSError):
-            check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
+        check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
+
+
+def _make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _LOG_FATAL_ONLY
+    settings.intra_op_num_threads = options.threads or 0  # 0: as many as cores
+    settings.inter_op_num_threads = 1
+    make_lean(settings)
+    settings.enable_cpu_mem_arena = options.arena
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
+    level = onnxruntime.GraphOptimizationLevel
+    settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL
+    return settings
 
 
 def _create(path: str, settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.options import parse_options, require_count
+from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count
 
 PRECISIONS: Final = ("int8", "fp16", "fp32")
 
@@ -37,7 +37,7 @@ class TensorRtOptions:
 
     def __post_init__(self) -> None:
         require_count("tensorrt", "workspace_bytes", self.workspace_bytes)
-        require_count("tensorrt", "threads", self.threads)
+        require_count("tensorrt", "threads", self.threads, MAX_THREADS)
         given = self.precisions
         if given is not None and not (
             isinstance(given, (list, tuple)) and given and all(name in PRECISIONS for name in given)
