@@ -32,6 +32,7 @@ from tests.service.wiring_parts import X, changed, index, infer, load, metrics, 
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
+from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import RequestError, SlotError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.service.config import Inference
@@ -41,6 +42,7 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory, estimate_bytes
 from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 
 Y = (X @ WEIGHT).tobytes()
@@ -218,17 +220,21 @@ def test_old_version_that_hangs_counts_under_the_cap_in_its_own_swap(
         assert infer(service).json["model_version"] == "2.0.0"
 
 
+def made_for(maker: PackageMaker, backend: str) -> tuple[PackageMaker, BackendChoice]:
+    """Return a maker of packages that have a model for LiteRT too, and the backend that they are to state."""
+    pytest.importorskip("ai_edge_litert")
+    from tests.runtime.tflite_models import linear
+
+    artifacts = {**maker.artifacts, "model.tflite": linear()}
+    maker = dataclasses.replace(maker, artifacts=artifacts, roles={**maker.roles, "model.tflite": "model"})
+    return maker, BackendChoice(backend, "model.onnx" if backend == "ort" else "model.tflite", {"threads": 1})
+
+
 @pytest.mark.parametrize(("backend", "status"), [("ort", 200), ("litert", 503)])
 def test_instances_that_take_memory_each_count_each(
     maker: PackageMaker, folder: Path, backend: str, status: int
 ) -> None:
-    pytest.importorskip("ai_edge_litert")
-    from tests.runtime.tflite_models import linear
-
-    if backend == "litert":
-        maker = dataclasses.replace(maker, artifacts={**maker.artifacts, "model.tflite": linear()})
-        maker.roles["model.tflite"] = "model"
-    choice = BackendChoice(backend, "model.onnx" if backend == "ort" else "model.tflite", {"threads": 1})
+    maker, choice = made_for(maker, backend)
     cap = cap_for_one(write(maker, folder, "1.0.0", backend=choice))
     models = {"linear": ModelOptions(instances=2)}
     with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
@@ -248,6 +254,29 @@ def test_each_process_of_an_isolated_model_counts(
     with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
         reply = infer(service)
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
+
+
+@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+@pytest.mark.parametrize(("instances", "left"), [(1, 2), (2, 1), (20, 1)])
+def test_instances_that_tuning_found_count_each(
+    maker: PackageMaker,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    isolation: Isolation | None,
+    instances: int,
+    left: int,
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(folder.parent))
+    maker, choice = made_for(maker, "litert")
+    path = write(maker, folder, "1.0.0", backend=choice)
+    tuned = Tuned("throughput", {}, instances)
+    keep_tuned(read_unverified_manifest(path).manifest, choice, tuned)
+    write(maker, folder, "1.0.0", name="other", backend=choice)
+    cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Installed("linear", "1.0.0", path)])))
+    models = {"linear": ModelOptions(isolation=isolation)}
+    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+        assert len(service.call(service.service.registry.models.served)) == left
+        assert np.allclose(np.frombuffer(infer(service).binary, np.float32), X @ WEIGHT)
 
 
 class SlowDisk(PackageFiles):

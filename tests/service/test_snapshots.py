@@ -71,6 +71,14 @@ def test_number_that_no_answer_can_hold_is_refused(part: str, number: str) -> No
         read_snapshots(wrong)
 
 
+@pytest.mark.parametrize("sessions", [0, -1, True, 1.5, "2"])
+def test_number_of_sessions_that_is_none_is_refused(sessions: object) -> None:
+    version = _Version(fill(3))
+    version.to_json = lambda: {"variant": "default", "sessions": sessions}  # type: ignore[method-assign]
+    with pytest.raises(ChannelError, match="sessions"):
+        read_snapshots(write_snapshots([version]))  # type: ignore[list-item]
+
+
 def test_comparison_of_a_rollout_arrives_and_a_false_one_is_refused() -> None:
     arm = {"answers": 1, "failed": 0}
     comparison = {"name": "agreement", "reason": "its shape", "guessed": True}

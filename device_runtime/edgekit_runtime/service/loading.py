@@ -23,7 +23,7 @@ from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.memory import count_sessions, model_bytes
+from edgekit_runtime.service.memory import count_processes, count_sessions, model_bytes
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.preference import recall_order
@@ -95,6 +95,7 @@ class Loaded:
         variant: that `instances` run.
         ways: where a governor chooses, all that it may choose from, that of `instances` first.
         memory_bytes: about what all of it takes.
+        sessions_counted: for that, in each process that has it.
     """
 
     instances: tuple[Session, ...]
@@ -106,6 +107,7 @@ class Loaded:
     variant: str = DEFAULT_VARIANT
     ways: tuple[LoadedWay, ...] = ()
     memory_bytes: int = 0
+    sessions_counted: int = 1
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -152,9 +154,10 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
             loaded = (options.opener or _load_here)(package, options)
             sessions = len({id(session) for session in loaded.instances})
             if options.opener is not None:  # what is open elsewhere stands for all of it
-                sessions = count_sessions(package.manifest, options.instances, options.isolation)
-            memory_bytes = model_bytes(package.manifest, package.path, options.governor, sessions)
-            return dataclasses.replace(loaded, memory_bytes=memory_bytes)
+                sessions = count_sessions(package.manifest, options.instances)
+            copies = sessions * count_processes(options.isolation)
+            memory_bytes = model_bytes(package.manifest, package.path, options.governor, copies)
+            return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
         if options.opener is None:  # engines do not say why they cannot open a file
             check_descriptors(f"{package.path}: its engine cannot open it")

@@ -21,13 +21,14 @@ def needed_bytes(packages: Sequence[Installed]) -> int:
     return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
 
 
-def count_sessions(manifest: Manifest, instances: int, isolation: Isolation | None) -> int:
-    """Return how many sessions so many instances of a package's first backend take, in all its processes.
+def count_sessions(manifest: Manifest, instances: int) -> int:
+    """Return how many sessions so many instances of a package's first backend take; see `open_instances`."""
+    return 1 if manifest.backend.name in _SHARED else instances
 
-    See `open_instances`.
-    """
-    sessions = 1 if manifest.backend.name in _SHARED else instances
-    return sessions if isolation is None else sessions * (isolation.processes + isolation.standby)
+
+def count_processes(isolation: Isolation | None) -> int:
+    """Return how many processes have the model."""
+    return 1 if isolation is None else isolation.processes + isolation.standby
 
 
 def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:

@@ -14,7 +14,13 @@ from edgekit_runtime.errors import PackageError, RequestError
 from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
 from edgekit_runtime.service.keeping import Keeper
 from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.memory import available_bytes, count_sessions, model_bytes, needed_bytes
+from edgekit_runtime.service.memory import (
+    available_bytes,
+    count_processes,
+    count_sessions,
+    model_bytes,
+    needed_bytes,
+)
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.served import Served
@@ -63,7 +69,7 @@ def estimate_bytes(packages: Iterable[Installed], options: ModelOptions | None =
     for package in packages:
         with contextlib.suppress(PackageError):  # opening it says what is wrong
             manifest = read_unverified_manifest(package.path).manifest
-            sessions = count_sessions(manifest, options.instances, options.isolation)
+            sessions = count_sessions(manifest, options.instances) * count_processes(options.isolation)
             total += model_bytes(manifest, package.path, options.governor, sessions)
     return total
 
@@ -229,7 +235,7 @@ class Room:
     def _list_residents(self, for_others: bool, without: str) -> list[Resident]:
         # What hangs was given up, and still has its memory.
         leaving = [
-            Resident(served.loaded.manifest.name, served.loaded.memory_bytes, 0.0, is_busy=True)
+            Resident(served.loaded.manifest.name, served.memory_bytes, 0.0, is_busy=True)
             for served in self._keeper.leaving
         ]
         # At the start nothing goes for another: each model that fits is loaded, in their order.
@@ -244,7 +250,7 @@ class Room:
         versions = model.versions.values()
         return Resident(
             name,
-            sum(served.loaded.memory_bytes for served in versions),
+            sum(served.memory_bytes for served in versions),
             max([model.loaded_s, *(served.metrics.last_s or 0.0 for served in versions)]),
             self._options.get(name, ModelOptions()).keep_loaded,
             is_busy or model.lock.locked() or not all(served.own_lane.is_idle for served in versions),

@@ -1,5 +1,6 @@
 """One version of a model that takes calls, with everything that stands before its sessions."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,21 @@ class Served:
         """Of its package."""
         return self.loaded.manifest.version
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes, also of the sessions that a process says that it has of it.
+
+        Of those, no more count than `tune` may find best, one a processor: else what a process says could
+        push all other models out.
+        """
+        loaded = self.loaded
+        said = None if self.say is None else self.say().get("sessions")
+        if not isinstance(said, int):
+            return loaded.memory_bytes
+        most = max(loaded.sessions_counted, os.cpu_count() or 1)
+        sessions = max(loaded.sessions_counted, min(said, most))
+        return loaded.memory_bytes * sessions // loaded.sessions_counted
+
     def governor_to_json(self) -> Mapping[str, Any] | None:
         """Return what a governor has set, or None where there is none."""
         if self.governed is not None:
@@ -72,7 +88,8 @@ class Served:
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the statistics say beyond the protocol's own figures."""
-        stated: dict[str, JsonValue] = {"variant": self.loaded.variant}
+        sessions = len({id(session) for session in self.loaded.instances})
+        stated: dict[str, JsonValue] = {"variant": self.loaded.variant, "sessions": sessions}
         if self.say is not None:
             stated |= self.say()
         if self.governed is not None:

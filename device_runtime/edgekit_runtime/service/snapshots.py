@@ -16,7 +16,7 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
-_SAID: Final = ("variant", "drift", "cache", "governor", "rollout")
+_SAID: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
 _MAX_SAID_BYTES: Final = 16 << 10
 _MAX_ANSWERS: Final = 1 << 53
 
@@ -126,6 +126,9 @@ def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, J
         raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
     if not isinstance(said["variant"], str):
         raise TypeError(f"the variant is {said['variant']!r}"[:200])
+    sessions = said.get("sessions", 1)
+    if type(sessions) is not int or sessions < 1:
+        raise ValueError(f"it says that it has {sessions!r} sessions"[:100])
     governor = said.get("governor")
     if governor is not None:
         for name in ("batch", "threads", "admit", "changes"):
