@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def find_lowest_free(pid: int) -> int:
-    """Return the descriptor that the process would open next."""
-    if pid == os.getpid():
-        found = os.open(os.devnull, os.O_RDONLY)
-        os.close(found)
-        return found
-    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    return next(number for number in itertools.count() if number not in used)
+def list_free(pid: int) -> Iterator[int]:
+    """Yield the descriptors that the process would open next."""
+    entries = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # at once: it has a descriptor of its own
+    used = {int(name) for name in entries if Path(f"/proc/{pid}/fd/{name}").is_symlink()}
+    return (number for number in itertools.count() if number not in used)
 
 
 @contextlib.contextmanager
 def without_descriptors(pid: int, spare: int = 0) -> Iterator[None]:
     """Let a process open none but `spare` more, while those that it has go on."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (find_lowest_free(pid) + spare, before[1]))
+    limit = next(itertools.islice(list_free(pid), spare, None))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:

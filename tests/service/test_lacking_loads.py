@@ -37,6 +37,7 @@ from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions, unload
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
 
 MOST = 14  # descriptors that a load has at one time, at most
@@ -111,6 +112,19 @@ def test_package_without_descriptors_is_not_called_bad(
             else:
                 read()
     assert source.names() == ["linear"]
+
+
+@pytest.mark.parametrize("spare", range(5))
+def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path, spare: int) -> None:
+    with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
+        open_session(package).close()  # the engine is imported
+        with without_descriptors(os.getpid(), spare):
+            try:
+                open_session(package).close()
+            except UnavailableError:
+                assert spare < 4
+            else:
+                assert spare > 1
 
 
 @pytest.mark.parametrize("spare", range(8))

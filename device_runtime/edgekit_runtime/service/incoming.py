@@ -8,6 +8,7 @@ import socket
 from array import array
 from typing import Final
 
+from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.service.chunks import ChunkReader
 from edgekit_runtime.tensors import allocate_aligned
 
@@ -52,6 +53,7 @@ class SizedBody:
 
         Raises:
             OSError: nothing has come, or nothing more will.
+            UnavailableError: a descriptor has come that this process has no place for.
         """
         free = self.data[self.received_bytes :]
         if self._descriptors is None:
@@ -113,12 +115,15 @@ class ChunkedBody:
 
 def _receive_with_descriptors(connected: socket.socket, free: memoryview, descriptors: list[int]) -> int:
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
-    count, extras, _, _ = connected.recvmsg_into([free], room, socket.MSG_CMSG_CLOEXEC)
+    count, extras, flags, _ = connected.recvmsg_into([free], room, socket.MSG_CMSG_CLOEXEC)
+    before = len(descriptors)
     for level, kind, data in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received = array("i")
             received.frombytes(data[: len(data) - len(data) % received.itemsize])
             descriptors.extend(received)
+    if flags & socket.MSG_CTRUNC and len(descriptors) - before < _MAX_DESCRIPTORS:
+        raise UnavailableError("no descriptor is free here for what came with the body; try again", 1.0)
     for descriptor in descriptors[_MAX_DESCRIPTORS:]:  # each byte may bring more
         os.close(descriptor)
     del descriptors[_MAX_DESCRIPTORS:]

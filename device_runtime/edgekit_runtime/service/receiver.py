@@ -9,7 +9,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.errors import RequestError
+from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.answers import CONTINUE
 from edgekit_runtime.service.heads import Head, find_end
 from edgekit_runtime.service.incoming import READ_BYTES, ChunkedBody, SizedBody
@@ -107,7 +107,7 @@ class Receiver:
                     self.is_yielding = True
                     self._server.loop.call_soon(self._end_turn, connection)
                     break
-        except RequestError as error:
+        except EdgekitError as error:
             connection.refuse(error)
         except MemoryError:
             connection.refuse(_lack_memory())
@@ -224,7 +224,7 @@ class Receiver:
             connection.close()  # in the middle of a body: nobody waits for an answer
         except MemoryError:
             connection.refuse(_lack_memory())
-        except RequestError as error:
+        except EdgekitError as error:
             connection.refuse(error)
 
     def _take_body(self, connection: "Connection", body: SizedBody | ChunkedBody) -> None:

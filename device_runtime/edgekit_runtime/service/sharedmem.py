@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.sessions.session import Array
 
 _POSIX_FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where POSIX has its segments
@@ -68,10 +69,13 @@ class Region:
 
         Raises:
             RequestError: it cannot be mapped for reading and writing.
+            UnavailableError: it cannot be mapped now.
         """
         try:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
         except (OSError, ValueError) as cause:
+            if isinstance(cause, OSError):
+                check_lack(cause, f"region '{self.name}': cannot be mapped")
             raise RequestError(
                 400, f"region '{self.name}': cannot be mapped to read and write: {cause}"
             ) from cause
@@ -184,6 +188,7 @@ class Regions:
         Raises:
             RequestError: the name is taken, the file is no memfd that is sealed against shrinking or is
                 smaller than stated, or a limit is reached.
+            UnavailableError: it cannot be mapped now.
         """
         self._check_new(name, offset_bytes, size_bytes)
         try:
@@ -208,6 +213,7 @@ class Regions:
 
         Raises:
             RequestError: that is not allowed here, there is no such segment, or as `add_memfd`.
+            UnavailableError: it cannot be opened now.
         """
         if not self._limits.allows_posix:
             raise RequestError(
@@ -224,6 +230,7 @@ class Regions:
                 _POSIX_FOLDER / match[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             )
         except OSError as cause:
+            check_lack(cause, f"region '{name}': cannot open segment '{key}'")
             raise RequestError(
                 400, f"region '{name}': cannot open segment '{key}': {cause.strerror}"
             ) from cause

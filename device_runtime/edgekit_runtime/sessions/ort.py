@@ -5,6 +5,7 @@ data: the toolkit packs models whole.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _LOG_FATAL_ONLY: Final = 4  # errors are raised as well
+_SYSTEM_ERROR: Final = re.compile(r"system error number ([0-9]+)")  # as onnxruntime says why it opens no file
 # onnxruntime names element types after C++ types.
 _DTYPE_OF_TYPE: Final = {
     f"tensor({ {'float16': 'float16', 'float32': 'float', 'float64': 'double'}.get(name, name) })": name
@@ -139,6 +141,7 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
         EngineMissingError: onnxruntime is not installed.
         BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
             those of the manifest.
+        UnavailableError: there is no descriptor for the model now.
     """
     options = OrtOptions.from_json(choice.options, threads)
     session = OrtSession(package.read(choice.artifact), options)
@@ -166,6 +169,9 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
             return _create(f"/proc/self/fd/{descriptor}", settings)
     except Exception as cause:  # its exceptions have no common base but this
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
+        if said := _SYSTEM_ERROR.search(str(cause)):
+            number = int(said[1])
+            check_lack(OSError(number, os.strerror(number)), "backend 'ort': the model cannot be read")
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
 
 

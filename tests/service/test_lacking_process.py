@@ -1,0 +1,135 @@
+"""A real service with few descriptors left, or none: what it answers, what it costs, and afterwards."""
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.descriptor_parts import without_descriptors
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import (
+    Replies,
+    Reply,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    post_bytes,
+    running,
+)
+from tests.service.test_hostile_process import cpu_s
+from tests.service.test_serve_command import Served, certificate, folder, token_file
+from tests.service.test_sharedmem import infer_in, memfd, register
+
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.sharedmem import RegionLimits
+
+__all__ = ["certificate", "folder", "token_file"]
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+Y = (X @ WEIGHT).tobytes()
+LOAD = post_bytes("/v2/repository/models/linear/load", b"")
+ISOLATED = "[models.linear]\nisolated = true\n[models.linear.isolation]\nmax_delay_s = 0.25\n"
+MOST = 16  # descriptors that a load needs at one time
+
+
+def connect(service: Served) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(30)
+    client.connect(str(service.socket_path))
+    return client
+
+
+def ask_on(client: socket.socket, request: bytes) -> Reply:
+    client.sendall(request)
+    return Replies(client).next()
+
+
+@pytest.mark.parametrize("config", ["", ISOLATED], ids=["inside", "isolated"])
+def test_service_with_few_descriptors_answers_all_and_goes_on(folder: Path, config: str) -> None:
+    (folder / "serve.toml").write_text(config)
+    service = Served(folder, "--config", str(folder / "serve.toml"))
+    service.wait_ready()
+    pid = service.process.pid
+    statuses = []
+    with connect(service) as lent, connect(service) as kept:
+        assert ask_on(lent, infer_bytes(X)).binary == Y
+        for spare in range(MOST):
+            with without_descriptors(pid, spare):
+                reply = ask_on(kept, LOAD)
+                statuses.append(reply.status)
+                assert ask_on(kept, get_bytes("/v2/health/ready")).status == 200
+                assert ask_on(lent, infer_bytes(X)).binary == Y
+    with connect(service) as client:
+        assert ask_on(client, LOAD).status == 200
+        assert ask_on(client, infer_bytes(X)).binary == Y
+    code, printed = service.end()
+    assert set(statuses) == {200, 503}, printed
+    assert statuses[0] == 503
+    assert code == 0
+    assert "Traceback" not in printed
+
+
+def test_memory_that_a_service_has_no_descriptor_for_is_answered_503(folder: Path) -> None:
+    service = Served(folder)
+    service.wait_ready()
+    pid = service.process.pid
+    with memfd(16) as memory, contextlib.ExitStack() as stack:
+        os.write(memory, X.tobytes())
+        clients = [stack.enter_context(connect(service)) for _ in range(3)]
+        for client in clients:
+            assert ask_on(client, get_bytes("/v2/health/live")).status == 200
+        for spare, client in enumerate(clients):  # a memfd takes two, since what is mapped has one of its own
+            with without_descriptors(pid, spare):
+                reply = register(client, "r", [memory], byte_size=16)
+            assert reply.status == (200 if spare == 2 else 503), reply
+        assert ask_on(clients[2], infer_in("r")).json["outputs"][0]["data"] == (X @ WEIGHT).ravel().tolist()
+    code, printed = service.end()
+    assert (code, "Traceback" in printed) == (0, False)
+
+
+def test_segment_that_a_service_has_no_descriptor_for_is_answered_503(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    segment = Path("/dev/shm") / f"edgekit-{os.getpid()}"  # noqa: S108  # where POSIX has its segments
+    segment.write_bytes(X.tobytes())
+    body = f'{{"key": "/{segment.name}", "byte_size": 16}}'.encode()
+    request = post_bytes("/v2/systemsharedmemory/region/r/register", body)
+    config = make_config(tmp_path, shared_memory=RegionLimits(allows_posix=True))
+    source = PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)
+    try:
+        with running(config, source) as served, served.connect() as client:
+            assert ask_on(client, get_bytes("/v2/health/live")).status == 200
+            with without_descriptors(os.getpid()):
+                reply = ask_on(client, request)
+            assert (reply.status, "Too many open files" in reply.json["error"]) == (503, True)
+            assert ask_on(client, request).status == 200
+    finally:
+        segment.unlink()
+
+
+@pytest.mark.parametrize("config", ["", ISOLATED], ids=["inside", "isolated"])
+def test_tls_clients_of_a_service_without_descriptors_cost_no_time(
+    folder: Path, token_file: Path, certificate: tuple[Path, Path], config: str
+) -> None:
+    listen = f"[listen]\ntls_certificate = '{certificate[0]}'\ntls_key = '{certificate[1]}'\n"
+    (folder / "serve.toml").write_text(f"{listen}token_file = '{token_file}'\n{config}")
+    service = Served(folder, "--config", str(folder / "serve.toml"))
+    port = int(service.wait_ready().rsplit(":", 1)[1])
+    pid = service.process.pid
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(connect(service))
+        assert ask_on(kept, infer_bytes(X)).binary == Y
+        with without_descriptors(pid):
+            for _ in range(30):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            time.sleep(0.5)
+            before_s, _ = cpu_s(pid), time.sleep(2)
+            assert cpu_s(pid) - before_s < 0.5
+            assert ask_on(kept, infer_bytes(X)).binary == Y
+    with connect(service) as client:
+        assert ask_on(client, infer_bytes(X)).binary == Y
+    assert service.end()[0] == 0
