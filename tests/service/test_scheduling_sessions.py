@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("onnxruntime")
@@ -145,6 +146,109 @@ class Pooled(Wrapped):
 def test_a_model_whose_rows_meet_is_not_proven(kind: type[Wrapped]) -> None:
     session = open_tiny("digits_cnn")
     assert not rows_are_independent(kind(session), samples("digits_cnn", session, 1)[0])
+
+
+# What a graph computes of x[N, 16] with w[16, 4], and whether its rows are independent. `table` is [5, 16].
+GRAPHS: dict[str, tuple[bool, list[tuple[Any, ...]]]] = {
+    "8-bit scale of the whole batch, as of quantize_dynamic": (
+        False,
+        [
+            ("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+            ("MatMulInteger", ["q", "w8", "zero"], ["sums"]),
+            ("Cast", ["sums"], ["floats"], {"to": onnx.TensorProto.FLOAT}),
+            ("Mul", ["floats", "scale"], ["y"]),
+        ],
+    ),
+    "divided by the largest of the batch": (
+        False,
+        [
+            ("Abs", ["x"], ["sizes"]),
+            ("ReduceMax", ["sizes"], ["largest"], {"keepdims": 0}),
+            ("Div", ["x", "largest"], ["y"]),
+        ],
+    ),
+    "less the mean of the batch": (
+        False,
+        [("ReduceMean", ["x"], ["mean"], {"keepdims": 0}), ("Sub", ["x", "mean"], ["y"])],
+    ),
+    "sums over the rows before": (False, [("CumSum", ["x", "first_axis"], ["y"])]),
+    "sums over the rows after": (False, [("CumSum", ["x", "first_axis"], ["y"], {"reverse": 1})]),
+    "layer norm and softmax": (
+        True,
+        [
+            ("LayerNormalization", ["x", "gains", "biases"], ["normed"]),
+            ("MatMul", ["normed", "w"], ["logits"]),
+            ("Softmax", ["logits"], ["y"]),
+        ],
+    ),
+    "divided by the largest of the row, which is nothing for zeros": (
+        True,
+        [
+            ("Abs", ["x"], ["sizes"]),
+            ("ReduceMax", ["sizes"], ["largest"], {"axes": [1]}),
+            ("Div", ["x", "largest"], ["y"]),
+        ],
+    ),
+    "a difference that leaves rounding": (
+        True,
+        [("MatMul", ["x", "w"], ["a"]), ("MatMul", ["x", "v"], ["b"]), ("Sub", ["a", "b"], ["y"])],
+    ),
+}
+
+
+def build(nodes: list[tuple[Any, ...]], kind: int = onnx.TensorProto.FLOAT) -> OrtSession:
+    """A session of x[N, 16] -> y."""
+    rng, helper = np.random.default_rng(7), onnx.helper
+    w = rng.normal(size=(16, 4)).astype(np.float32)
+    constants = {
+        "w": w,
+        "v": w * np.float32(1.5),
+        "w8": rng.integers(-99, 99, (16, 4)).astype(np.int8),
+        "gains": np.ones(16, np.float32),
+        "biases": rng.normal(size=16).astype(np.float32),
+        "first_axis": np.array(0),
+        "table": rng.normal(size=(5, 16)).astype(np.float32),
+    }
+    used = {name for node in nodes for name in node[1]}
+    graph = helper.make_graph(
+        [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes],
+        "graph",
+        [helper.make_tensor_value_info("x", kind, ["N", 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return OrtSession(model.SerializeToString(), OrtOptions(threads=1))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 100.0])
+def test_rows_that_meet_in_a_batch_are_told_from_those_that_do_not(name: str, size: float) -> None:
+    is_independent, nodes = GRAPHS[name]
+    x = size * np.random.default_rng(3).normal(size=(1, 16)).astype(np.float32)
+    assert rows_are_independent(build(nodes), {"x": x}) == is_independent
+
+
+def test_rows_of_nothing_but_zeros_show_a_common_scale() -> None:
+    nodes = GRAPHS["less the mean of the batch"][1]
+    assert not rows_are_independent(build(nodes), {"x": np.zeros((1, 16), np.float32)})
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_indices_stay_within_those_of_the_given_rows(rows: int) -> None:
+    session = build([("Gather", ["table", "x"], ["y"])], onnx.TensorProto.INT64)
+    x = np.random.default_rng(3).integers(0, 5, (rows, 16))
+    assert rows_are_independent(session, {"x": x})
+
+
+def test_integers_that_are_scaled_together_are_not_proven() -> None:
+    nodes = [
+        ("Cast", ["x"], ["floats"], {"to": onnx.TensorProto.FLOAT}),
+        ("ReduceMean", ["floats"], ["mean"], {"keepdims": 0}),
+        ("Sub", ["floats", "mean"], ["y"]),
+    ]
+    x = np.random.default_rng(3).integers(0, 256, (1, 16))
+    assert not rows_are_independent(build(nodes, onnx.TensorProto.INT64), {"x": x})
 
 
 def test_a_model_of_fixed_rows_is_not_proven() -> None:
