@@ -58,10 +58,66 @@ def test_a_model_whose_time_grows_moves_to_the_threads() -> None:
     assert 1 <= on_loop <= 5
 
 
+def count_away(bench: Bench, most: int) -> int:
+    """Return how many calls in a row run on the threads from now on."""
+    for away in range(most):
+        bench.submit(1)
+        if not bench.threads.jobs:
+            return away
+        bench.finish()
+    return most
+
+
+def freeze(bench: Bench, seconds: float) -> None:
+    """Let one run on the loop take so long."""
+    bench.session.seconds = seconds
+    bench.submit(1)
+    assert not bench.threads.jobs
+    bench.session.seconds = 50e-6
+
+
 def test_one_hiccup_of_the_machine_moves_no_model() -> None:
     bench = Bench(seconds=50e-6, **SHORT)
     teach(bench, 50e-6)
-    for value, seconds in enumerate((50e-6, 20e-3, 50e-6, 50e-6)):
+    for value, seconds in enumerate((50e-6, 8e-3, 50e-6, 50e-6)):
+        bench.session.seconds = seconds
+        bench.submit(value)
+        assert not bench.threads.jobs
+
+
+def test_one_run_that_froze_the_loop_moves_the_model_for_as_long_as_it_cost() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    freeze(bench, 20e-3)
+    assert count_away(bench, 10_000) == 500  # at 40 us each
+
+
+def test_a_model_that_freezes_the_loop_again_stays_away_longer_each_time() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    away = []
+    for _ in range(6):
+        freeze(bench, 20e-3)
+        away.append(count_away(bench, 10_000))
+    assert away == [500, 1000, 2000, 4000, 4000, 4000]
+
+
+def test_a_model_that_is_now_and_then_long_hardly_ever_freezes_the_loop() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    frozen = 0
+    for value in range(1, 50_000):
+        bench.session.seconds = 50e-6 if value % 500 else 0.6
+        bench.submit(1)
+        frozen += bench.session.seconds > 0.1 and not bench.threads.jobs
+        bench.finish()
+    assert frozen == 1
+
+
+def test_a_model_of_a_high_limit_may_take_eight_times_that_on_the_loop() -> None:
+    bench = Bench(seconds=5e-3, short_s=10e-3)
+    teach(bench, 5e-3)
+    for value, seconds in enumerate((5e-3, 70e-3, 5e-3)):
         bench.session.seconds = seconds
         bench.submit(value)
         assert not bench.threads.jobs
