@@ -15,7 +15,7 @@ from typing import Final
 from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.processes import open_standard_descriptors
+from edgekit_runtime.processes import end_now, open_standard_descriptors
 
 _COMMANDS: Final = (
     "install",
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED_EXIT_CODE
     print(json.dumps(outcome.document, indent=2) if arguments.json else "\n".join(outcome.lines))
+    if not outcome.has_ended:
+        end_now(outcome.exit_code)
     return outcome.exit_code
 
 

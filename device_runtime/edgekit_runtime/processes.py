@@ -1,11 +1,12 @@
 """Child processes that run a module of ours: how they find it, and what is said of how they ended."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 _YIELDING: Final = 5  # niceness above ours: a third of the weight, so that it is slowed but not starved
 
@@ -40,6 +41,20 @@ def describe_end(exit_code: int) -> str:
         exit_code: negative for a signal, as `subprocess` has it.
     """
     return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
+
+
+def end_now(exit_code: int) -> NoReturn:
+    """End this process with all its threads, also those that an engine does not come back from.
+
+    Python would wait for them, or end while they run: an engine that then comes back aborts the process.
+
+    Args:
+        exit_code: of the process.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def give_way(process: int) -> None:

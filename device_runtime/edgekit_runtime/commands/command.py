@@ -15,11 +15,13 @@ class Outcome:
         document: for `--json`, one object.
         lines: the same for people.
         exit_code: of the process.
+        has_ended: whether nothing of it goes on on other threads, for which Python would wait at its end.
     """
 
     document: dict[str, Any]
     lines: Iterable[str]
     exit_code: int = 0
+    has_ended: bool = True
 
 
 class Command(Protocol):

@@ -101,5 +101,5 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
         trust.rest()
         print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)
 
-    asyncio.run(serve(config, source, announce))
-    return Outcome({"stopped": True}, ["stopped"])
+    has_ended = asyncio.run(serve(config, source, announce))
+    return Outcome({"stopped": True}, ["stopped"], has_ended=has_ended)

@@ -33,7 +33,7 @@ def confine(isolation: Isolation) -> list[str]:
     # piped to a program, see core(5).
     faulthandler.enable()
     refused = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the service, which ends this process in its turn
     limits = [(resource.RLIMIT_CORE, 1)]
     if isolation.max_data_bytes is not None:

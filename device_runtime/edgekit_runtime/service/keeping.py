@@ -1,7 +1,8 @@
 """Opening, confirming and freeing versions of models, on behalf of the registry.
 
 Reading packages and opening sessions happens on one thread of its own: two models that load at once would
-need twice the memory for loading. All else is on the thread of the event loop.
+need twice the memory for loading. Listing and recording have another. All else is on the thread of the event
+loop.
 """
 
 import asyncio
@@ -113,7 +114,7 @@ class Keeper:
         self.leaving: set[Served] = set()
         self._metrics, self._drain_timeout_s = metrics, drain_timeout_s
         self._thread = ThreadPoolExecutor(1, "edgekit-load")
-        self._lister = ThreadPoolExecutor(1, "edgekit-list")
+        self._disk = ThreadPoolExecutor(1, "edgekit-disk")  # what shall not wait for a model that is loading
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
         self._confirmed: set[tuple[str, str]] = set()  # and served since
@@ -133,7 +134,7 @@ class Keeper:
         Raises:
             EdgekitError: they cannot be listed.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._lister, self.source.names)
+        return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
         """Let the calls under way end; returns whether they did in time.
@@ -207,16 +208,18 @@ class Keeper:
         """Count a version as good now."""
         self._end_wait(name, version)
         self._confirmed.add((name, version))
-        self._thread.submit(self._record, asyncio.get_running_loop(), name, version)
+        self._disk.submit(self._record, asyncio.get_running_loop(), name, version)
 
-    def shutdown(self) -> None:
+    async def shutdown(self) -> None:
         """End the threads, after what they have to do."""
-        self._thread.shutdown()
-        self._lister.shutdown()
+        for thread in (self._disk, self._thread):
+            # Ending one waits for what it does, on the thread of the loop.
+            await asyncio.get_running_loop().run_in_executor(thread, _do_nothing)
+            thread.shutdown()
 
     def abandon(self) -> None:
-        """End without what they still have to do."""
-        for thread in (self._thread, self._lister):
+        """End without what they still have to do; what they do now goes on."""
+        for thread in (self._thread, self._disk):
             thread.shutdown(wait=False, cancel_futures=True)
 
     def _confirm_after(self, name: str, version: str, delay_s: float) -> None:
@@ -245,6 +248,10 @@ class Keeper:
     def _record_later(self, name: str, version: str) -> None:
         if (name, version) in self._confirmed:  # it still serves
             self._confirm_after(name, version, _RECORD_AGAIN_S)
+
+
+def _do_nothing() -> None:
+    """Be the last that a thread does."""
 
 
 def _settle(future: "asyncio.Future[None]") -> None:

@@ -197,7 +197,7 @@ class Registry:
         for model in self.models.by_name.values():
             async with model.lock:
                 await self._keeper.retire(model.take_out(self._keeper))
-        self._keeper.shutdown()
+        await self._keeper.shutdown()
 
     def abandon(self) -> None:
         """Wait for nothing any more, where `close` takes too long."""

@@ -1,4 +1,4 @@
-"""The service as a process: everything wired together, started, and drained on SIGTERM."""
+"""The service as a process: everything wired together, started, and drained on a signal."""
 
 import asyncio
 import contextlib
@@ -121,8 +121,12 @@ class Service:
             addresses.append(f"https://{_name(encrypted)}")
         return addresses
 
-    async def stop(self) -> None:
-        """Answer what is under way, then free everything."""
+    async def stop(self) -> bool:
+        """Answer what is under way, then free everything.
+
+        Returns:
+            whether all has ended; what has not goes on on threads of its own until the process ends.
+        """
         if self._tls is not None:
             self._tls.close()
         if self._watching is not None:
@@ -132,16 +136,20 @@ class Service:
             # While it listens, so that it is surely its own and not a successor's.
             self._socket_path.unlink(missing_ok=True)
         await self.http.drain(self._config.inference.drain_timeout_s)
+        has_closed = True
         try:
             await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
         except asyncio.TimeoutError:
             _logger.error("a model does not come to its end; stopping without it")  # noqa: TRY400  # says all
             self.registry.abandon()
+            has_closed = False
         await self.workers.close()
         self.http.close()  # what came back from workers too late
-        if not self._threads.close(_UNLOAD_TIMEOUT_S / 2):
+        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2)
+        if not has_ended:
             _logger.error("an inference does not come to its end; stopping without it")
         self._regions.remove_all()
+        return has_closed and has_ended
 
     def _screen(self, connection: Connection, head: Head) -> bool:
         """Turn away who may not ask; returns whether the request was passed on to a worker."""
@@ -169,21 +177,25 @@ class Service:
             self._watching = Watching(self.registry.models, self.metrics, self._config.power, self.http.loop)
 
 
-async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> None:
-    """Serve until SIGTERM or SIGINT.
+async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> bool:
+    """Serve until SIGTERM, SIGINT, or SIGHUP unless that is ignored, as `nohup` has it.
 
     Args:
         config: of the service.
         source: where packages lie.
         announce: called with the addresses once the models are loaded.
 
+    Returns:
+        whether all has ended, see `Service.stop`.
+
     Raises:
         TransportError: an address is in use or cannot be used.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stopping.set)
     notifier = Notifier(loop)
     service = Service(config, source)
     try:
@@ -197,7 +209,8 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         with contextlib.suppress(asyncio.CancelledError):
             await loading
     finally:
-        await service.stop()
+        has_ended = await service.stop()
+    return has_ended
 
 
 def _announce(

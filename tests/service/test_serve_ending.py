@@ -1,0 +1,143 @@
+"""How `edgekit-device serve` ends: by which signals, and whatever its engines and disks are doing."""
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+from tests.runtime.backend_parts import install_backend
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.slot_cases import write_keys
+from tests.service.service_parts import Replies, make_config, post_bytes, running
+from tests.service.test_serve_command import Served
+from tests.service.wiring_parts import X, write
+from tests.waiting import bounded, wait_for
+
+from edgekit_runtime import Client
+from edgekit_runtime.entries import BackendChoice
+from edgekit_runtime.files import Disk
+from edgekit_runtime.service import keeping
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+
+THIRD = BackendChoice("third", "model.onnx", {})
+# As an engine that is called and does not come back.
+HANGING = "import time\ndef open_third(package, choice, threads):\n    time.sleep(3600)\n"
+
+
+@pytest.fixture
+def folder(maker: PackageMaker, tmp_path: Path) -> Path:
+    """A folder with a package, and the key that is trusted."""
+    maker.write(tmp_path / "linear.edgepkg")
+    write_keys(tmp_path / "keys")
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_isolated", [False, True], ids=["own", "isolated"])
+def test_service_that_is_ended_while_a_model_loads_does_not_wait_for_that(
+    maker: PackageMaker, folder: Path, monkeypatch: pytest.MonkeyPatch, is_isolated: bool
+) -> None:
+    install_backend(folder, monkeypatch, HANGING)
+    slow = write(maker, folder, "1.0.0", name="slow", backend=THIRD)
+    service = Served(folder, "--package", str(slow), *(["--isolate", "slow"] if is_isolated else []))
+    with bounded(service.process), Client(str(service.socket_path)) as client:
+        wait_for(lambda: service.socket_path.exists() and client.ready("linear"), "the model that is well")
+        code, printed = service.end()
+        assert (code, "stopped" in printed) == (0, True), printed
+        assert not service.socket_path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_ends_the_service_in_order(folder: Path, number: int) -> None:
+    service = Served(folder, "--isolate", "linear")
+    with bounded(service.process):
+        service.wait_ready()
+        code, printed = service.end(number)
+        assert (code, printed.strip()) == (0, "stopped")
+        assert not service.socket_path.exists()
+
+
+def test_service_under_nohup_outlives_sighup(folder: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    service = Served(folder, preexec_fn=ignore)
+    with bounded(service.process), Client(str(service.socket_path)) as client:
+        service.wait_ready()
+        service.process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+
+
+class FullDisk(Disk):
+    """One on which nothing new fits while `is_full`."""
+
+    is_full = False
+
+    def create(self, path: Path, mode: int) -> BinaryIO:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path, mode)
+
+
+def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_order(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 0.5)
+    disk = FullDisk()
+    slots = Slots(tmp_path / "state", maker.trust, disk=disk)
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    tried: list[Any] = []
+    confirm = InstalledModels.confirm
+
+    def count(self: InstalledModels, name: str, version: str) -> None:
+        tried.append(version)
+        confirm(self, name, version)
+
+    monkeypatch.setattr(InstalledModels, "confirm", count)
+    with running(make_config(tmp_path), InstalledModels(slots)):
+        disk.is_full = True
+        wait_for(lambda: tried, "a try to record it")
+        time.sleep(0.2)
+        disk.is_full = False
+    current = slots.load("linear").state.current
+    assert current is not None
+    assert (current.health, len(tried)) == (HEALTHY, 2)
+
+
+def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 0.5)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    is_opening, may_open = threading.Event(), threading.Event()
+    opened = InstalledModels.open
+
+    def open_slowly(self: InstalledModels, name: str, options: ModelOptions) -> Any:
+        if name == "slow":
+            is_opening.set()
+            assert may_open.wait(60)
+        return opened(self, name, options)
+
+    def health() -> str | None:
+        current = slots.load("linear").state.current
+        return None if current is None else current.health
+
+    monkeypatch.setattr(InstalledModels, "open", open_slowly)
+    with running(make_config(tmp_path), InstalledModels(slots)) as service, service.connect() as client:
+        slots.install(write(maker, tmp_path, "1.0.0", name="slow"))
+        client.sendall(post_bytes("/v2/repository/models/slow/load", b""))
+        assert is_opening.wait(60)
+        try:
+            assert health() == UNPROVEN
+            wait_for(lambda: health() == HEALTHY, "the record", 20)
+        finally:
+            may_open.set()
+        assert Replies(client).next().status == 200
