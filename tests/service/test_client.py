@@ -130,7 +130,48 @@ def test_service_that_is_not_there_is_said(tmp_path: Path) -> None:
         client.metadata()
 
 
-@pytest.mark.parametrize("address", ["", "ftp://a:1", "localhost:port", "https://host"])
+NAMES = [
+    "none/x HTTP/1.1\r\nHost: l\r\n\r\nGET /v2 HTTP/1.1\r\nX: ",
+    "a b",
+    "\u2603",
+    "\ud800",
+    "linear/load?",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_cannot_become_a_request_of_its_own(client: Client, name: str) -> None:
+    arrays = {"x": X}
+    for ask in (
+        lambda: client.load(name),
+        lambda: client.metadata(name),
+        lambda: client.infer(name, arrays),
+        lambda: client.infer("linear", arrays, version=name),
+    ):
+        with pytest.raises(RequestError) as caught:
+            ask()
+        assert caught.value.status in (404, 409)
+    with contextlib.suppress(RequestError):
+        client.unload(name)
+    assert [line["state"] for line in client.index()] == ["READY"]
+    assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+
+
+@pytest.mark.parametrize("token", ["a\r\nX: y", "secret\n", "two words", "\u2603", "\x7f"])
+def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(DataError, match="token") as caught:
+        Client("127.0.0.1:1", token=token)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "ftp://a:1", "localhost:port", "https://host"),
+        *("localhost:65536", f"localhost:{'9' * 5000}", f"{'a' * 70}\u00e4:80", "a..b\u00e4:80"),
+    ],
+)
 def test_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(TransportError), Client(address) as client:
         client.metadata()

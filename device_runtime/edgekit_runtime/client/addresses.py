@@ -9,6 +9,7 @@ import numpy as np
 from edgekit_runtime.errors import TransportError
 
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
+_MAX_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Address:
         if not has_scheme and ("/" in text or ":" not in text):
             return cls(path=text)
         host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
-        if (has_scheme and scheme not in ("http", "https")) or not host or not port.isdecimal():
+        if (has_scheme and scheme not in ("http", "https")) or not host or not _is_port(port):
             raise TransportError(
                 f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
             )
@@ -49,6 +50,10 @@ class Address:
 
     def __str__(self) -> str:
         return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text[:6]) <= _MAX_PORT
 
 
 def connect(address: Address, timeout_s: float) -> socket.socket:
@@ -76,7 +81,7 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
             context = ssl.create_default_context(cafile=address.ca_file)
             return context.wrap_socket(connected, server_hostname=address.host)
         connected.settimeout(None)
-    except OSError as cause:
+    except (OSError, UnicodeError) as cause:  # the latter of names that no host can have
         raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
     return connected
 

@@ -11,7 +11,7 @@ import numpy as np
 from edgekit_runtime.client.addresses import Address
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.client.replies import Layout, load_json, make_error, read_reply
-from edgekit_runtime.client.requests import Place, Prepared, Question, model_path, prepare
+from edgekit_runtime.client.requests import Place, Prepared, Question, model_path, prepare, quoted, token_line
 from edgekit_runtime.client.shared import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.sessions.session import Array
@@ -45,6 +45,7 @@ class Client:
 
         Raises:
             TransportError: `address` is none of these.
+            DataError: `token` cannot stand in a header.
         """
         if address is None:
             from edgekit_runtime.service.sockets import find_socket
@@ -52,7 +53,7 @@ class Client:
             address = str(find_socket())
         self._link = Link(Address.parse(address, ca_file))
         self._timeout_s = timeout_s
-        self._fields = "Host: localhost\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
+        self._fields = "Host: localhost\r\n" + token_line(token)
         self._requests: dict[object, Prepared] = {}
         self._registered = -1  # on which connection all shared memory is registered
         self._shared: list[SharedMemory] = []
@@ -154,11 +155,11 @@ class Client:
 
     def load(self, name: str) -> None:
         """Have the service load the installed versions of a model, in the place of those it serves."""
-        self._call("POST", f"/v2/repository/models/{name}/load")
+        self._call("POST", f"/v2/repository/models/{quoted(name)}/load")
 
     def unload(self, name: str) -> None:
         """Have the service drop a model."""
-        self._call("POST", f"/v2/repository/models/{name}/unload")
+        self._call("POST", f"/v2/repository/models/{quoted(name)}/unload")
 
     def close(self) -> None:
         """Disconnect; the service forgets the shared memory of this client."""

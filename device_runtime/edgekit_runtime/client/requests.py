@@ -91,10 +91,31 @@ def prepare(
 
 def model_path(name: str, version: str | None) -> str:
     """Return the address of a model."""
+    path = f"/v2/models/{quoted(name)}"
+    return path if version is None else f"{path}/versions/{quoted(version)}"
+
+
+def quoted(text: str) -> str:
+    """Return `text` as one part of an address, which it cannot leave: no slash, no space, no line end."""
     from urllib.parse import quote
 
-    path = f"/v2/models/{quote(name, safe='')}"
-    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+    return quote(text, safe="", errors="surrogatepass")
+
+
+def token_line(token: str | None) -> str:
+    """Return the header line that carries `token`, empty for none.
+
+    Raises:
+        DataError: it cannot stand in a header: that would end there, or say something else.
+    """
+    if not token:
+        return ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise DataError(
+            f"the token of {len(token)} characters holds a space, a line end or another character that no"
+            " header may have; read it from its file with .read_text().strip()"
+        )
+    return f"Authorization: Bearer {token}\r\n"
 
 
 def _describe(name: str, array: Array, place: Place | None) -> dict[str, Any]:
