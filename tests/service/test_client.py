@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,35 @@ def test_refusal_keeps_the_connection(client: Client) -> None:
 def test_array_that_cannot_be_sent_is_said(client: Client, dtype: str) -> None:
     with pytest.raises(DataError, match="x"):
         client.infer("linear", {"x": np.zeros((1, 4), dtype)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"x": [[1, 2, 3, 4]]}, None, "input 'x': got a list.*asarray"),
+        ([X], None, "inputs: got a list"),
+        ({"x": None}, None, "got a NoneType"),
+        ({"x": X}, ["y"], "outputs: got a list.*leave outputs out"),
+        ({"x": X}, {"y": [[0, 0]]}, "output 'y': .*shared"),
+    ],
+)
+def test_what_is_no_array_is_said_with_what_to_do(
+    client: Client, inputs: Any, outputs: Any, message: str
+) -> None:
+    for ask in (client.infer, client.bind):
+        with pytest.raises(DataError, match=message):
+            ask("linear", inputs, outputs=outputs)
+    assert np.array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), -1.0, 1e7])
+def test_time_that_cannot_be_waited_is_refused(client: Client, timeout_s: float) -> None:
+    for ask in (client.infer, client.bind):
+        with pytest.raises(DataError, match="timeout_s"):
+            ask("linear", {"x": X}, timeout_s=timeout_s)
+    with pytest.raises(DataError, match="timeout_s"):
+        Client(timeout_s=timeout_s)
+    assert np.array_equal(client.infer("linear", {"x": X}, timeout_s=1e6)["y"], X @ WEIGHT)
 
 
 def test_body_beyond_the_limit_is_refused_with_the_services_words(linear: Running) -> None:

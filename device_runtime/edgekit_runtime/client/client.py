@@ -1,7 +1,7 @@
 """The client: inference, and asking what a service has."""
 
+import contextlib
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -11,13 +11,23 @@ import numpy as np
 from edgekit_runtime.client.addresses import Address
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.client.replies import Layout, load_json, make_error, read_reply
-from edgekit_runtime.client.requests import Place, Prepared, Question, model_path, prepare, quoted, token_line
-from edgekit_runtime.client.shared import SharedMemory
+from edgekit_runtime.client.requests import (
+    Place,
+    Prepared,
+    Question,
+    Target,
+    check_arrays,
+    check_timeout,
+    model_path,
+    prepare,
+    quoted,
+    token_line,
+)
+from edgekit_runtime.client.shared import REGION_PATH, SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.sessions.session import Array
 
 _MAX_KEPT: Final = 64
-_MEMORY: Final = "/v2/systemsharedmemory/region"
 
 
 class Client:
@@ -40,22 +50,22 @@ class Client:
             address: path of a Unix socket, `host:port` or `https://host:port`; by default the socket of this
                 device's service.
             token: for TCP.
-            timeout_s: of a request where none is given.
+            timeout_s: of a request where none is given; at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
 
         Raises:
             TransportError: `address` is none of these.
-            DataError: `token` cannot stand in a header.
+            DataError: `token` cannot stand in a header, or `timeout_s` is out of range.
         """
         if address is None:
             from edgekit_runtime.service.sockets import find_socket
 
             address = str(find_socket())
+        check_timeout(timeout_s)
         self._link = Link(Address.parse(address, ca_file))
         self._timeout_s = timeout_s
         self._fields = "Host: localhost\r\n" + token_line(token)
         self._requests: dict[object, Prepared] = {}
-        self._registered = -1  # on which connection all shared memory is registered
         self._shared: list[SharedMemory] = []
 
     def infer(
@@ -84,9 +94,14 @@ class Client:
         Raises:
             RequestError: the service refused the request.
             TransportError: the service cannot be reached, or does not answer in time.
-            DataError: an array cannot be sent, or an output is not from `shared`.
+            DataError: an array cannot be sent, an output is not from `shared` or has another dtype there, or
+                `timeout_s` is out of range.
         """
-        prepared, parts = self._prepare(Question(name, version, priority, timeout_s), inputs, outputs)
+        try:
+            prepared, parts = self._prepare(Question(name, version, priority, timeout_s), inputs, outputs)
+        except AttributeError:
+            check_arrays(inputs, outputs)  # only now: a call with arrays pays nothing for it
+            raise
         return self._infer(prepared, parts, outputs, timeout_s)
 
     def bind(
@@ -112,8 +127,10 @@ class Client:
             timeout_s: as for `infer`.
 
         Raises:
-            DataError: an array cannot be sent or has gaps, or an output is not from `shared`.
+            DataError: an array cannot be sent or has gaps, an output is not from `shared`, or `timeout_s` is
+                out of range.
         """
+        check_arrays(inputs, outputs)
         if gaps := [key for key, array in inputs.items() if not array.flags.c_contiguous]:
             raise DataError(f"input '{gaps[0]}': has gaps, so it cannot be bound; copy it first")
         prepared, parts = self._prepare(Question(name, version, priority, timeout_s), inputs, outputs)
@@ -122,17 +139,40 @@ class Client:
     def shared(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
 
-        It stays shared until this client is closed.
+        It stays shared until `release` or `close`. The first call that uses it registers it with the service,
+        and fails where that refuses it; other calls do not.
 
         Raises:
             TransportError: the client is not connected over a Unix socket, or there is no memory for it.
+            DataError: no tensor has such a shape or dtype.
         """
         if not self._link.passes_descriptors:
             raise TransportError("shared memory needs a Unix socket; connect to the path of one")
         memory = SharedMemory(tuple(shape), np.dtype(dtype))
         self._shared.append(memory)
-        self._registered = -1
         return memory.array
+
+    def release(self, array: Array) -> None:
+        """Have the service forget the memory of an array from `shared`, which makes room for others there.
+
+        The array keeps its values and is from now on one like any other. Calls that it was bound to fail.
+
+        Raises:
+            DataError: the array is not from `shared`, or was released.
+        """
+        place = self._place(array)
+        if place is None:
+            raise DataError("release: expected an array from shared() of this client, not released before")
+        memory = place[0]
+        self._shared.remove(memory)
+        self._requests = {
+            key: prepared for key, prepared in self._requests.items() if memory not in prepared.memories
+        }
+        is_known = memory.connection == self._link.connection
+        memory.close()
+        if is_known:
+            with contextlib.suppress(TransportError):  # with its connection the service has lost it anyway
+                self._call("POST", f"{REGION_PATH}/{memory.name}/unregister")
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
         """Return what the service says of a model, or of itself."""
@@ -190,7 +230,7 @@ class Client:
         timeout_s: float | None,
     ) -> dict[str, Array]:
         layout = prepared.layout
-        found: Any = self._ask(parts, prepared.size_bytes, timeout_s, layout)
+        found: Any = self._ask(parts, prepared.size_bytes, timeout_s, layout, prepared.memories)
         if layout is not None and found is layout:
             return layout.read(outputs)
         head, body = found
@@ -198,56 +238,45 @@ class Client:
         return read
 
     def _ask(
-        self, parts: Sequence[Any], size_bytes: int, timeout_s: float | None, layout: Layout | None = None
+        self,
+        parts: Sequence[Any],
+        size_bytes: int,
+        timeout_s: float | None,
+        layout: Layout | None = None,
+        memories: Sequence[SharedMemory] = (),
     ) -> Any:
         """Return head and body of the answer, or `layout` where it is one of those."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         link = self._link
         for _ in range(2):
-            if self._shared and link.connection != self._registered:
-                self._register(timeout_s)
-            found: Any = link.ask(parts, size_bytes, timeout_s, layout)
-            if found is None:
-                continue
-            if found is not layout and found[0].status != 200:
-                raise make_error(*found)
-            return found
+            for memory in memories:
+                if memory.connection != link.connection and not memory.register(
+                    link, self._fields, timeout_s
+                ):
+                    break
+            else:
+                found: Any = link.ask(parts, size_bytes, timeout_s, layout)
+                if found is None:
+                    continue
+                if found is not layout and found[0].status != 200:
+                    raise make_error(*found)
+                return found
         raise TransportError("the service closes every connection before it answers")
 
-    def _register(self, timeout_s: float) -> None:
-        """Make the service know all shared memory; on a new connection it has forgotten it."""
-        link = self._link
-        link.connect(timeout_s)
-        for memory in self._shared:
-            if memory.connection == link.connection:
-                continue
-            body = json.dumps({"key": memory.name, "offset": 0, "byte_size": memory.size_bytes}).encode()
-            head = (
-                f"POST {_MEMORY}/{memory.name}/register HTTP/1.1\r\n{self._fields}Expect: 100-continue\r\n"
-                f"Edgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n\r\n"
-            ).encode("latin-1")
-            reply, content = link.pass_descriptor(head, body, memory.descriptor, timeout_s)
-            if reply.status != 200:
-                raise make_error(reply, content)
-            memory.connection = link.connection
-        self._registered = link.connection
-
-    def _place(self, array: Array) -> tuple[str, int] | None:
+    def _place(self, array: Array) -> Place | None:
         for memory in self._shared:
             offset = memory.offset_of(array)
             if offset is not None:
-                return memory.name, offset
+                return memory, offset
         return None
 
-    def _targets(self, outputs: Mapping[str, Array] | None) -> tuple[tuple[str, str, int, int], ...] | None:
-        if outputs is None:
-            return None
+    def _targets(self, outputs: Mapping[str, Array]) -> tuple[Target, ...]:
         targets = []
         for name, array in outputs.items():
             place = self._place(array)
             if place is None:
                 raise DataError(f"output '{name}': expected an array from shared(), without gaps")
-            targets.append((name, *place, array.nbytes))
+            targets.append((name, *place, array.nbytes, array.dtype))
         return tuple(targets)
 
     def _prepare(

@@ -143,8 +143,8 @@ class Link:
 
     def pass_descriptor(
         self, head: bytes, body: bytes, descriptor: int, timeout_s: float
-    ) -> tuple[ReplyHead, memoryview]:
-        """Send a request whose body carries a file descriptor; returns its answer.
+    ) -> tuple[ReplyHead, memoryview] | None:
+        """Send a request whose body carries a file descriptor; returns its answer, or None as `ask` does.
 
         The descriptor must not be sent before the service has read the head, since a plain read drops it.
 
@@ -153,18 +153,22 @@ class Link:
         """
         self.connect(timeout_s)
         connected: Any = self._socket
-        self._was_used = True
+        was_used, self._was_used = self._was_used, True
+        begun = b""
         until_s = time.monotonic() + timeout_s
         try:
             self._set_timeout(connected, timeout_s)
             connected.sendall(head)
             begun = connected.recv(_READ_BYTES)
             if begun.startswith(b"HTTP/1.1 100 "):
+                was_used = False
                 socket.send_fds(connected, [body], [descriptor])
                 begun = connected.recv(_READ_BYTES)
             return self._receive(connected, begun, until_s)
         except (OSError, ValueError) as cause:
             self.close()
+            if was_used and not begun and isinstance(cause, ConnectionError):
+                return None
             raise self._explain(cause, timeout_s) from cause
         except BaseException:
             self.close()

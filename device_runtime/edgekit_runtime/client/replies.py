@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.client.link import ReplyHead
-from edgekit_runtime.errors import RequestError, TransportError
+from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.service.datatypes import DTYPE_OF_DATATYPE
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import DTYPES
@@ -57,7 +57,7 @@ class Layout:
             if view is not None:
                 found[name] = view.copy()
             elif targets is not None:
-                found[name] = _shape(targets[name], shape)
+                found[name] = _shape(targets[name], shape)  # of the dtype that the first answer had
         return found
 
 
@@ -65,17 +65,17 @@ class _Output:
     """What the JSON of an answer says of one output.
 
     Attributes:
-        name, shape: of it.
+        name, shape, dtype: of it.
         is_shared: it lies in shared memory.
     """
 
-    __slots__ = ("_dtype", "_start", "is_shared", "name", "shape")
+    __slots__ = ("_start", "dtype", "is_shared", "name", "shape")
 
     def __init__(self, entry: Mapping[str, Any], start_bytes: int) -> None:
         """Read its entry; its values begin `start_bytes` behind the JSON."""
         self.name: str = entry["name"]
         self.shape = tuple(int(size) for size in entry["shape"])
-        self._dtype = DTYPES[DTYPE_OF_DATATYPE[entry["datatype"]]]
+        self.dtype = DTYPES[DTYPE_OF_DATATYPE[entry["datatype"]]]
         parameters = entry.get("parameters", {})
         self.is_shared = "shared_memory_region" in parameters
         self._start = start_bytes
@@ -85,7 +85,7 @@ class _Output:
     @property
     def size_bytes(self) -> int:
         """How much of the binary data is its."""
-        return 0 if self.is_shared else math.prod(self.shape) * self._dtype.itemsize
+        return 0 if self.is_shared else math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, data: Any, json_bytes: int, end_bytes: int) -> Array:
         """Return its values in `data`, where JSON ends at `json_bytes` and the answer at `end_bytes`.
@@ -96,7 +96,7 @@ class _Output:
         start = json_bytes + self._start
         if start + self.size_bytes > end_bytes:
             raise TransportError(f"output '{self.name}': the answer is shorter than it states")
-        array: Array = np.ndarray(self.shape, self._dtype, data, start)
+        array: Array = np.ndarray(self.shape, self.dtype, data, start)
         return array
 
 
@@ -107,6 +107,7 @@ def read_reply(
 
     Raises:
         TransportError: it is no answer of the protocol, or shorter than it states.
+        DataError: an array in shared memory has another dtype than its output.
     """
     json_bytes = len(body) if head.json_bytes is None else head.json_bytes
     text = bytes(body[:json_bytes])
@@ -134,7 +135,13 @@ def _take(output: _Output, targets: Mapping[str, Array], body: memoryview, json_
     if output.is_shared:
         if output.name not in targets:
             raise TransportError(f"output '{output.name}' went to shared memory, which was not asked for")
-        return _shape(targets[output.name], output.shape)
+        target = targets[output.name]
+        if target.dtype != output.dtype:
+            raise DataError(
+                f"output '{output.name}' is {output.dtype}, its array from shared() is {target.dtype};"
+                f" make it with shared(shape, np.{output.dtype})"
+            )
+        return _shape(target, output.shape)
     array = output.view(body, json_bytes, len(body))
     return array if array.flags.aligned and array.flags.writeable else array.copy()
 

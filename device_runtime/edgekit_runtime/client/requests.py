@@ -3,15 +3,21 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
 
 from edgekit_runtime.client.replies import Layout
+from edgekit_runtime.client.shared import SharedMemory
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.sessions.session import Array
 
-Place: TypeAlias = tuple[str, int]  # region and offset
-Target: TypeAlias = tuple[str, str, int, int]  # name of an output, region, offset and size
+MAX_TIMEOUT_S: Final = 1e6  # poll() counts milliseconds in 31 bits
+
+Place: TypeAlias = tuple[SharedMemory, int]  # and the offset in it
+# Name of an output, its place, and size and dtype of the array there.
+Target: TypeAlias = tuple[str, SharedMemory, int, int, "np.dtype[Any]"]
 
 
 @dataclass(slots=True, eq=False)
@@ -21,11 +27,13 @@ class Prepared:
     Attributes:
         start: its head and JSON.
         size_bytes: of the whole request.
+        memories: that it names, which the service must know.
         layout: of its last answer, or None.
     """
 
     start: bytes
     size_bytes: int
+    memories: tuple[SharedMemory, ...] = ()
     layout: Layout | None = None
 
 
@@ -61,8 +69,10 @@ def prepare(
         fields: header lines that every request has.
 
     Raises:
-        DataError: an array has a dtype that the protocol does not have.
+        DataError: an array has a dtype that the protocol does not have, or `timeout_s` is out of range.
     """
+    if question.timeout_s is not None:
+        check_timeout(question.timeout_s)
     parameters: dict[str, Any] = {"binary_data_output": True}
     if question.priority:
         parameters["priority"] = question.priority
@@ -75,8 +85,8 @@ def prepare(
     }
     if targets is not None:
         document["outputs"] = [
-            {"name": name, "parameters": _memory_parameters(region, offset, size_bytes)}
-            for name, region, offset, size_bytes in targets
+            {"name": name, "parameters": _memory_parameters(memory, offset, size_bytes)}
+            for name, memory, offset, size_bytes, _ in targets
         ]
     text = json.dumps(document, separators=(",", ":")).encode()
     binary_bytes = sum(array.nbytes for (_, array), place in pairs if place is None)
@@ -86,7 +96,10 @@ def prepare(
         f"Content-Length: {len(text) + binary_bytes}\r\n\r\n"
     )
     start = head.encode("latin-1") + text
-    return Prepared(start, len(start) + binary_bytes)
+    memories = [place[0] for place in places if place is not None] + [
+        memory for _, memory, *_ in targets or ()
+    ]
+    return Prepared(start, len(start) + binary_bytes, tuple(dict.fromkeys(memories)))
 
 
 def model_path(name: str, version: str | None) -> str:
@@ -118,6 +131,36 @@ def token_line(token: str | None) -> str:
     return f"Authorization: Bearer {token}\r\n"
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Return when there is such a time.
+
+    Raises:
+        DataError: it is negative, not finite, or longer than sockets can wait.
+    """
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S:  # NaN is neither
+        raise DataError(f"timeout_s is {timeout_s}, expected seconds from 0 to {MAX_TIMEOUT_S:g}, 11 days")
+
+
+def check_arrays(inputs: object, outputs: object) -> None:
+    """Return when both are mappings of names to arrays.
+
+    Raises:
+        DataError: they are not.
+    """
+    for role, arrays in (("input", inputs), ("output", {} if outputs is None else outputs)):
+        if not isinstance(arrays, Mapping):
+            raise DataError(
+                f"{role}s: got a {type(arrays).__name__}, expected a dictionary of names and arrays"
+                + ("; leave outputs out to get all" if role == "output" else "")
+            )
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise DataError(
+                    f"{role} '{name}': got a {type(array).__name__}, expected a numpy array; make one with"
+                    + (" np.asarray(values, np.float32)" if role == "input" else " shared(shape)")
+                )
+
+
 def _describe(name: str, array: Array, place: Place | None) -> dict[str, Any]:
     datatype = DATATYPE_OF_DTYPE.get(array.dtype.name)
     if datatype is None or not array.dtype.isnative:
@@ -130,9 +173,9 @@ def _describe(name: str, array: Array, place: Place | None) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": parameters}
 
 
-def _memory_parameters(region: str, offset_bytes: int, size_bytes: int) -> dict[str, Any]:
+def _memory_parameters(memory: SharedMemory, offset_bytes: int, size_bytes: int) -> dict[str, Any]:
     return {
-        "shared_memory_region": region,
+        "shared_memory_region": memory.name,
         "shared_memory_offset": offset_bytes,
         "shared_memory_byte_size": size_bytes,
     }

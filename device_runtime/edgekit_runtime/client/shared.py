@@ -1,15 +1,23 @@
 """Arrays in memory that the client shares with the service."""
 
 import fcntl
+import json
+import math
 import mmap
 import os
 import secrets
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.errors import TransportError
+from edgekit_runtime.client.link import Link
+from edgekit_runtime.client.replies import make_error
+from edgekit_runtime.errors import DataError, TransportError
+from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.sessions.session import Array
+
+REGION_PATH: Final = "/v2/systemsharedmemory/region"
+_NEVER: Final = -1  # no connection has this number
 
 
 class SharedMemory:
@@ -19,7 +27,7 @@ class SharedMemory:
         name: of the region.
         array: of the caller's dtype and shape, zeros at first.
         descriptor: of the memfd.
-        connection: number of the one on which it was registered last; 0 for none.
+        connection: number of the one on which it was registered last.
     """
 
     __slots__ = ("_end", "_start", "array", "connection", "descriptor", "name", "size_bytes")
@@ -29,17 +37,22 @@ class SharedMemory:
 
         Raises:
             TransportError: the system has no memory for it.
+            DataError: no tensor has such a shape or dtype.
         """
+        if min(shape, default=0) < 0:
+            raise DataError(f"shared memory: shape is {list(shape)}, expected sizes from 0")
+        if dtype.name not in DATATYPE_OF_DTYPE or not dtype.isnative:
+            raise DataError(f"shared memory: dtype {dtype.str} cannot be sent; use one such as np.float32")
         self.name = f"client-{os.getpid()}-{secrets.token_hex(6)}"
-        self.connection = 0
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.connection = _NEVER
+        size_bytes = math.prod(shape) * dtype.itemsize
         self.size_bytes = max(size_bytes, 1)
         self.descriptor = os.memfd_create("edgekit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.size_bytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             memory = mmap.mmap(self.descriptor, self.size_bytes)
-        except OSError as cause:
+        except (OSError, OverflowError) as cause:
             os.close(self.descriptor)
             raise TransportError(f"cannot make shared memory of {size_bytes} bytes: {cause}") from cause
         self.array: Array = np.ndarray(shape, dtype, memory)
@@ -52,6 +65,40 @@ class SharedMemory:
         is_inside = self._start <= address and address + array.nbytes <= self._end
         return address - self._start if is_inside and array.flags.c_contiguous else None
 
+    def register(self, link: Link, fields: str, timeout_s: float) -> bool:
+        """Make the service know this memory; on a new connection it has forgotten it.
+
+        Args:
+            link: to the service.
+            fields: header lines that every request has.
+            timeout_s: for the answer.
+
+        Returns:
+            Whether the service answered; False where it had closed an idle connection.
+
+        Raises:
+            RequestError: the service refused it.
+            TransportError: the service cannot be reached, or does not answer in time.
+            DataError: it was given back.
+        """
+        if self.descriptor < 0:
+            raise DataError("an array of this call was released, so the service has it no more; bind again")
+        link.connect(timeout_s)
+        connection = link.connection
+        body = json.dumps({"key": self.name, "offset": 0, "byte_size": self.size_bytes}).encode()
+        head = (
+            f"POST {REGION_PATH}/{self.name}/register HTTP/1.1\r\n{fields}Expect: 100-continue\r\n"
+            f"Edgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode("latin-1")
+        answer = link.pass_descriptor(head, body, self.descriptor, timeout_s)
+        if answer is None:
+            return False
+        if answer[0].status != 200:
+            raise make_error(*answer)
+        self.connection = connection
+        return True
+
     def close(self) -> None:
         """Give the descriptor up; the memory lives as long as arrays of it."""
         os.close(self.descriptor)
+        self.descriptor = self.connection = _NEVER
