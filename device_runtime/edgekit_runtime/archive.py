@@ -260,8 +260,7 @@ def _map_file(path: Path, limits: Limits) -> memoryview:
             _check_size("the package", status.st_size, limits.max_package_bytes, str(path))
             return memoryview(mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ))
     except (OSError, ValueError, OverflowError) as cause:
-        if isinstance(cause, OSError):
-            check_lack(cause, f"cannot read package {path}")
+        check_lack(cause, f"cannot read package {path}")
         raise PackageError(f"cannot read package {path}: {cause}") from cause
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,18 @@ def connect(service: Served) -> socket.socket:
     return client
 
 
+@contextlib.contextmanager
+def started(folder: Path, config: str = "") -> Iterator[tuple[Served, str]]:
+    """Yield a service, and the line that says where it is ready; it is ended here, unless it is before."""
+    (folder / "serve.toml").write_text(config)
+    service = Served(folder, "--config", str(folder / "serve.toml"))
+    try:
+        yield service, service.wait_ready()
+    finally:
+        with service.process:
+            service.process.kill()
+
+
 def ask_on(client: socket.socket, request: bytes) -> Reply:
     client.sendall(request)
     return Replies(client).next()
@@ -49,23 +62,19 @@ def ask_on(client: socket.socket, request: bytes) -> Reply:
 
 @pytest.mark.parametrize("config", ["", ISOLATED], ids=["inside", "isolated"])
 def test_service_with_few_descriptors_answers_all_and_goes_on(folder: Path, config: str) -> None:
-    (folder / "serve.toml").write_text(config)
-    service = Served(folder, "--config", str(folder / "serve.toml"))
-    service.wait_ready()
-    pid = service.process.pid
     statuses = []
-    with connect(service) as lent, connect(service) as kept:
-        assert ask_on(lent, infer_bytes(X)).binary == Y
-        for spare in range(MOST):
-            with without_descriptors(pid, spare):
-                reply = ask_on(kept, LOAD)
-                statuses.append(reply.status)
-                assert ask_on(kept, get_bytes("/v2/health/ready")).status == 200
-                assert ask_on(lent, infer_bytes(X)).binary == Y
-    with connect(service) as client:
-        assert ask_on(client, LOAD).status == 200
-        assert ask_on(client, infer_bytes(X)).binary == Y
-    code, printed = service.end()
+    with started(folder, config) as (service, _):
+        with connect(service) as lent, connect(service) as kept:
+            assert ask_on(lent, infer_bytes(X)).binary == Y
+            for spare in range(MOST):
+                with without_descriptors(service.process.pid, spare):
+                    statuses.append(ask_on(kept, LOAD).status)
+                    assert ask_on(kept, get_bytes("/v2/health/ready")).status == 200
+                    assert ask_on(lent, infer_bytes(X)).binary == Y
+        with connect(service) as client:
+            assert ask_on(client, LOAD).status == 200
+            assert ask_on(client, infer_bytes(X)).binary == Y
+        code, printed = service.end()
     assert set(statuses) == {200, 503}, printed
     assert statuses[0] == 503
     assert code == 0
@@ -73,20 +82,17 @@ def test_service_with_few_descriptors_answers_all_and_goes_on(folder: Path, conf
 
 
 def test_memory_that_a_service_has_no_descriptor_for_is_answered_503(folder: Path) -> None:
-    service = Served(folder)
-    service.wait_ready()
-    pid = service.process.pid
-    with memfd(16) as memory, contextlib.ExitStack() as stack:
+    with memfd(16) as memory, started(folder) as (service, _), contextlib.ExitStack() as stack:
         os.write(memory, X.tobytes())
         clients = [stack.enter_context(connect(service)) for _ in range(3)]
         for client in clients:
             assert ask_on(client, get_bytes("/v2/health/live")).status == 200
         for spare, client in enumerate(clients):  # a memfd takes two, since what is mapped has one of its own
-            with without_descriptors(pid, spare):
+            with without_descriptors(service.process.pid, spare):
                 reply = register(client, "r", [memory], byte_size=16)
             assert reply.status == (200 if spare == 2 else 503), reply
         assert ask_on(clients[2], infer_in("r")).json["outputs"][0]["data"] == (X @ WEIGHT).ravel().tolist()
-    code, printed = service.end()
+        code, printed = service.end()
     assert (code, "Traceback" in printed) == (0, False)
 
 
@@ -116,11 +122,9 @@ def test_tls_clients_of_a_service_without_descriptors_cost_no_time(
     folder: Path, token_file: Path, certificate: tuple[Path, Path], config: str
 ) -> None:
     listen = f"[listen]\ntls_certificate = '{certificate[0]}'\ntls_key = '{certificate[1]}'\n"
-    (folder / "serve.toml").write_text(f"{listen}token_file = '{token_file}'\n{config}")
-    service = Served(folder, "--config", str(folder / "serve.toml"))
-    port = int(service.wait_ready().rsplit(":", 1)[1])
-    pid = service.process.pid
-    with contextlib.ExitStack() as stack:
+    config = f"{listen}token_file = '{token_file}'\n{config}"
+    with started(folder, config) as (service, said), contextlib.ExitStack() as stack:
+        pid, port = service.process.pid, int(said.rsplit(":", 1)[1])
         kept = stack.enter_context(connect(service))
         assert ask_on(kept, infer_bytes(X)).binary == Y
         with without_descriptors(pid):
@@ -130,6 +134,6 @@ def test_tls_clients_of_a_service_without_descriptors_cost_no_time(
             before_s, _ = cpu_s(pid), time.sleep(2)
             assert cpu_s(pid) - before_s < 0.5
             assert ask_on(kept, infer_bytes(X)).binary == Y
-    with connect(service) as client:
-        assert ask_on(client, infer_bytes(X)).binary == Y
-    assert service.end()[0] == 0
+        with connect(service) as client:
+            assert ask_on(client, infer_bytes(X)).binary == Y
+        assert service.end()[0] == 0

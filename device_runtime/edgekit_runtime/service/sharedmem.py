@@ -74,8 +74,7 @@ class Region:
         try:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
         except (OSError, ValueError) as cause:
-            if isinstance(cause, OSError):
-                check_lack(cause, f"region '{self.name}': cannot be mapped")
+            check_lack(cause, f"region '{self.name}': cannot be mapped")
             raise RequestError(
                 400, f"region '{self.name}': cannot be mapped to read and write: {cause}"
             ) from cause

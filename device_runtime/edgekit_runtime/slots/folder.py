@@ -300,7 +300,7 @@ def _as_record_error() -> Iterator[None]:
     try:
         yield
     except OutputError as cause:
-        if isinstance(cause.__cause__, OSError):
+        if cause.__cause__ is not None:
             check_lack(cause.__cause__, "the state of a model cannot be written")
         raise RecordError(str(cause)) from cause
 
