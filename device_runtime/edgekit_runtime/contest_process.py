@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from edgekit_runtime.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.service.confinement import end_with
 from edgekit_runtime.service.instances import open_instances
 from edgekit_runtime.service.plain import from_plain
-from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.sessions.session import Array, Session, open_choice
 from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.turns import Runner, take_turns
 
@@ -53,7 +53,7 @@ def measure(
         announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
         try:
             sessions = _open(package, setting, order.threads, opened)
-            batch = {name: np.concatenate([array] * setting.batch) for name, array in inputs.items()}
+            batch = inputs if setting.batch == 1 else _repeat(inputs, setting.batch)
             begin_s = time.monotonic()
             sessions[0].run(batch)  # another variant's golden inputs may have other sizes
             once_s += time.monotonic() - begin_s
@@ -68,6 +68,10 @@ def measure(
     for place, latency in take_turns(runners, limits, seed=order.seed).items():
         answers[int(place)] = latency.median_s
     return answers
+
+
+def _repeat(inputs: Mapping[str, Array], batch: int) -> dict[str, Array]:
+    return {name: np.concatenate([array] * batch) for name, array in inputs.items()}
 
 
 def _open(

@@ -1,4 +1,4 @@
-"""`edgekit package` for LiteRT, and the tournament of engines."""
+"""`edgekit package` for LiteRT."""
 
 import hashlib
 import json
@@ -162,37 +162,6 @@ def test_fixed_batch_is_kept(tmp_path: Path) -> None:
         assert opened.manifest.inputs[0].shape == (4, 8)
 
 
-def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
-    source, data = tiny("mnist5k_dscnn")
-    options = ("--backend", "auto", *data, "--search-seconds", 2, "--json")
-    report = package(source, tmp_path, *options, target="rpi5").json
-    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
-    kept = [one for one in report["tournament"] if one["kept"]]
-    assert [one["backend"] for one in kept] == [report["target"]["backend"]]
-    assert all(one["latency_ms"] > 0 for one in report["tournament"])
-    assert "Engines" in (next(tmp_path.glob("*.report.html"))).read_text()
-    with read_only(tmp_path) as opened:
-        assert opened.manifest.backend.name == kept[0]["backend"]
-
-
-def test_tournament_is_the_default_where_the_target_has_several_engines(tmp_path: Path) -> None:
-    model = saved(mlp(1), tmp_path / "net.onnx")
-    options = ("--search-seconds", 0, "-o", tmp_path / "out", "--json")
-    report = edgekit("package", model, "--target", "rpi5", *options).json
-    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
-    report = edgekit("package", model, "--target", "android-arm64", *options).json
-    assert (report["target"]["backend"], report["tournament"]) == ("litert", [])
-
-
-def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Det", ["x"], ["d"])]
-    model = saved(model_of(nodes, [tensor("x", [1, 3, 3])], [tensor("d", [1])], {}), tmp_path / "net.onnx")
-    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="rpi5").json
-    by_name = {one["backend"]: one for one in report["tournament"]}
-    assert by_name["ort"]["kept"]
-    assert "Det" in by_name["litert"]["reason"]
-
-
 # Neither modules nor metadata of what follows are found.
 HIDE = """
 import sys
@@ -260,12 +229,6 @@ def test_target_with_no_other_engine_is_never_packaged_for_one(
     assert outcome.code == 9
     assert "pip install 'edgekit[litert-host]'" in " ".join(outcome.stderr.split())
     assert not list(tmp_path.glob("out/*"))
-
-
-def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:
-    model = saved(mlp(1), tmp_path / "net.onnx")
-    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="jetson").json
-    assert (report["target"]["backend"], report["tournament"]) == ("tensorrt", [])
 
 
 def test_integer_inputs_reach_litert_as_they_are(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ class Standing:
     Attributes:
         backend: its name.
         label: of the candidate that was chosen for it; None where none was.
-        size_bytes, drop_points, latency_ms: of that candidate; the latency was measured here, in turns.
+        size_bytes, drop_points, latency_ms: of that candidate; the latency was measured here, in turns in
+            several fresh processes, of whose medians it is the median.
         reason: why there is none.
         kept: whether the package is for this engine.
     """

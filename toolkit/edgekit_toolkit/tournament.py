@@ -1,25 +1,30 @@
 """`--backend auto`: package for every engine of the target, and keep the fastest of those that run here.
 
-Each engine gets a search of its own; then what they chose takes turns on the same input. TensorRT has no
-part: it needs the device, where `edgekit-device tournament` holds this contest.
+Each engine gets a search of its own; then what they chose holds the tournament that `edgekit-device
+tournament` holds on a device, as variants of one package that is made for it. TensorRT has no part: it needs
+the device.
 """
 
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_runtime.latency import Latency, LatencyLimits, find_tied
+from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.sessions import EngineMissingError
-from edgekit_runtime.turns import Runner, take_turns
-from edgekit_toolkit.artifacts import Model, open_session
+from edgekit_runtime.sessions.tournament import Entrant, hold_tournament
+from edgekit_runtime.signing import TrustStore
+from edgekit_toolkit.pack import combine
 from edgekit_toolkit.packaging import Progress, search
-from edgekit_toolkit.runs import Prepared, Request, Run, Standing
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.runs import Draft, Prepared, Request, Run, Standing
+from edgekit_toolkit.sign import StatementSigner, load_signer
 from edgekit_toolkit.targets import Target
 from edgekit_toolkit.variants import carry_variants
 
-_LIMITS: Final = LatencyLimits(warmup_rounds=0, min_rounds=30, time_limit_s=20.0)
+_SECONDS: Final = 20.0  # for the tournament, nearly; models of less than a millisecond take 2 to 6
 
 
 def engines_of(target: Target) -> list[str]:
@@ -45,62 +50,100 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
         ModelError: no engine takes the model.
         EngineMissingError: the target has one engine, which is not installed here.
         DataError: the samples do not fit.
-        BackendError: an engine fails on the source model.
+        BackendError: an engine fails on the source model, or none runs what was packaged for it.
+        OutputError: there is no room for temporary files.
     """
     names = engines_of(request.target)
+    runs, refused = _search_each(request, signer, progress)
+    if not runs:
+        raise refused[names[0]]
+    progress("tournament", None, None)
+    drafts = {
+        name: run.packaged(run.choice.chosen) for name, run in runs.items() if run.choice.chosen is not None
+    }
+    entrants, winner = _race(drafts, request.threads, progress) if drafts else ({}, next(iter(runs)))
+    standings = [
+        _standing(name, runs.get(name), entrants.get(name), refused.get(name), kept=name == winner)
+        for name in names
+    ]
+    kept = replace(runs[winner], tournament=tuple(standings))
+    failed = {name for name, entrant in entrants.items() if entrant.latency is None}
+    others = [run for name, run in runs.items() if name != winner and name not in failed]
+    return carry_variants([kept, *others], signer)
+
+
+def _search_each(
+    request: Request, signer: StatementSigner, progress: Progress
+) -> tuple[dict[str, Run], dict[str, EdgekitError]]:
+    """Return the runs of the target's engines, and why others have none."""
     shares = max(1, len(engines_here(request.target)))
     runs: dict[str, Run] = {}
     prepared: Prepared | None = None
     refused: dict[str, EdgekitError] = {}
-    for name in names:
+    for name in engines_of(request.target):
         share = replace(request, backend=name, search_s=request.search_s / shares)
         try:
             runs[name] = search(share, signer, _named(progress, name), prepared)
             prepared = runs[name].prepared
         except (ModelError, EngineMissingError) as error:
             refused[name] = error
-    if not runs:
-        raise refused[names[0]]
-    progress("tournament", None, None)
-    latencies = _race({name: run for name, run in runs.items() if run.choice.chosen is not None})
-    winner = find_tied(latencies)[0] if latencies else next(iter(runs))
-    standings = [
-        _standing(name, runs.get(name), latencies.get(name), refused.get(name), kept=name == winner)
-        for name in names
-    ]
-    kept = replace(runs[winner], tournament=tuple(standings))
-    return carry_variants([kept, *(run for name, run in runs.items() if name != winner)], signer)
+    return runs, refused
 
 
 def _named(progress: Progress, name: str) -> Progress:
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
-def _race(runs: dict[str, Run]) -> dict[str, Latency]:
-    """Return the latency of each run's choice; empty where there is none."""
-    sessions = {name: open_session(_chosen(run), threads=run.request.threads) for name, run in runs.items()}
+def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tuple[dict[str, Entrant], str]:
+    """Return how each engine's choice did, and the engine to keep.
+
+    Args:
+        drafts: engine -> its choice, the preferred engine first, at least one.
+        threads: of one inference.
+        progress: as for `search`.
+
+    Raises:
+        BackendError: none of them runs in a process of its own, or not beside the others.
+        OutputError: the package cannot be written to the folder for temporary files.
+    """
+    (_, first), *others = drafts.items()
+    whole = combine(first.package, {name: draft.package for name, draft in others}, first.recipe)
     try:
-        feeds = next(iter(runs.values())).prepared.feeds[0] if runs else {}
-        runners = {name: Runner([session], feeds) for name, session in sessions.items()}
-        return take_turns(runners, _LIMITS) if runners else {}
-    finally:
-        for session in sessions.values():
-            session.close()
-
-
-def _chosen(run: Run) -> Model:
-    assert run.choice.chosen is not None  # noqa: S101  # for the type checker: refusals take no part
-    model: Model = run.found.candidates[run.position(run.choice.chosen)].model
-    return model
+        with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
+            path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
+            # A key of its own: the user's may lie in an HSM, which is asked for what leaves this machine.
+            write_package(path, whole.manifest, whole.artifacts, load_signer(folder=keys))
+            with read_package(path, TrustStore.from_folder(keys)) as package:
+                result = hold_tournament(
+                    package,
+                    keys,
+                    threads=threads,
+                    seconds=_SECONDS,
+                    report=lambda line: progress(f"tournament: {line}", None, None),
+                )
+    except OSError as error:
+        raise OutputError(
+            f"measuring engines needs temporary files: {error}; free space or set TMPDIR"
+        ) from error
+    entrants = dict(zip(drafts, result.entrants, strict=True))
+    if result.winner is None:
+        reasons = "; ".join(f"{engine}: {entrant.reason}" for engine, entrant in entrants.items())
+        raise BackendError(
+            f"no engine runs here what was packaged for it: {reasons}; choose one by --backend"
+        )
+    return entrants, next(engine for engine, entrant in entrants.items() if entrant is result.winner)
 
 
 def _standing(
-    name: str, run: Run | None, latency: Latency | None, error: EdgekitError | None, *, kept: bool
+    name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, kept: bool
 ) -> Standing:
-    if run is None or run.choice.chosen is None or latency is None:
+    if run is None or run.choice.chosen is None or entrant is None or entrant.latency is None:
         reason = " ".join(str(error).split()) if run is None else run.choice.reason
+        if entrant is not None and entrant.reason is not None:
+            reason = entrant.reason
         return Standing(name, None, None, None, None, reason, kept=kept)
     costs = run.drafts[run.position(run.choice.chosen)].measured
+    latency_ms = entrant.latency.median_s * 1e3
     return Standing(
-        name, costs.label, costs.figures["size"], costs.figures["drop"], latency.median_s * 1e3, "", kept=kept
+        name, costs.label, costs.figures["size"], costs.figures["drop"], latency_ms, "", kept=kept
     )

@@ -172,7 +172,7 @@ def _tournament(found: list[Standing]) -> Markup | None:
         for one in found
     ]  # fmt: skip
     head = ("Engine", "Its candidate", "Latency", "Size", "Drop")
-    caption = "Engines, measured on the host in turns"
+    caption = "Engines, measured on the host in turns, in fresh processes"
     return join(
         el("h3", caption), table(head, rows, numeric=frozenset({2, 3, 4}), caption=caption, style="engines")
     )

@@ -270,7 +270,7 @@ def _print_key(
 def _print_tournament(found: Sequence[Standing], console: Console) -> None:
     if found:
         console.print()
-        _print(console, ("Engines, in turns on this machine", "bold"))
+        _print(console, ("Engines, in turns in fresh processes on this machine", "bold"))
     for one in found:
         style = "bold green" if one["kept"] else ""
         if one["label"] is None:

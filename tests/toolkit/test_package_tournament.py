@@ -1,0 +1,108 @@
+"""`edgekit package --backend auto`: engines of one package against each other."""
+
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from onnx import helper
+from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
+
+from edgekit_runtime import contest_start
+from edgekit_toolkit.budget import parse_budget
+from edgekit_toolkit.runs import Request
+from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.tournament import search_engines
+
+pytestmark = [
+    pytest.mark.usefixtures("home"),
+    pytest.mark.skipif(
+        not (find_spec("ai_edge_litert") and find_spec("ai_edge_quantizer")),
+        reason="LiteRT is not installed: edgekit[litert-host]",
+    ),
+]
+
+
+def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
+    source, data = tiny("mnist5k_dscnn")
+    options = ("--backend", "auto", *data, "--search-seconds", 2, "--json")
+    report = package(source, tmp_path, *options, target="rpi5").json
+    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
+    kept = [one for one in report["tournament"] if one["kept"]]
+    assert [one["backend"] for one in kept] == [report["target"]["backend"]]
+    assert all(one["latency_ms"] > 0 for one in report["tournament"])
+    assert "Engines" in (next(tmp_path.glob("*.report.html"))).read_text()
+    with read_only(tmp_path) as opened:
+        assert opened.manifest.backend.name == kept[0]["backend"]
+
+
+def test_tournament_is_the_default_where_the_target_has_several_engines(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    options = ("--search-seconds", 0, "-o", tmp_path / "out", "--json")
+    report = edgekit("package", model, "--target", "rpi5", *options).json
+    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
+    report = edgekit("package", model, "--target", "android-arm64", *options).json
+    assert (report["target"]["backend"], report["tournament"]) == ("litert", [])
+
+
+def test_engine_that_cannot_take_the_model_loses_the_tournament(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Det", ["x"], ["d"])]
+    model = saved(model_of(nodes, [tensor("x", [1, 3, 3])], [tensor("d", [1])], {}), tmp_path / "net.onnx")
+    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="rpi5").json
+    by_name = {one["backend"]: one for one in report["tournament"]}
+    assert by_name["ort"]["kept"]
+    assert "Det" in by_name["litert"]["reason"]
+
+
+def test_tournament_takes_a_model_with_an_input_without_axes(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "scale"], ["y"])]
+    inputs = [tensor("x", [1, 4]), tensor("scale", [])]
+    model = saved(model_of(nodes, inputs, [tensor("y", [1, 4])], {}), tmp_path / "net.onnx")
+    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="rpi5").json
+    assert [one["reason"] for one in report["tournament"]] == ["", ""]
+
+
+def auto_request(tmp_path: Path) -> Request:
+    return Request(
+        model=saved(mlp(1), tmp_path / "net.onnx"),
+        target=load_target("x86-64"),
+        budget=parse_budget("drop=50%"),
+        name="net",
+        version="1.0.0",
+        threads=1,
+        search_s=0.0,
+        backend="auto",
+        variants=2,
+    )
+
+
+def test_tournament_says_its_processes_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    said: list[str] = []
+    search_engines(auto_request(tmp_path), load_signer(), lambda what, *_: said.append(what))
+    assert "tournament: process 1 of at most 7: 2 settings in turn" in said
+    assert list(folder.iterdir()) == []
+
+
+def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROGUE", "crash")
+    monkeypatch.setattr(contest_start, "_MODULE", "tests.runtime.rogue_contest")
+    run = search_engines(auto_request(tmp_path), load_signer(), lambda *_: None)
+    first, second = run.tournament
+    assert (first.backend, first.kept, first.reason) == ("ort", True, "")
+    assert (second.backend, second.kept, second.latency_ms) == ("litert", False, None)
+    assert "ended by SIGSEGV" in second.reason
+    assert {one.run.request.backend for one in run.variants} <= {"ort"}
+
+
+def test_tournament_for_tensorrt_is_left_to_the_device(tmp_path: Path) -> None:
+    model = saved(mlp(1), tmp_path / "net.onnx")
+    report = package(model, tmp_path / "out", "--backend", "auto", "--json", target="jetson").json
+    assert (report["target"]["backend"], report["tournament"]) == ("tensorrt", [])
