@@ -244,7 +244,7 @@ def test_sockets_of_systemd_are_taken(folder: Path) -> None:
         ("models.a.specific = [1]\n", "specific"),
         ("models.a.latest = 0\n", "latest"),
         ("models.a.what = 1\n", "what"),
-        ("models.a.scheduling.max_batch = 0\n", "counts"),
+        ("models.a.scheduling.max_batch = 0\n", "max_batch"),
         ("not toml", "="),
         ("a = '\xff'", "unknown tables"),
     ],

@@ -3,9 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.service.instances import WarmRun
+from edgekit_runtime.service.limits import MAX_BATCH
+from edgekit_runtime.service.ranges import Range
+from edgekit_runtime.sessions.options import MAX_THREADS
 from edgekit_runtime.sessions.session import Session
 
 
@@ -25,8 +29,8 @@ class GovernorOptions:
 
     deadline_ms: float | None = None
     variants: tuple[str, ...] = ()
-    threads: tuple[int, ...] = ()
-    batches: tuple[int, ...] = (1,)
+    threads: Annotated[tuple[int, ...], Range(1, MAX_THREADS)] = ()
+    batches: Annotated[tuple[int, ...], Range(1, MAX_BATCH)] = (1,)
 
     def __post_init__(self) -> None:
         if not self.batches or min((*self.batches, *self.threads)) < 1:

@@ -1,6 +1,9 @@
 """How much the service takes from its clients before it refuses."""
 
 from dataclasses import dataclass, fields
+from typing import Annotated
+
+from edgekit_runtime.service.ranges import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class HttpLimits:
     max_body_bytes: int = 64 << 20
     max_receiving_bytes: int = 256 << 20
     max_sending_bytes: int = 256 << 20
-    max_connections: int = 16_384
-    max_tls_connections: int = 256
+    max_connections: Annotated[int, Range(1, 1 << 20)] = 16_384
+    max_tls_connections: Annotated[int, Range(1, 1 << 20)] = 256
     idle_timeout_s: float = 75.0
     read_timeout_s: float = 10.0
     min_bytes_per_s: int = 64 << 10

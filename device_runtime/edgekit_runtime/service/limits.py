@@ -2,6 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Final
+
+from edgekit_runtime.service.ranges import Range
+
+MAX_BATCH: Final = 4096
+"""Of one run: the warm-up runs all powers of two up to what is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +29,10 @@ class SchedulingLimits:
         ValueError: a field is out of range.
     """
 
-    max_batch: int = 1
+    max_batch: Annotated[int, Range(1, MAX_BATCH)] = 1
     max_delay_s: float = 0.0
-    max_waiting: int = 128
-    levels: int = 3
+    max_waiting: Annotated[int, Range(1, 1 << 20)] = 128
+    levels: Annotated[int, Range(1, 256)] = 3
     default_level: int = 2
     max_passes: int = 8
     short_s: float = 200e-6

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Annotated, Any, Literal
 
 from edgekit_runtime.errors import ConfigError, ManifestError
 from edgekit_runtime.service.canary import Gates
@@ -10,41 +10,30 @@ from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.ranges import Range
 from edgekit_runtime.service.rollout import Rollout, RolloutKind
 from edgekit_runtime.service.sections import read_section, take_table
 from edgekit_runtime.service.shadow_lane import ShadowOptions
-from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
-
-_SWAPS: Final[Mapping[str, SwapOrder | None]] = {
-    "auto": None,
-    "availability": "availability",
-    "resource": "resource",
-}
-_ROLLOUTS: Final[Mapping[str, RolloutKind]] = {"swap": "swap", "canary": "canary", "shadow": "shadow"}
+from edgekit_runtime.service.versions import VersionPolicy
+from edgekit_runtime.sessions.options import MAX_THREADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Single:
     """What a model's table states in single values."""
 
-    latest: int = 1
+    latest: Annotated[int, Range(1, 1000)] = 1
     specific: tuple[str, ...] = ()
-    swap: str = "auto"
-    rollout: str = "swap"
-    threads: int | None = None
-    instances: int = 1
+    swap: Literal["auto", "availability", "resource"] = "auto"
+    rollout: RolloutKind = "swap"
+    threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
+    instances: Annotated[int, Range(1, MAX_THREADS)] = 1
     isolated: bool = False
     cache: bool = False
     drift: bool = True
     keep_loaded: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.latest, self.instances, 1 if self.threads is None else self.threads) < 1:
-            raise ValueError("latest, threads and instances: expected at least 1")
-        if self.swap not in _SWAPS:
-            raise ValueError(f"swap is {self.swap!r}, expected one of {', '.join(_SWAPS)}")
-        if self.rollout not in _ROLLOUTS:
-            raise ValueError(f"rollout is {self.rollout!r}, expected one of {', '.join(_ROLLOUTS)}")
         if self.rollout != "swap" and (self.latest != 1 or self.specific):
             raise ValueError(
                 f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
@@ -56,7 +45,7 @@ class _Single:
 class _Canary:
     """The table of a canary."""
 
-    share: float = 0.1
+    share: Annotated[float, Range(0, 1)] = 0.1
     retry: bool = True
 
 
@@ -64,7 +53,7 @@ class _Canary:
 class _Comparison:
     """What a shadow's table states beside `ShadowOptions`."""
 
-    comparison: str | None = None
+    comparison: Literal["agreement", "similarity"] | None = None
 
 
 def read_model(name: str, table: object) -> ModelOptions:
@@ -96,7 +85,7 @@ def read_model(name: str, table: object) -> ModelOptions:
         )
     return ModelOptions(
         VersionPolicy(single.latest, single.specific),
-        _SWAPS[single.swap],
+        None if single.swap == "auto" else single.swap,
         single.threads,
         single.instances,
         scheduling,
@@ -109,7 +98,7 @@ def read_model(name: str, table: object) -> ModelOptions:
     )
 
 
-def _read_rollout(kind: str, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:
+def _read_rollout(kind: RolloutKind, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:
     canary = read_section(_Canary, tables["canary"], f"{where}.canary")
     # TOML has no null: 0 switches a gate off that can be.
     optional = {known.name for known in fields(Gates) if "None" in str(known.type)}
@@ -121,7 +110,7 @@ def _read_rollout(kind: str, tables: Mapping[str, dict[str, Any]], where: str) -
     comparison = {"comparison": shadow_table.pop("comparison")} if "comparison" in shadow_table else {}
     try:
         return Rollout(
-            kind=_ROLLOUTS[kind],
+            kind=kind,
             share=canary.share,
             retry=canary.retry,
             gates=gates,

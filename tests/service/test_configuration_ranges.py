@@ -1,0 +1,128 @@
+"""Every setting of the service: a value is refused in the file's words, or the service can work with it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.config import _SECTIONS, ServiceConfig, read_config
+from edgekit_runtime.service.governor_options import GovernorOptions
+from edgekit_runtime.service.isolation import Isolation
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.model_config import _Canary, _Comparison, _Single
+from edgekit_runtime.service.plain import from_plain, to_plain
+from edgekit_runtime.service.sections import list_settings
+from edgekit_runtime.service.shadow_lane import ShadowOptions
+from edgekit_runtime.service.wheel import ticks
+
+TABLES: dict[str, tuple[type[Any], ...]] = {
+    **{name: (kind,) for name, kind in _SECTIONS.items()},
+    "models.a": (_Single,),
+    "models.a.scheduling": (SchedulingLimits,),
+    "models.a.isolation": (Isolation,),
+    "models.a.canary": (_Canary,),
+    "models.a.shadow": (ShadowOptions, _Comparison),
+    "models.a.gates": (Gates,),
+    "models.a.governor": (GovernorOptions,),
+}
+SETTINGS = [
+    (table, name) for table, kinds in TABLES.items() for kind in kinds for name in list_settings(kind)
+]
+NUMBERS = [
+    (table, name)
+    for table, kinds in TABLES.items()
+    for kind in kinds
+    for name, one in list_settings(kind).items()
+    if one.type in (int, float)
+]
+
+
+def read(folder: Path, table: str, name: str, value: str) -> ServiceConfig:
+    path = folder / "service.toml"
+    path.write_text(f"[{table}]\n{name} = {value}\n", encoding="utf-8")
+    return read_config(path)
+
+
+@pytest.mark.parametrize(("table", "name"), NUMBERS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1000", "1e300", "9" * 400, "-" + "9" * 400])
+def test_number_that_no_setting_can_mean_is_refused_by_its_name(
+    tmp_path: Path, table: str, name: str, value: str
+) -> None:
+    for stated in (value, f"[{value}]"):
+        with pytest.raises(ConfigError, match=f"{table}: {name} is .*, expected ") as caught:
+            read(tmp_path, table, name, stated)
+        assert len(str(caught.value)) < 500
+
+
+VALUES = st.one_of(
+    st.floats().map(repr),
+    st.integers().map(str),
+    st.integers(-(10**30), 10**30).map(str),
+    st.booleans().map(lambda value: str(value).lower()),
+    st.text(max_size=20).map(json.dumps),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(SETTINGS), VALUES)
+@example(("listen", "unix_socket"), r'"a\u0000b"')
+@example(("models.a.scheduling", "levels"), "100000000")
+@example(("models.a", "threads"), "100000")
+@example(("models.a", "instances"), "100000000")
+@example(("models.a.shadow", "comparison"), '"bogus"')
+@example(("inference", "drain_timeout_s"), "-1")
+@example(("http", "idle_timeout_s"), "1e9")
+@example(("inference", "max_json_bytes"), "-1")
+@example(("shared_memory", "max_regions"), "-1")
+def test_value_of_any_setting_is_refused_or_passed_on_whole(
+    tmp_path_factory: pytest.TempPathFactory, setting: tuple[str, str], value: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    for stated in (value, f"[{value}]"):
+        try:
+            config = read(folder, *setting, stated)
+        except ConfigError:
+            continue
+        plain = to_plain(config)
+        assert from_plain(ServiceConfig, json.loads(json.dumps(plain, allow_nan=False))) == config
+        check(plain)
+
+
+def check(plain: Any, name: str = "") -> None:
+    """Fail where a number is one that the system or a data structure cannot take."""
+    if isinstance(plain, dict):
+        for key, value in plain.items():
+            check(value, key)
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            check(value, name)
+    elif isinstance(plain, (int, float)):
+        assert math.isfinite(plain)
+        assert -(2**63) <= plain < 2**63
+        assert name not in ("threads", "instances", "levels") or plain <= 256
+        assert not name.endswith("_s") or 0 <= ticks(plain) < 2**62
+    elif isinstance(plain, str):
+        assert "\0" not in plain
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value", "expected"),
+    [
+        ("models.a", "threads", "257", "is 257, expected 1 to 256"),
+        ("models.a", "swap", "'never'", "expected one of auto, availability, resource"),
+        ("models.a.shadow", "comparison", "'bogus'", "expected one of agreement, similarity"),
+        ("listen", "unix_socket", r'"a\u0000b"', "expected a string without NUL"),
+        ("models.a.governor", "threads", "[1, 257]", r"is \[1, 257\], expected 1 to 256"),
+    ],
+)
+def test_refusal_says_what_is_expected(
+    tmp_path: Path, table: str, name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{table}: {name} .*{expected}"):
+        read(tmp_path, table, name, value)
