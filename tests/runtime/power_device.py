@@ -41,7 +41,7 @@ def make_profile(deadline_s: float = 0.05, scale: float = 1.0) -> Profile:
                 run_s = scale * seconds * threads**-0.8 * (1 if batch == 1 else batch * _BATCH_SAVING)
                 energy_j = run_s * _CORE_W * threads / batch
                 costs[Setting(variant, batch, threads)] = Cost(run_s, energy_j, accuracy)
-    return Profile(costs, deadline_s)
+    return Profile(costs, deadline_s, hold_s=deadline_s / 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Work:
     shed: int = 0
     accuracy: float = 0.0
     busy_s: float = 0.0
-    longest_run_s: float = 0.0
+    runs: int = 0
     arrivals: list[float] = field(default_factory=list)
 
     def to_load(self) -> Load:
@@ -103,9 +103,10 @@ class Work:
         variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps) if gaps else 0.0
         return Load(
             rate_hz=float(len(self.arrivals)),
-            run_s=self.longest_run_s or None,
+            run_s=self.busy_s / self.runs if self.runs else None,
             burstiness=variance / mean**2 if mean else 1.0,
             missed=self.late / self.answered if self.answered else 0.0,
+            fill=self.answered / self.runs if self.runs else None,
         )
 
 
@@ -148,7 +149,7 @@ class Engine:
         self._arrive(now_s + 1.0, decision.admit, work)
         cost, energy_j, gained = self.stream.profile.costs[setting], 0.0, 0.0
         deadline_s = self.stream.profile.deadline_s or math.inf
-        patience_s = deadline_s / 3 if setting.batch > 1 else 0.0
+        patience_s = self.stream.profile.hold_s if setting.batch > 1 else 0.0
         while self.waiting:
             full_s = self.waiting[setting.batch - 1] if len(self.waiting) >= setting.batch else math.inf
             start_s = max(self.free_s, min(full_s, self.waiting[0] + patience_s))
@@ -164,7 +165,7 @@ class Engine:
             self.free_s = start_s + run_s
             work.answered += len(taken)
             work.late += sum(self.free_s - arrived_s > deadline_s for arrived_s in taken)
-            work.longest_run_s = max(work.longest_run_s, run_s)
+            work.runs += 1
             work.busy_s += run_s
             gained += len(taken) * cost.accuracy
             energy_j += share * setting.batch * cost.energy_j * self.energy[setting] * draw

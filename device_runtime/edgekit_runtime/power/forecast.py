@@ -19,6 +19,7 @@ from edgekit_runtime.power.settings import Load, Profile, Setting
 _LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
 _FORGOTTEN_S: Final = 300.0  # without a reading, after which the next one counts as the first
 _RATIO_BOUNDS: Final = (0.05, 20.0)
+_NEWTON_STEPS: Final = 5
 _MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without end
 
 
@@ -80,21 +81,31 @@ class Learned:
         """Return what `setting` would do under `load`, with all requests taken."""
         run_s = self.run_s(setting, profile)
         done_hz = min(load.rate_hz, setting.batch / run_s)
-        energy_j = profile.costs[setting].energy_j * self.energy.of(setting)
-        return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load))
+        cost = profile.of(setting, _fill(setting.batch, run_s, load, profile.hold_s))
+        energy_j = cost.energy_j * self.energy.of(setting)
+        return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
 
     def run_s(self, setting: Setting, profile: Profile) -> float:
-        """Return the time of one run in `setting`."""
+        """Return the time of one run in `setting` with a full batch."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
-    def learn_run(self, setting: Setting, run_s: float, profile: Profile) -> "Learned":
-        """Return what is known after runs of `run_s` in `setting`."""
-        ratio = run_s / profile.costs[setting].latency_s
+    def learn_run(self, setting: Setting, run_s: float, fill: float | None, profile: Profile) -> "Learned":
+        """Return what is known after runs of `run_s` in `setting`, with `fill` requests each."""
+        ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
 
 
-def _wait_s(batch: int, run_s: float, load: Load) -> float:
-    """99th percentile of the time before a run: until the batch is full, then until the engine is free."""
+def _fill(batch: int, run_s: float, load: Load, hold_s: float) -> float:
+    """Mean number of requests in a run: who came while the first one waited, or while the engine was busy."""
+    joined = load.rate_hz * hold_s - max(0.0, 1 - load.burstiness)  # the next of an even stream is a gap away
+    return min(batch, max(1.0, 1 + joined, load.rate_hz * run_s))
+
+
+def _wait_s(batch: int, run_s: float, load: Load, hold_s: float) -> float:
+    """99th percentile of the time before a run: until the batch begins, or until the engine is free.
+
+    A batch fills while the one before it runs, so the longer of the two waits counts, not both.
+    """
     if load.rate_hz <= 0:
         return 0.0
     busy = load.rate_hz * run_s / batch
@@ -102,5 +113,22 @@ def _wait_s(batch: int, run_s: float, load: Load) -> float:
         return math.inf
     others = batch - 1
     filling_s = (others + 2.33 * math.sqrt(others * load.burstiness)) / load.rate_hz
-    mean_s = busy / (1 - busy) * load.burstiness / batch / 2 * run_s
-    return filling_s + (mean_s / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
+    queue_s = _queue(busy) * load.burstiness / batch * run_s
+    return max(min(filling_s, hold_s), queue_s)
+
+
+def _queue(busy: float) -> float:
+    """99th percentile of the wait of random arrivals at an engine whose runs are alike, in runs.
+
+    The tail of the wait is `weight * exp(-decay * runs)`. Where the times between arrivals are gamma
+    distributed with another burstiness than 1, the wait is about as many times longer: `decay` is exactly as
+    many times less. A batch of n is n arrivals, so their burstiness is an n-th.
+    """
+    if busy <= 0.01:
+        return 0.0
+    decay = 2 * math.log(1 / busy)  # over the root, whence Newton's steps come down to it
+    for _ in range(_NEWTON_STEPS):
+        rest = busy * math.expm1(decay) - decay
+        decay -= rest / (busy * math.exp(decay) - 1)
+    weight = (1 - busy) / (busy * math.exp(decay) - 1)
+    return math.log(100 * weight) / decay

@@ -229,7 +229,7 @@ def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Mode
     caution, decision = model.caution * _LESS_CAUTION, model.decision
     if settled and decision is not None:
         if load.run_s is not None:
-            learned = learned.learn_run(decision.setting, load.run_s, model.profile)
+            learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
         if load.missed > _MISSED and decision.holds:
             caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
     return replace(model, load=smooth, learned=learned, caution=caution)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -26,7 +26,7 @@ class Cost:
     """What a setting costs, before anything is learned here.
 
     Attributes:
-        latency_s: of one run with a full batch; a high percentile rather than a mean.
+        latency_s: of one run with a full batch, the mean.
         energy_j: of one request, above the idle power. A guess may be off by a constant factor:
             the governor learns it. The order of the settings should be right.
         accuracy: 0..1.
@@ -50,16 +50,34 @@ class Profile:
     Attributes:
         costs: of all settings, at least one.
         deadline_s: from a request's arrival to its answer, for 99 of 100 requests; None: no such limit.
+        hold_s: for how long a request that could run waits at most for its batch to fill.
     """
 
     costs: Mapping[Setting, Cost]
     deadline_s: float | None = None
+    hold_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.costs:
             raise ValueError("expected at least one setting, got none")
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
             raise ValueError(f"expected deadline_s > 0, got {self.deadline_s}")
+        if not 0 <= self.hold_s < math.inf:
+            raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
+
+    def of(self, setting: Setting, fill: float) -> Cost:
+        """Return what a run of `fill` requests costs in a setting, 1 to its batch.
+
+        It lies on the line between that of a full batch and that of one request in the setting of batch 1;
+        where there is no such setting, every run is taken for a full one.
+        """
+        full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
+        if alone is None or fill >= setting.batch:
+            return full
+        share = max(0.0, fill - 1) / (setting.batch - 1)
+        run_s = alone.latency_s + share * (full.latency_s - alone.latency_s)
+        run_j = alone.energy_j + share * (setting.batch * full.energy_j - alone.energy_j)
+        return replace(full, latency_s=run_s, energy_j=run_j / max(1.0, fill))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +127,17 @@ class Load:
 
     Attributes:
         rate_hz: requests that came, those that were shed among them.
-        run_s: 99th percentile (or the longest) of the time of one run in the current setting, without
-            waiting; None without runs.
+        run_s: mean time of one run in the current setting, without waiting; None without runs.
         burstiness: squared coefficient of variation of the times between arrivals: 0 a camera, 1 Poisson.
         missed: share of the answered requests that were later than the deadline, 0..1.
+        fill: mean number of requests in one run; None where batches are full, or not known.
     """
 
     rate_hz: float = 0.0
     run_s: float | None = None
     burstiness: float = 1.0
     missed: float = 0.0
+    fill: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
