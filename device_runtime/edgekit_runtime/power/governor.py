@@ -33,8 +33,9 @@ _BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of th
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
 _MEASURED_SHARE: Final = 0.25  # of a used plan's power, beside what was learned: noise would become debt
 _TELL_EVERY_S: Final = 60.0
-_MISSED: Final = 0.01
-_MORE_CAUTION, _LESS_CAUTION, _MOST_CAUTION = 0.04, 0.995, 0.5  # a step up a late second; minutes to fade
+_MISSED: Final = 0.005  # share of late answers at which caution neither grows nor fades; half of what may be
+_CAUTION_GAIN: Final = 0.3
+_MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # in a second, and at all
 
 _logger = logging.getLogger(__name__)
 
@@ -226,12 +227,14 @@ def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Mode
         burstiness=known.burstiness + _BURSTINESS_GAIN * (load.burstiness - known.burstiness),
     )
     learned = Learned(model.learned.energy.age(dt_s), model.learned.run)
-    caution, decision = model.caution * _LESS_CAUTION, model.decision
+    caution, decision = model.caution, model.decision
     if settled and decision is not None:
         if load.run_s is not None:
             learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
-        if load.missed > _MISSED and decision.holds:
-            caution = min(_MOST_CAUTION, caution + _MORE_CAUTION)
+    if decision is not None and decision.holds:
+        # As a quantile is tracked: it settles where the share of late answers is `_MISSED`.
+        more = min(_MORE_CAUTION, _CAUTION_GAIN * (load.missed - _MISSED))
+        caution = min(_MOST_CAUTION, max(0.0, caution + more))
     return replace(model, load=smooth, learned=learned, caution=caution)
 
 
