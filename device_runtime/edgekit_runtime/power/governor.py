@@ -127,7 +127,9 @@ class Governor:
         self._power = self._power.see(readings.power_w, expected_w)
         self._heat = self._heat.see(readings.temperature_c, expected_w)
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
-        blind = _BLIND_SHARE if readings.at_s - self._seen_s > _BLIND_S else 0.0
+        is_blind = readings.at_s - self._seen_s > _BLIND_S
+        # Once power is back it takes turns of each setting until all are learned anew.
+        blind = _BLIND_SHARE if is_blind else max(0.0, state.blind - _BLIND_SHARE * dt_s / _BLIND_S)
         settled = readings.at_s - state.since_s >= _SETTLING_S and all(
             _obeys(seen[name], model) for name, model in state.models.items()
         )

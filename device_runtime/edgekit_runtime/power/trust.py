@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 _MOVED: Final = 0.25  # share by which the expected power must have moved
+_KEPT: Final = 5  # readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Trust:
 
     Attributes:
         patience: equal readings before a sensor may be called stuck.
-        recent: the last three readings.
+        recent: the last five readings, of which two may be nonsense.
         repeats: how often the last reading came again.
         least_w, most_w: power that was expected while it repeated.
     """
@@ -38,10 +39,10 @@ class Trust:
         if value is None:
             return replace(self, recent=())
         if not self.recent or value != self.recent[-1]:
-            return Trust(self.patience, (*self.recent, value)[-3:], 0, expected_w, expected_w)
+            return Trust(self.patience, (*self.recent, value)[-_KEPT:], 0, expected_w, expected_w)
         return Trust(
             self.patience,
-            (*self.recent, value)[-3:],
+            (*self.recent, value)[-_KEPT:],
             self.repeats + 1,
             min(self.least_w, expected_w),
             max(self.most_w, expected_w),
@@ -53,7 +54,7 @@ class Trust:
         return self.repeats >= self.patience and self.most_w - self.least_w > _MOVED * self.most_w
 
     def latest(self, expected: float) -> float | None:
-        """The last reading where it is within a factor of two of the last three or of what was expected.
+        """The last reading where it is within a factor of two of their middle or of what was expected.
 
         Unlike `value` it follows a change at once; a single spike is replaced by the median.
         """
@@ -65,7 +66,7 @@ class Trust:
 
     @property
     def value(self) -> float | None:
-        """The median of the last three readings, or None without any or when it is stuck."""
+        """The median of the last readings, or None without any or when it is stuck."""
         return None if self.stuck or not self.recent else median(self.recent)
 
 
