@@ -96,6 +96,33 @@ def test_cap_is_held_by_what_was_learned_while_the_sensor_is_stuck(tmp_path: Pat
     assert governor.state.blind > 0
 
 
+def test_two_spikes_within_five_readings_are_passed_over() -> None:
+    governor = Governor(Limits(), 2.0)
+    for second, power_w in enumerate([4.0, 4.1, 4.0, 4.1, 20.0, 4.0, 21.0]):
+        step(governor, second, Readings(at_s=float(second), power_w=power_w))
+        assert governor.power_w < 5.0
+
+
+def test_what_is_kept_free_without_power_is_given_back_little_by_little() -> None:
+    governor, kept = Governor(Limits(power_w=6.0), 2.0), []
+    for second in range(120):
+        power_w = None if 20 <= second < 70 else 4.0 + second % 3 / 100
+        step(governor, second, Readings(at_s=float(second), power_w=power_w))
+        kept.append(governor.state.blind)
+    assert kept[40] == 0.0 < kept[69]
+    assert 0.0 < kept[85] < kept[75] < kept[69]
+    assert kept[-1] == 0.0
+
+
+def test_few_late_answers_among_many_cost_no_caution_for_good() -> None:
+    """One of 400 is late: less than may be."""
+    governor, profile = Governor(Limits(), 2.0), Profile(PAIR.costs, 0.05)
+    for second in range(400):
+        missed = 0.05 if second % 20 == 0 else 0.0
+        step(governor, second, load=Load(rate_hz=20.0, burstiness=0.0, missed=missed), of=profile)
+    assert governor.state.models["m"].caution < 0.02
+
+
 def test_cap_that_nothing_holds_sheds_says_so_once_and_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -230,9 +230,8 @@ def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Mode
     )
     learned = Learned(model.learned.energy.age(dt_s), model.learned.run)
     caution, decision = model.caution, model.decision
-    if settled and decision is not None:
-        if load.run_s is not None:
-            learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
+    if settled and decision is not None and load.run_s is not None:
+        learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
     if decision is not None and decision.holds:
         # As a quantile is tracked: it settles where the share of late answers is `_MISSED`.
         more = min(_MORE_CAUTION, _CAUTION_GAIN * (load.missed - _MISSED))

@@ -27,7 +27,14 @@ class LoadMeter:
         self._counts: deque[int] = deque(maxlen=_TICKS)
 
     def measure(
-        self, now_s: float, *, came: int, answered: int, late: int, run_s: float | None = None
+        self,
+        now_s: float,
+        *,
+        came: int,
+        answered: int,
+        late: int,
+        run_s: float | None = None,
+        fill: float | None = None,
     ) -> Load:
         """Return the load since the last call; the first call only begins.
 
@@ -36,7 +43,8 @@ class LoadMeter:
             came: requests since the start, those that were shed among them.
             answered: those that got outputs.
             late: those that were answered after their deadline, or refused since it had come.
-            run_s: 99th percentile of the runs since the last call; the mean where no more is known.
+            run_s: mean time of the runs since the last call, where there were any.
+            fill: mean number of requests in one of them.
         """
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         new, done, missed = came - self._came, answered - self._answered, late - self._late
@@ -49,6 +57,7 @@ class LoadMeter:
             run_s=run_s,
             burstiness=self._burstiness(),
             missed=min(1.0, missed / max(1, done)),
+            fill=fill,
         )
 
     def _burstiness(self) -> float:

@@ -14,13 +14,16 @@ from edgekit_runtime.power.loads import LoadMeter
 from edgekit_runtime.power.settings import Cost, Profile, Seen, Setting
 from edgekit_runtime.service.governed_lane import GovernedLane
 from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
+from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
 
 _WATTS: Final = 1.0  # of one busy thread: a guess that the governor corrects by a common factor
 _NO_SCORE: Final = 0.5
 
 
-def make_profile(ways: tuple[LoadedWay, ...], options: GovernorOptions, max_batch: int) -> Profile:
+def make_profile(
+    ways: tuple[LoadedWay, ...], options: GovernorOptions, scheduling: SchedulingLimits
+) -> Profile:
     """Return the settings that are loaded, with what they cost as far as that is known.
 
     Running times were measured on loading. Energy is taken as proportional to the time of the engine's
@@ -28,12 +31,13 @@ def make_profile(ways: tuple[LoadedWay, ...], options: GovernorOptions, max_batc
     """
     costs = {}
     for way in ways:
-        for batch in sorted({min(batch, max_batch) for batch in options.batches}):
+        for batch in sorted({min(batch, scheduling.max_batch) for batch in options.batches}):
             run_s = _run_s(way, batch)
             energy_j = run_s * max(1, way.threads) * _WATTS / batch
             setting = Setting(way.variant, batch, way.threads)
             costs[setting] = Cost(run_s, energy_j, _score(way.figures))
-    return Profile(costs, None if options.deadline_ms is None else options.deadline_ms / 1e3)
+    deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1e3
+    return Profile(costs, deadline_s, hold_s=scheduling.max_delay_s)
 
 
 def _run_s(way: LoadedWay, batch: int) -> float:
@@ -56,7 +60,7 @@ class GovernedModel:
         lane: that does what is decided.
     """
 
-    __slots__ = ("_busy_s", "_loads", "_metrics", "_profile", "_runs", "lane")
+    __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
 
     def __init__(self, lane: GovernedLane, metrics: LaneMetrics, profile: Profile) -> None:
         """Begin.
@@ -68,7 +72,7 @@ class GovernedModel:
         """
         self.lane, self._metrics, self._profile = lane, metrics, profile
         self._loads = LoadMeter()
-        self._busy_s, self._runs = 0.0, 0
+        self._counted = (0.0, 0, 0)
 
     def see(self, now_s: float) -> Seen:
         """Return what a governor is told: what was counted since the last call, and what is in force.
@@ -78,21 +82,28 @@ class GovernedModel:
         """
         metrics = self._metrics
         answered = metrics.succeeded + metrics.failed
+        run_s, fill = self._measure_runs()
         load = self._loads.measure(
             now_s,
             came=answered + metrics.shed + metrics.late + metrics.waiting,
             answered=answered,
             late=metrics.late + self._overdue(),
-            run_s=self._mean_run_s(),
+            run_s=run_s,
+            fill=fill,
         )
         return Seen(self._profile, load, running=self.lane.setting)
 
-    def _mean_run_s(self) -> float | None:
-        busy_s = sum(run.infer_s for run in self._metrics.runs.values())
-        runs = sum(run.count for run in self._metrics.runs.values())
-        spent_s, count = busy_s - self._busy_s, runs - self._runs
-        self._busy_s, self._runs = busy_s, runs
-        return spent_s / count if count > 0 and spent_s > 0 else None
+    def _measure_runs(self) -> tuple[float | None, float | None]:
+        """Return the mean time of the runs since the last call, and the mean number of calls in one."""
+        runs = self._metrics.runs.items()
+        now = (
+            sum(run.infer_s for _, run in runs),
+            sum(run.count for _, run in runs),
+            sum(calls * run.count for calls, run in runs),
+        )
+        busy_s, count, calls = (total - before for total, before in zip(now, self._counted, strict=True))
+        self._counted = now
+        return (busy_s / count, calls / count) if count > 0 and busy_s > 0 else (None, None)
 
     def _overdue(self) -> int:
         """Return how many answers came later than the deadline, those of whole ranges of the histogram."""

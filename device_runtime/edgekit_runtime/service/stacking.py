@@ -104,7 +104,7 @@ class Stacking:
         first = loaded.ways[0]
         batch = min(options.batches[0], loaded.scheduling.max_batch)
         lane = GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
-        profile = make_profile(loaded.ways, options, loaded.scheduling.max_batch)
+        profile = make_profile(loaded.ways, options, loaded.scheduling)
         return GovernedModel(lane, metrics, profile)
 
     def _schedule(
