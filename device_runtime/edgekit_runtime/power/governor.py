@@ -31,7 +31,7 @@ _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
 _BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of the limit is kept free
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
-_MEASURED_SHARE: Final = 0.25  # of a used plan's power, beside what was learned: noise would become debt
+_NOISY: Final = 0.065  # a reading that is so noisy counts as much as what was learned of a used plan
 _TELL_EVERY_S: Final = 60.0
 _MISSED: Final = 0.005  # share of late answers at which caution neither grows nor fades; half of what may be
 _CAUTION_GAIN: Final = 0.3
@@ -195,7 +195,12 @@ class Governor:
             model.decision is not None and model.decision.setting in model.learned.energy.each
             for model in self.state.models.values()
         )
-        return expected_w + _MEASURED_SHARE * (measured_w - expected_w) if is_known else measured_w
+        if not is_known:
+            return measured_w
+        if self._power.repeats:  # it may be stuck, and a steady one was learned
+            return expected_w
+        # Noise would become debt, and what was learned lags behind the load and a device that warms up.
+        return expected_w + (measured_w - expected_w) / (1 + self._noise / _NOISY**2)
 
     def _range_w(self) -> tuple[float, float]:
         """Return the least and the greatest power that the settings of all models can make."""
