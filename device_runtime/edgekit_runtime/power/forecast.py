@@ -5,8 +5,8 @@ setting that was never used gets the factors of the others: what slows one model
 other programs) slows all of them alike.
 
 Source: C. Wan et al., ALERT: Accurate Learning for Energy and Timeliness, USENIX ATC 2020, section 3 (one
-slow-down factor for all settings); J. F. C. Kingman, The single server queue in heavy traffic, Math. Proc.
-Camb. Phil. Soc. 57 (1961), for the wait in the queue.
+slow-down factor for all settings); S. Asmussen, Applied Probability and Queues, 2nd edition, chapter XIII
+(the exponential tail of a wait), for the queue.
 """
 
 import math
