@@ -294,6 +294,13 @@ def test_page_of_a_rebound_name_reads_nothing(linear: Running) -> None:
     assert ask(linear, b"GET /v2 HTTP/1.1\r\nHost: anything.example\r\n\r\n").status == 200
 
 
+def test_host_of_the_target_counts_whatever_the_header_says(linear: Running) -> None:
+    for named, stated, status in (("evil.example", "localhost", 403), ("localhost", "evil.example", 200)):
+        with linear.connect_tcp() as client:
+            client.sendall(f"GET http://{named}:1/v2 HTTP/1.1\r\nHost: {stated}\r\n\r\n".encode())
+            assert Replies(client).next().status == status
+
+
 def test_body_with_lies_about_its_json_is_refused(linear: Running) -> None:
     data = json.dumps({"inputs": []}).encode()
     for count in ("0", "1", "13", "14", "15", str(2**62), "999999999999999999"):

@@ -133,6 +133,9 @@ def test_client_that_closed_its_half_still_gets_the_answer(linear: Running) -> N
         assert replies.is_closed()
 
 
+UPGRADE = (
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+)
 SMUGGLED = [
     ("Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", 400),
     ("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n", 400),
@@ -155,7 +158,9 @@ SMUGGLED = [
     ("Transfer-Encoding:\x0bchunked\r\n", 400),
     ("Inference-Header-Content-Length: 1\r\nInference-Header-Content-Length: 2\r\n", 400),
     ("Host: other\r\n", 400),
-    ("Upgrade: websocket\r\nConnection: upgrade\r\n", 400),
+    (f"{UPGRADE}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", 400),
+    (f"{UPGRADE}Content-Length: 3\r\nContent-Length: 4\r\n", 400),
+    (f"{UPGRADE}Transfer-Encoding: xchunked\r\n", 501),
     ("Content-Encoding: gzip\r\n", 415),
     ("Expect: a-miracle\r\n", 417),
     ("A\x00: b\r\n", 400),
@@ -181,6 +186,39 @@ def test_head_that_leaves_the_length_in_doubt_is_refused_and_the_connection_clos
 
 def post_like(fields: str) -> bytes:
     return f"POST /v2/repository/index HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode("latin-1")
+
+
+def test_upgrade_that_is_not_granted_leaves_requests_and_their_bodies_as_they_are(linear: Running) -> None:
+    """As curl --http2 and Java's client ask for it."""
+    chunked = chunked_request().replace(b"Host: l\r\n", b"Host: l\r\n" + UPGRADE.encode())
+    websocket = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+    with linear.connect() as client:
+        client.sendall(get_bytes("/v2", fields=UPGRADE) + infer_bytes(X, fields=UPGRADE) + chunked)
+        client.sendall(infer_bytes(X, fields=websocket) + infer_bytes(X))
+        replies = Replies(client)
+        assert replies.next().status == 200
+        for _ in range(4):
+            reply = replies.next()
+            assert (reply.status, reply.binary, reply.fields.get("connection")) == (200, Y, None)
+
+
+@pytest.mark.parametrize(
+    "target", ["http://localhost/v2", "HTTP://l:80/v2?a=http://b/c", "https://[::1]:1/v2"]
+)
+def test_target_that_names_the_host_is_answered(linear: Running, target: str) -> None:
+    with linear.connect() as client:
+        client.sendall(get_bytes(target) + get_bytes("/v2"))
+        replies = Replies(client)
+        assert [replies.next().json["name"] for _ in range(2)] == ["edgekit", "edgekit"]
+        client.sendall(infer_bytes(X, path="http://localhost/v2/models/linear/infer"))
+        assert replies.next().binary == Y
+        client.sendall(get_bytes("http://localhost") + get_bytes("http://localhost?/v2"))
+        assert [replies.next().status for _ in range(2)] == [404, 404]
+
+
+@pytest.mark.parametrize("target", ["ftp://l/v2", "http:///v2", "http://user@l/v2", "http://evil@/v2"])
+def test_target_of_another_scheme_or_without_a_host_is_refused(linear: Running, target: str) -> None:
+    assert ask(linear, get_bytes(target)).status == 400
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,36 @@ def make_codec() -> Codec:
     return Codec("m", "1", inputs=INPUTS, outputs=OUTPUTS, regions=regions, max_json_bytes=1000)
 
 
+@pytest.mark.parametrize("how", ["binary", "json"])
+def test_sizes_of_one_dimension_that_differ_are_refused(how: str) -> None:
+    inputs = [TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))]
+    regions = Regions(RegionLimits())
+    codec = Codec("m", "1", inputs=inputs, outputs=OUTPUTS, regions=regions, max_json_bytes=1000)
+
+    def decode(*shapes: tuple[int, int]) -> Any:
+        arrays = {spec.name: np.zeros(shape, np.int64) for spec, shape in zip(inputs, shapes, strict=True)}
+        entries = [
+            {"name": name, "datatype": "INT64", "shape": list(array.shape)}
+            | (
+                {"data": array.tolist()}
+                if how == "json"
+                else {"parameters": {"binary_data_size": array.nbytes}}
+            )
+            for name, array in arrays.items()
+        ]
+        text = json.dumps({"inputs": entries}).encode()
+        data = b"" if how == "json" else b"".join(array.tobytes() for array in arrays.values())
+        return codec.decode(memoryview(text + data), len(text))[1]
+
+    assert decode((2, 5), (2, 5))["mask"].shape == (2, 5)
+    with pytest.raises(RequestError, match="'seq' is 5 in input 'ids' and 4 in input 'mask'") as caught:
+        decode((2, 5), (2, 4))
+    assert caught.value.status == 400
+    with pytest.raises(RequestError, match="'batch' is 2 in input 'ids' and 1"):
+        decode((2, 5), (1, 5))
+    assert decode((1, 3), (1, 3))["ids"].shape == (1, 3)
+
+
 def test_json_beyond_its_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(RequestError, match="binary data") as caught:
         make_codec().decode(memoryview(b"{" * 1001), None)

@@ -213,6 +213,15 @@ def test_load_with_a_config_or_files_is_refused(maker: PackageMaker, packages: P
             assert ask(service, post_bytes("/v2/repository/models/linear/load", body)).status == 400
 
 
+def test_load_with_null_for_parameters_has_none(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        body = b'{"parameters": null}'
+        assert ask(service, post_bytes("/v2/repository/models/linear/load", body)).status == 200
+        reply = ask(service, post_bytes("/v2/repository/models/linear/load", b'{"parameters": 1}'))
+        assert "expected an object" in reply.json["error"]
+
+
 def test_statistics_count_what_was_done(maker: PackageMaker, packages: Path) -> None:
     write(maker, packages, "1.0.0")
     with serve(maker, packages) as service:

@@ -320,7 +320,24 @@ def test_token_is_asked_for_over_tcp_and_not_over_the_socket(
             assert caught.value.status == 401
         with service.connect_tcp() as peer:
             peer.sendall(get_bytes("/v2", fields="Authorization: Bearer é\r\n"))
-            assert Replies(peer).next().status == 401
+            reply = Replies(peer).next()
+            assert (reply.status, reply.fields["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize(
+    ("stated", "status"),
+    [
+        *((f"bearer {TOKEN}", 200), (f"BEARER  {TOKEN}", 200)),
+        *((f"Basic {TOKEN}", 401), (TOKEN, 401), (f"Bearer{TOKEN}", 401), ("Bearer", 401), ("", 401)),
+    ],
+)
+def test_scheme_of_the_token_is_taken_in_any_case(
+    maker: PackageMaker, tmp_path: Path, token_file: Path, stated: str, status: int
+) -> None:
+    config = make_config(tmp_path, listen={"token_file": str(token_file)})
+    with running(config, PackageFiles([], maker.trust)) as service, service.connect_tcp() as peer:
+        peer.sendall(get_bytes("/v2", fields=f"Authorization: {stated}\r\n"))
+        assert Replies(peer).next().status == status
 
 
 @pytest.mark.parametrize(("text", "mode"), [("short", 0o600), (TOKEN, 0o644), ("a b" * 10, 0o600)])

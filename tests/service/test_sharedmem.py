@@ -118,6 +118,20 @@ def test_region_is_listed_unregistered_and_gone(linear: Running) -> None:
         assert ask(linear, get_bytes(f"{REGION}/mine/status")).status == 400
 
 
+def test_unregistering_all_leaves_the_memory_of_others_alone(linear: Running) -> None:
+    everything = post_bytes("/v2/systemsharedmemory/unregister", b"")
+    with linear.connect() as client, linear.connect() as other, memfd(64) as descriptor:
+        for name in ("first", "second"):
+            assert register(client, name, [descriptor], byte_size=64).status == 200
+        assert register(other, "other", [descriptor], byte_size=64).status == 200
+        assert ask(linear, everything).status == 200
+        client.sendall(infer_in("first") + everything + infer_in("second"))
+        replies = Replies(client)
+        assert [replies.next().status for _ in range(3)] == [200, 200, 400]
+        (line,) = ask(linear, get_bytes("/v2/systemsharedmemory/status")).json
+        assert line["name"] == "other"
+
+
 def test_memory_of_a_client_that_ends_is_forgotten(linear: Running) -> None:
     before = open_descriptors()
     for _ in range(100):

@@ -228,6 +228,16 @@ def test_region_of_shared_memory_reaches_the_worker_and_ends_with_its_connection
     wait_for(lambda: ask(isolated, status).json == [], "the region to be gone")
 
 
+def test_memory_is_still_its_own_on_a_connection_that_a_worker_had(isolated: Running) -> None:
+    with Client(isolated.socket_path) as client:
+        for _ in range(2):  # each is registered after the connection has come back
+            client.infer("linear", {"x": client.shared((1, 4))})
+        status = "/v2/systemsharedmemory/status"
+        assert len(client._call("GET", status)) == 2
+        client._call("POST", "/v2/systemsharedmemory/unregister")
+        assert client._call("GET", status) == []
+
+
 def test_stopped_worker_is_replaced(maker: PackageMaker, tmp_path: Path) -> None:
     with running_isolated(maker, tmp_path, hang_s=1.0) as service, service.connect() as client:
         pid = kill(service, signal.SIGSTOP)

@@ -51,7 +51,10 @@ def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
         fields["Retry-After"] = str(max(1, round(retry_after_s)))
     if isinstance(error, MethodError):
         fields["Allow"] = ", ".join(error.allowed)
-    return make_json({"error": str(error)[:_MAX_MESSAGE]}, status_of(error), fields)
+    status = status_of(error)
+    if status == HTTPStatus.UNAUTHORIZED:
+        fields["WWW-Authenticate"] = "Bearer"  # RFC 9110, 15.5.2
+    return make_json({"error": str(error)[:_MAX_MESSAGE]}, status, fields)
 
 
 class MethodError(RequestError):

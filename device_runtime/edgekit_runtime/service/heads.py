@@ -48,7 +48,7 @@ class Head:
 
     Attributes:
         method: `GET`, `POST`, ...
-        path: before the question mark, as sent: percent escapes are not resolved.
+        path: of the target, before the question mark, as sent: percent escapes are not resolved.
         body_bytes: length of the body, or None when it comes in chunks.
         json_bytes: `Inference-Header-Content-Length`, or None.
         keeps_alive: whether the client wants another request on this connection.
@@ -96,7 +96,8 @@ class Head:
         if version not in ("1.0", "1.1"):
             raise RequestError(505, f"HTTP version {version} is not spoken here, use 1.1")
         self.method = parser.get_method().decode("ascii")
-        self.path = url.split(b"?", 1)[0].decode("latin-1")
+        path, host = _read_target(url, fields.get(b"host"))
+        self.path = path.decode("latin-1")
         self.is_http_1_0 = version == "1.0"
         # Not from the parser, which has forgotten it where there is no body.
         wishes = {wish.strip() for wish in fields.get(b"connection", b"").lower().split(b",")}
@@ -107,7 +108,7 @@ class Head:
         self.passes_descriptor = b"edgekit-descriptor" in fields
         self.authorization = fields.get(b"authorization")
         self.has_origin = b"origin" in fields
-        self.has_foreign_host = _is_foreign(fields.get(b"host"))
+        self.has_foreign_host = _is_foreign(host)
         self.route: Any = None
         self.is_cleared = False
         self.is_plain = self.keeps_alive and not self.is_http_1_0 and self.method != "HEAD"
@@ -184,6 +185,7 @@ class _Collector:
 def _parse(data: bytes) -> Head:
     found = _Collector()
     parser = httptools.HttpRequestParser(found)
+    is_early = True
     try:
         # In two steps: a parser that saw the end of the head elsewhere than we did would take other bytes for
         # the body.
@@ -191,7 +193,9 @@ def _parse(data: bytes) -> Head:
         is_early = found.is_complete
         parser.feed_data(data[-1:])
     except httptools.HttpParserUpgrade as cause:
-        raise RequestError(400, "protocol upgrades and CONNECT are not supported") from cause
+        if parser.get_method() == b"CONNECT":
+            raise RequestError(400, "CONNECT is not supported") from cause
+        # An upgrade that is not granted is as if not asked for: what follows is HTTP/1.1 (RFC 9110, 7.8).
     except httptools.HttpParserError as cause:
         raise RequestError(400, f"malformed HTTP request: {cause}") from cause
     if is_early or not found.is_complete:
@@ -201,6 +205,24 @@ def _parse(data: bytes) -> Head:
     if found.count > MAX_HEADERS:
         raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
     return Head(data, parser, found.url, found.fields)
+
+
+def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
+    """Return path and host of a target: one that names a host counts, whatever `Host` says (RFC 9112, 3.2.2).
+
+    Raises:
+        RequestError: the target is of another scheme, or names no host or a user.
+    """
+    path = url.split(b"?", 1)[0]
+    scheme, is_absolute, rest = path.partition(b"://")
+    if path.startswith(b"/") or not is_absolute:
+        return path, host
+    authority, slash, path = rest.partition(b"/")
+    if scheme.lower() not in (b"http", b"https") or not authority or b"@" in authority:
+        raise RequestError(
+            400, f"the target is {url[:80].decode('latin-1')!r}, expected http://HOST/PATH or /PATH"
+        )
+    return slash + path or b"/", authority
 
 
 def _is_foreign(host: bytes | None) -> bool:

@@ -6,7 +6,7 @@ but those that stand in the JSON itself.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE, find_dtype
@@ -18,8 +18,34 @@ from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, TensorSpec
 _MAX_ID: Final = 256  # characters
 
 
-def parse_plan(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Plan:
+Agreement: TypeAlias = tuple[
+    str, tuple[tuple[str, int], ...]
+]  # a dimension; the inputs and axes that have it
+
+
+def find_agreements(inputs: Sequence[TensorSpec]) -> tuple[Agreement, ...]:
+    """Return which free dimensions must have one size in a request: those with one name."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                places.setdefault(size, []).append((spec.name, axis))
+    return tuple((name, tuple(found)) for name, found in places.items() if len(found) > 1)
+
+
+def parse_plan(
+    data: bytes,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    agreements: Sequence[Agreement] = (),
+) -> Plan:
     """Return what the JSON in `data` asks of a model with these inputs and outputs.
+
+    Args:
+        data: of the request.
+        inputs: of the model.
+        outputs: of the model.
+        agreements: of the inputs.
 
     Raises:
         RequestError: not JSON, not a request of the protocol, or not one that fits the model.
@@ -30,6 +56,8 @@ def parse_plan(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[Tens
         if parameters.get(name):
             raise RequestError(400, f"parameter '{name}': models with state are not supported")
     planned, binary_bytes = _plan_inputs(request, inputs)
+    if agreements:
+        _check_agreements({one.name: one.shape for one in planned}, agreements)
     request_id = request.get("id", "")
     if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected a string of at most {_MAX_ID} characters")
@@ -98,6 +126,18 @@ def _plan_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) ->
             )
         return PlannedInput(spec.name, dtype, shape, start_bytes), size_bytes
     return PlannedInput(spec.name, dtype, shape, values=read_values(entry["data"], dtype, shape, where)), 0
+
+
+def _check_agreements(shapes: Mapping[str, tuple[int, ...]], agreements: Sequence[Agreement]) -> None:
+    for name, ((first, first_axis), *others) in agreements:
+        size = shapes[first][first_axis]
+        for other, axis in others:
+            if shapes[other][axis] != size:
+                raise RequestError(
+                    400,
+                    f"dimension '{name}' is {size} in input '{first}' and {shapes[other][axis]} in input"
+                    f" '{other}', expected one size",
+                )
 
 
 def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple[int, ...]:

@@ -51,12 +51,14 @@ def take_count(fields: Mapping[str, Any], name: str, where: str, default: int | 
 
 
 def take_parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the object `parameters` of `entry`, empty where there is none.
+    """Return the object `parameters` of `entry`, empty where there is none or it is null.
 
     Raises:
         RequestError: it is something else.
     """
-    parameters = entry.get("parameters", {})
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return {}
     if not isinstance(parameters, dict):
         raise RequestError(400, f"{where}: parameters is {show(parameters)}, expected an object")
     return parameters

@@ -15,7 +15,7 @@ import numpy as np
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.answers import BINARY_TYPE, make_head, make_json
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.infer_request import parse_plan
+from edgekit_runtime.service.infer_request import find_agreements, parse_plan
 from edgekit_runtime.service.outgoing import Buffer
 from edgekit_runtime.service.plan import Plan, PlannedInput, PlannedOutput, Shared
 from edgekit_runtime.service.sharedmem import Region, Regions
@@ -40,7 +40,9 @@ class Codec:
         inputs, outputs: of the model.
     """
 
-    __slots__ = ("_max_json_bytes", "_names", "_plans", "_regions", "inputs", "name", "outputs")
+    __slots__ = (
+        *("_agreements", "_max_json_bytes", "_names", "_plans", "_regions", "inputs", "name", "outputs"),
+    )
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Codec:
         self.name = name
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
+        self._agreements = find_agreements(inputs)
         self.outputs = tuple(outputs)
         self._regions = regions
         self._max_json_bytes = max_json_bytes
@@ -155,7 +158,7 @@ class Codec:
         return head, *data
 
     def _parse(self, text: bytes) -> Plan:
-        plan = parse_plan(text, self.inputs, self.outputs)
+        plan = parse_plan(text, self.inputs, self.outputs, self._agreements)
         if plan.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
             if len(self._plans) >= _MAX_KEPT:
                 self._plans.clear()

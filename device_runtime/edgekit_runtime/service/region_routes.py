@@ -3,7 +3,6 @@
 Source: Triton's extension shared_memory.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +14,34 @@ from edgekit_runtime.service.json_fields import load_small, take_count
 from edgekit_runtime.service.sharedmem import Region, Regions
 
 
-class RegionRoutes:
-    """Answers requests about regions, each of which ends with the connection that registered it."""
+class _Owned:
+    """The memfds that a connection registered; as its `on_close`, which goes with it to a worker and back.
 
-    __slots__ = ("_owned", "_regions")
+    Attributes:
+        regions: they, those that were unregistered meanwhile among them.
+    """
+
+    __slots__ = ("_further", "_registered", "regions")
+
+    def __init__(self, registered: Regions, further: Callable[[], None] | None) -> None:
+        self._registered, self._further = registered, further
+        self.regions: list[Region] = []
+
+    def __call__(self) -> None:
+        """Let them end with the connection: a client that dies unregisters nothing."""
+        for region in self.regions:
+            self._registered.remove(region)
+        if self._further is not None:
+            self._further()
+
+
+class RegionRoutes:
+    """Answers requests about regions; a memfd ends with the connection that registered it."""
+
+    __slots__ = ("_regions",)
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
-        self._owned: dict[Connection, list[Region]] = {}
 
     def register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
         """Take a region in: a memfd that came with the body, or a POSIX segment."""
@@ -52,25 +71,23 @@ class RegionRoutes:
         connection.answer(*make_json([_describe_region(region) for region in found]))
 
     def unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
-        """Forget one region or all; one that this client cannot use is left alone."""
+        """Forget one region, or all but the memfds of other connections.
+
+        One that this client cannot use is left alone. Segments by key belong to nobody: a client of the
+        protocol has several connections, on any of which it registers and unregisters.
+        """
+        owned = connection.on_close.regions if isinstance(connection.on_close, _Owned) else ()
         for region in self._regions.of(is_local=connection.is_local):
-            if name is None or region.name == name:
+            if region.name == name or (name is None and (not region.is_mapped or region in owned)):
                 self._regions.remove(region)
         connection.answer(*make_json({}))
 
     def _own(self, connection: Connection, region: Region) -> None:
-        """Let `region` end with the connection: a client that dies unregisters nothing."""
-        if connection not in self._owned:  # one that was lent and came back still has what it owned before
-            connection.on_close = functools.partial(self._disown, connection, connection.on_close)
-        owned = self._owned.get(connection, ())
+        owned = connection.on_close
+        if not isinstance(owned, _Owned):
+            owned = connection.on_close = _Owned(self._regions, owned)
         # Without those that were unregistered meanwhile, whose mappings end with the last reference.
-        self._owned[connection] = [*(one for one in owned if one.descriptor >= 0), region]
-
-    def _disown(self, connection: Connection, further: Callable[[], None] | None) -> None:
-        for region in self._owned.pop(connection, ()):
-            self._regions.remove(region)
-        if further is not None:
-            further()
+        owned.regions = [*(one for one in owned.regions if one.descriptor >= 0), region]
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.exposition import CONTENT_TYPE
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.infer_routes import InferRoutes
-from edgekit_runtime.service.json_fields import load_small
+from edgekit_runtime.service.json_fields import load_small, take_parameters
 from edgekit_runtime.service.model import EvictedError
 from edgekit_runtime.service.region_routes import RegionRoutes
 from edgekit_runtime.service.registry import Registry
@@ -207,12 +207,8 @@ class Routes:
         body: memoryview,
     ) -> None:
         """Load or unload; the answer comes when that is done."""
-        stated = load_small(body).get("parameters", {}) if len(body) else {}
-        if (
-            not isinstance(stated, dict)
-            or "config" in stated
-            or any(key.startswith("file:") for key in stated)
-        ):
+        stated = take_parameters(load_small(body), "the request") if len(body) else {}
+        if "config" in stated or any(key.startswith("file:") for key in stated):
             raise RequestError(
                 400, "models come from signed packages: config and files in a request are refused"
             )
