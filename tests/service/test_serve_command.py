@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -117,6 +118,18 @@ def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None
         code, printed = service.end()
         assert (code, printed.strip()) == (0, "stopped")
         assert not service.socket_path.exists()
+
+
+def test_log_in_json_has_no_other_lines(folder: Path) -> None:
+    (folder / "service.toml").write_text("[log]\njson = true\n")
+    service = Served(folder, "--config", str(folder / "service.toml"))
+    with bounded(service.process):
+        ready = json.loads(service.wait_ready())
+        assert (ready["level"], ready["message"].startswith("ready at ")) == ("info", True)
+        service.process.terminate()
+        assert service.process.stderr is not None
+        for line in service.process.stderr:
+            json.loads(line)
 
 
 def test_service_without_standard_descriptors_serves_an_isolated_model(folder: Path) -> None:

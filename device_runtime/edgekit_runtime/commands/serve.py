@@ -1,7 +1,7 @@
 """`edgekit-device serve`."""
 
 import argparse
-import sys
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from edgekit_runtime.commands.command import Outcome
 
 if TYPE_CHECKING:
     from edgekit_runtime.verifying import VerifyingProcess
+
+_logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -65,7 +67,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import asyncio
     import dataclasses
-    import logging
 
     from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.installed import InstalledModels
@@ -99,7 +100,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
 
     def announce(addresses: Sequence[str]) -> None:
         trust.rest()
-        print(f"edgekit-device: ready at {', '.join(addresses)}", file=sys.stderr, flush=True)
+        _logger.info("ready at %s", ", ".join(addresses))
 
     has_ended = asyncio.run(serve(config, source, announce))
     return Outcome({"stopped": True}, ["stopped"], has_ended=has_ended)
