@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, FakeLane, double, fail, inputs
+from tests.service.scheduling_parts import FakeLoop
 
-from edgekit_runtime.errors import EdgekitError, ManifestError
-from edgekit_runtime.service.cache import CacheLimits, ResponseCache
+from edgekit_runtime.errors import DeadlineError, EdgekitError, ManifestError, OverloadedError
+from edgekit_runtime.service.cache import CacheLane, CacheLimits, ResponseCache
 from edgekit_runtime.service.call import Call
+from edgekit_runtime.service.metrics import LaneMetrics
+
+LOOP = FakeLoop()  # where no call has a deadline, nothing happens on it
 
 
 def outputs(client: Client) -> list[Any]:
@@ -18,7 +22,7 @@ def outputs(client: Client) -> list[Any]:
 
 def test_equal_inputs_are_computed_once() -> None:
     lane, client = FakeLane(), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     for _ in range(3):
         cached.submit(client.call(inputs(1, 2)))
     assert outputs(client) == [[[2, 4]]] * 3
@@ -37,7 +41,7 @@ def test_equal_inputs_are_computed_once() -> None:
 )
 def test_other_inputs_are_computed(other: dict[str, Any]) -> None:
     lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     cached.submit(client.call(inputs(1, 2)))
     cached.submit(client.call(other))
     assert len(lane.calls) == 2
@@ -45,7 +49,7 @@ def test_other_inputs_are_computed(other: dict[str, Any]) -> None:
 
 def test_the_order_and_layout_of_inputs_do_not_matter() -> None:
     lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     square = np.arange(6, dtype=np.float32).reshape(2, 3)
     cached.submit(client.call({"a": square, "b": square}))
     cached.submit(client.call({"b": square.copy(), "a": np.asfortranarray(square)}))
@@ -55,7 +59,7 @@ def test_the_order_and_layout_of_inputs_do_not_matter() -> None:
 def test_equal_calls_under_way_are_computed_once() -> None:
     lane, client = FakeLane(held=True), Client()
     cache = ResponseCache()
-    cached = cache.in_front_of(lane)
+    cached = cache.in_front_of(lane, LOOP)
     for _ in range(5):
         cached.submit(client.call(inputs(1, 2)))
     lane.release()
@@ -65,7 +69,7 @@ def test_equal_calls_under_way_are_computed_once() -> None:
 
 def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
     lane, client = FakeLane(held=True), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     cached.submit(client.call(inputs(1, 2)))
     urgent = client.call(inputs(1, 2))
     urgent.priority = 1
@@ -77,7 +81,7 @@ def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
 
 def test_an_error_is_not_kept_and_waiting_calls_are_tried_themselves() -> None:
     lane, client = FakeLane(held=True, compute=fail), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     for _ in range(3):
         cached.submit(client.call(inputs(1, 2)))
     lane.release()
@@ -88,10 +92,88 @@ def test_an_error_is_not_kept_and_waiting_calls_are_tried_themselves() -> None:
     assert [len(mine) for mine in client.answers] == [1, 1, 1]
 
 
+class Joining:
+    """A cache in front of a lane that has answered nothing yet, with everything fake around it."""
+
+    def __init__(self, **limits: int) -> None:
+        self.loop, self.behind, self.client = FakeLoop(), FakeLane(held=True), Client()
+        self.metrics = LaneMetrics("model", "1")
+        self.lane: CacheLane = ResponseCache().in_front_of(
+            self.behind, self.loop, metrics=self.metrics, clock=self.loop.clock, **limits
+        )
+
+    def submit(self, value: float = 1, after_s: float | None = None) -> None:
+        deadline_s = None if after_s is None else self.loop.now_s + after_s
+        self.lane.submit(self.client.call(inputs(value), deadline_s))
+
+    def found(self) -> list[str]:
+        """What each call was answered; an empty text where it waits."""
+        return [type(mine[0]).__name__ if mine else "" for mine in self.client.answers]
+
+
+def test_a_call_that_waits_for_an_equal_one_keeps_its_own_deadline() -> None:
+    bench = Joining()
+    for after_s in (None, 0.05, None, 0.2, 0.05):
+        bench.submit(after_s=after_s)
+    bench.loop.pass_s(0.06)
+    assert bench.found() == ["", "DeadlineError", "", "", "DeadlineError"]
+    bench.loop.pass_s(0.2)
+    assert bench.found() == ["", "DeadlineError", "", "DeadlineError", "DeadlineError"]
+    bench.behind.release()
+    assert bench.client.failures == 3
+    assert [len(mine) for mine in bench.client.answers] == [1] * 5
+    assert (bench.metrics.late, bench.metrics.cache_hits) == (3, 1)
+
+
+def test_a_deadline_that_has_come_is_not_waited_with() -> None:
+    bench = Joining()
+    bench.submit()
+    bench.submit(after_s=0.0)
+    assert isinstance(bench.client.answers[1][0], DeadlineError)
+
+
+def test_calls_that_wait_for_equal_ones_are_bounded() -> None:
+    bench = Joining(max_waiting=2)
+    for value in (1, 2, 1, 2, 1, 3):
+        bench.submit(value)
+    assert isinstance(bench.client.answers[4][0], OverloadedError)
+    assert bench.metrics.shed == 1
+    assert len(bench.behind.calls) == 3
+    for _ in range(3):
+        bench.behind.release()
+    bench.submit(4)
+    bench.submit(4)  # there is room again
+    bench.behind.release()
+    assert bench.client.failures == 1
+
+
+def test_calls_that_were_answered_leave_no_timer() -> None:
+    bench = Joining()
+    bench.submit()
+    bench.submit(after_s=0.05)
+    bench.behind.release()
+    bench.loop.pass_s(0.1)
+    assert bench.client.failures == 0
+    assert (bench.metrics.late, bench.metrics.cache_hits) == (0, 1)
+
+
+def test_answers_from_the_cache_are_counted_with_their_time() -> None:
+    bench = Joining()
+    bench.submit()
+    bench.loop.now_s += 0.25
+    bench.submit()
+    bench.loop.now_s += 0.5
+    bench.behind.release()
+    bench.submit()
+    assert (bench.metrics.cache_hits, bench.metrics.cache_misses, bench.metrics.answered) == (2, 1, 2)
+    assert bench.metrics.answer_histogram().total == 0.5
+    assert bench.metrics.last_s == bench.loop.now_s
+
+
 def test_two_versions_do_not_share_answers() -> None:
     cache, client = ResponseCache(), Client()
     old, new = FakeLane(), FakeLane(compute=lambda given: {"y": given["x"] * 3})
-    first, second = cache.in_front_of(old), cache.in_front_of(new)
+    first, second = cache.in_front_of(old, LOOP), cache.in_front_of(new, LOOP)
     for lane in (first, second, first, second):
         lane.submit(client.call(inputs(1)))
     assert outputs(client) == [[[2]], [[3]], [[2]], [[3]]]
@@ -99,7 +181,7 @@ def test_two_versions_do_not_share_answers() -> None:
 
 def test_a_closed_version_leaves_nothing_behind() -> None:
     cache, client, lane = ResponseCache(), Client(), FakeLane()
-    cached = cache.in_front_of(lane)
+    cached = cache.in_front_of(lane, LOOP)
     cached.submit(client.call(inputs(1)))
     lane.held = True
     cached.submit(client.call(inputs(2)))
@@ -111,7 +193,7 @@ def test_a_closed_version_leaves_nothing_behind() -> None:
 
 def test_the_least_recently_used_answer_goes_first() -> None:
     cache, client, lane = ResponseCache(CacheLimits(max_bytes=2 * (512 + 4))), Client(), FakeLane()
-    cached = cache.in_front_of(lane)
+    cached = cache.in_front_of(lane, LOOP)
     for value in (1, 2, 1, 3, 1, 2):
         cached.submit(client.call(inputs(value)))
     assert [float(call.inputs["x"][0, 0]) for call in lane.calls] == [1, 2, 3, 2]
@@ -121,7 +203,7 @@ def test_the_least_recently_used_answer_goes_first() -> None:
 def test_large_inputs_and_answers_pass_by() -> None:
     cache = ResponseCache(CacheLimits(max_bytes=600, max_input_bytes=100))
     client, lane = Client(), FakeLane()
-    cached = cache.in_front_of(lane)
+    cached = cache.in_front_of(lane, LOOP)
     for _ in range(2):
         cached.submit(client.call(inputs(*range(26))))  # 104 bytes in
         cached.submit(client.call(inputs(*range(25))))  # 100 bytes in, 100 + 512 out
@@ -131,19 +213,20 @@ def test_large_inputs_and_answers_pass_by() -> None:
 
 def test_readers_cannot_change_an_answer() -> None:
     client, lane = Client(), FakeLane()
-    cached = ResponseCache().in_front_of(lane)
-    cached.submit(client.call(inputs(1)))
-    (answer,) = client.answers[0]
-    assert not isinstance(answer, EdgekitError)
-    with pytest.raises(ValueError, match="read-only"):
-        answer["y"][0, 0] = 7
-    with pytest.raises(TypeError):
-        answer["y"] = answer["y"]  # type: ignore[index]
+    cached = ResponseCache().in_front_of(lane, LOOP)
+    for _ in range(2):
+        cached.submit(client.call(inputs(1)))
+    for (answer,) in client.answers:
+        assert not isinstance(answer, EdgekitError)
+        with pytest.raises(ValueError, match="read-only"):
+            answer["y"][0, 0] = 7
+        with pytest.raises(TypeError):
+            answer["y"] = answer["y"]  # type: ignore[index]
 
 
 def test_inputs_that_change_after_the_hash_poison_nothing() -> None:
     client, lane = Client(), FakeLane(held=True)
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     shared = bytearray(np.float32([[1]]).tobytes())
     cached.submit(client.call({"x": np.frombuffer(shared, np.float32).reshape(1, 1)}))
     shared[:] = np.float32([[5]]).tobytes()
@@ -161,7 +244,7 @@ def test_real_sessions_answer_the_same_from_the_cache() -> None:
     session = OrtSession(folder / "digits_cnn.onnx", OrtOptions(threads=1))
     image = np.random.default_rng(0).random((1, 1, 8, 8), np.float32)
     lane, client = FakeLane(compute=session.run), Client()
-    cached = ResponseCache().in_front_of(lane)
+    cached = ResponseCache().in_front_of(lane, LOOP)
     for _ in range(2):
         cached.submit(client.call({session.inputs[0].name: image}))
     assert len(lane.calls) == 1
@@ -187,7 +270,7 @@ STEP = st.one_of(
 @given(steps=st.lists(STEP, max_size=60), max_bytes=st.sampled_from([1, 600, 1200, 1 << 20]))
 def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_bytes: int) -> None:
     cache, client, lane = ResponseCache(CacheLimits(max_bytes=max_bytes)), Client(), FakeLane()
-    cached, sent = cache.in_front_of(lane), []
+    cached, sent = cache.in_front_of(lane, LOOP), []
     for step in steps:
         match step:
             case ("send", int(value)):
@@ -202,7 +285,7 @@ def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_b
                 lane.compute = fail if step == "break" else double
             case "close":
                 cached.close()
-                cached = cache.in_front_of(lane)
+                cached = cache.in_front_of(lane, LOOP)
     lane.held = False
     while lane.waiting:
         lane.release()

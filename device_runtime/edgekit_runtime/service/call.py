@@ -4,7 +4,7 @@ Everything here happens on the thread of the event loop. A call is answered by c
 future: for a model of 20 us a future and a turn of the loop would be half of the work again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -12,6 +12,24 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.session import Array
 
 Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
+
+
+class Reused(Mapping[str, Array]):
+    """Outputs that were computed for another call: whoever judges what a version does leaves them out."""
+
+    __slots__ = ("_outputs",)
+
+    def __init__(self, outputs: Mapping[str, Array]) -> None:
+        self._outputs = outputs
+
+    def __getitem__(self, name: str) -> Array:
+        return self._outputs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
 
 
 @dataclass(slots=True, eq=False)

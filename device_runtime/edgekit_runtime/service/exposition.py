@@ -78,7 +78,8 @@ _DEVICE_HELP: Final[Mapping[str, str]] = {
     "edgekit_throttled": "1 while the device throttles itself.",
     "edgekit_clock_cap_ratio": "Lowest cap of a processor's clock, of its highest.",
 }
-_OUTCOMES: Final = ("succeeded", "failed", "shed", "late", "refused")
+# Outcome -> what counts it.
+_OUTCOMES: Final = {"succeeded": "answered", **{name: name for name in ("failed", "shed", "late", "refused")}}
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:
@@ -89,15 +90,20 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:
         return Family(name, kind, help, tuple((labels, getattr(lane, field)) for labels, lane in labelled))
 
     requests = tuple(
-        ({**labels, "outcome": outcome}, getattr(lane, outcome))
+        ({**labels, "outcome": outcome}, getattr(lane, field))
         for labels, lane in labelled
-        for outcome in _OUTCOMES
+        for outcome, field in _OUTCOMES.items()
     )
     return [
         Family("edgekit_requests_total", "counter", "Calls by how they ended.", requests),
         each("edgekit_queue_seconds", "histogram", "From a call's arrival to its beginning.", "queue"),
         each("edgekit_compute_seconds", "histogram", "Time in the engine, for each call.", "compute"),
-        each("edgekit_request_seconds", "histogram", "From a call's arrival to its answer.", "total"),
+        Family(
+            "edgekit_request_seconds",
+            "histogram",
+            "From a call's arrival to its answer.",
+            tuple((labels, lane.answer_histogram()) for labels, lane in labelled),
+        ),
         each("edgekit_queue_length", "gauge", "Calls that wait now.", "waiting"),
         Family(
             "edgekit_batch_calls",

@@ -93,33 +93,53 @@ class LaneMetrics:
         model, version: whose.
         queue: seconds from a call's arrival to its beginning.
         compute: seconds of the engine, for each call; those of a batch count for each call in it.
-        total: seconds from a call's arrival to its answer.
+        total: seconds from a call's arrival to its answer, of calls that ran.
+        cached: the same of calls that were answered from the response cache.
         runs: number of calls in a run -> count of such runs.
-        succeeded: calls that were answered with outputs.
+        succeeded: calls that ran and were answered with outputs.
         failed: calls that ran and were answered with an error.
         failed_s: seconds from arrival to answer of the failed calls, summed.
         shed: calls refused since too many waited.
         late: calls refused since their deadline had come.
         refused: calls refused for another reason: inputs that do not fit, a model that is being unloaded.
-        cache_hits, cache_misses: of the response cache.
+        cache_misses: calls that the response cache did not hold.
         waiting: calls that wait now.
-        last_s: when the last call was answered that ran, on the clock of the scheduler, or None.
+        last_s: when the last call was answered that ran or was in the cache, on the clock of the scheduler,
+            or None.
     """
 
     __slots__ = (
-        *("_lone", "cache_hits", "cache_misses", "compute", "failed", "failed_s", "last_s", "late", "model"),
+        *("_lone", "cache_misses", "cached", "compute", "failed", "failed_s", "last_s", "late", "model"),
         *("queue", "refused", "runs", "shed", "succeeded", "total", "version", "waiting"),
     )
 
     def __init__(self, model: str, version: str) -> None:
         self.model, self.version = model, version
-        self.queue, self.compute, self.total = Histogram(), Histogram(), Histogram()
+        self.queue, self.compute = Histogram(), Histogram()
+        self.total, self.cached = Histogram(), Histogram()
         self._lone = RunCount()
         self.runs = {1: self._lone}
         self.succeeded = self.failed = self.shed = self.late = self.refused = 0
-        self.cache_hits = self.cache_misses = self.waiting = 0
+        self.cache_misses = self.waiting = 0
         self.failed_s = 0.0
         self.last_s: float | None = None
+
+    @property
+    def cache_hits(self) -> int:
+        """Calls that were answered from the response cache, those too that waited there for an equal one."""
+        return self.cached.count
+
+    @property
+    def answered(self) -> int:
+        """Calls that were answered with outputs, from the cache or not."""
+        return self.succeeded + self.cached.count
+
+    def answer_histogram(self) -> Histogram:
+        """Return the seconds from arrival to answer of all calls, from the cache or not."""
+        histogram = Histogram()
+        histogram.counts = [ran + hit for ran, hit in zip(self.total.counts, self.cached.counts, strict=True)]
+        histogram.total = self.total.total + self.cached.total
+        return histogram
 
     def batch_histogram(self) -> Histogram:
         """Return how many runs served how many calls."""
@@ -161,6 +181,11 @@ class LaneMetrics:
         self.compute.observe(compute_s)
         self.total.observe(total_s)
         self.succeeded += 1
+        self.last_s = now_s
+
+    def note_hit(self, total_s: float, now_s: float) -> None:
+        """Count a call that was answered from the response cache."""
+        self.cached.observe(total_s)
         self.last_s = now_s
 
     def note_failure(self, total_s: float, now_s: float) -> None:

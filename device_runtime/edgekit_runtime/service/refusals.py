@@ -29,10 +29,10 @@ def miss(call: Call, metrics: LaneMetrics) -> None:
     reply(call, DeadlineError(f"{metrics.model}: the call had not begun by its deadline; give it more time"))
 
 
-def shed(call: Call, metrics: LaneMetrics, wait_s: float) -> None:
-    """Refuse a call since too many wait, who will take `wait_s`."""
+def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
+    """Refuse a call since too many wait: `waiting` of them, who will take `wait_s`."""
     metrics.shed += 1
-    message = f"{metrics.model}: {metrics.waiting} calls wait already; try again in {wait_s:.3g} s"
+    message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))
 
 

@@ -163,12 +163,12 @@ class Scheduler(Lane):
         if len(self._waiting) >= limits.max_waiting:
             displaced = self._waiting.displace(level)
             if displaced is None:
-                shed(call, self.metrics, self._wait_s())
+                shed(call, self.metrics, self.metrics.waiting, self._wait_s())
                 return
         self._waiting.push(Queued(call, now_s, level, rows, input_bytes(call.inputs), kind))
         self._pump()
         if displaced is not None:
-            shed(displaced.call, self.metrics, self._wait_s())
+            shed(displaced.call, self.metrics, self.metrics.waiting, self._wait_s())
 
     def _pump(self) -> None:
         """Begin what may begin now, and set the alarm for the rest."""

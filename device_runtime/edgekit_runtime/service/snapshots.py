@@ -11,10 +11,10 @@ from edgekit_runtime.service.metrics import Histogram, LaneMetrics, RunCount
 from edgekit_runtime.service.served import Served
 
 _COUNTS: Final = (
-    *("succeeded", "failed", "shed", "late", "refused", "cache_hits", "cache_misses"),
+    *("succeeded", "failed", "shed", "late", "refused", "cache_misses"),
     "failed_s",
 )
-_HISTOGRAMS: Final = ("queue", "compute", "total")
+_HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
 _MAX_KINDS: Final = 4096  # of runs by their number of calls
 _SAID: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
 _MAX_SAID_BYTES: Final = 16 << 10

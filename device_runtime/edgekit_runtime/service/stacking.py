@@ -73,8 +73,10 @@ class Stacking:
         else:
             own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
         stack: Lane = own_lane
-        cache = self.cache.in_front_of(stack, metrics) if options.cache else None
-        stack = stack if cache is None else cache
+        cache = None
+        if options.cache:
+            most = loaded.scheduling.max_waiting
+            stack = cache = self.cache.in_front_of(stack, self.loop, metrics=metrics, max_waiting=most)
         drift = self._make_drift(loaded, codec) if options.drift else None
         stack = stack if drift is None else DriftLane(drift, stack)
         return Served(

@@ -1,6 +1,7 @@
 """What a model's statistics endpoint says, in the words of Triton's statistics extension.
 
-Counts are of calls, not of rows: a call of several rows counts once.
+Counts are of calls, not of rows: a call of several rows counts once. Answers from the response cache count
+as successes and in the queue, where they spend no time, but neither as inferences nor in the engine's times.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """
@@ -33,7 +34,7 @@ def _describe(lane: LaneMetrics, offset_s: float) -> dict[str, Any]:
     runs = lane.runs.items()
     merge_s = sum(calls * run.merge_s for calls, run in runs)
     split_s = sum(calls * run.split_s for calls, run in runs)
-    succeeded = lane.succeeded
+    succeeded, cached = lane.succeeded, lane.cached
     return {
         "name": lane.model,
         "version": lane.version,
@@ -41,13 +42,13 @@ def _describe(lane: LaneMetrics, offset_s: float) -> dict[str, Any]:
         "inference_count": succeeded,
         "execution_count": sum(run.count for _, run in runs),
         "inference_stats": {
-            "success": _duration(succeeded, lane.total.total),
+            "success": _duration(lane.answered, lane.total.total + cached.total),
             "fail": _duration(lane.failed + lane.shed + lane.late + lane.refused, lane.failed_s),
-            "queue": _duration(succeeded, lane.queue.total),
+            "queue": _duration(lane.answered, lane.queue.total),
             "compute_input": _duration(succeeded, merge_s),
             "compute_infer": _duration(succeeded, lane.compute.total),
             "compute_output": _duration(succeeded, split_s),
-            "cache_hit": _duration(lane.cache_hits, 0.0),
+            "cache_hit": _duration(cached.count, cached.total),
             "cache_miss": _duration(lane.cache_misses, 0.0),
         },
         "batch_stats": [_describe_run(calls, run) for calls, run in sorted(runs) if run.count],
