@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, Clock, FakeLane, double, fail, inputs, nan
+from tests.service.scheduling_parts import FakeLoop
 
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import Comparison, choose_comparison, same_class, similarity
@@ -17,6 +18,7 @@ from edgekit_runtime.service.drift import Drift, DriftLane
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
 from edgekit_runtime.tensors import TensorSpec
 
+LOOP = FakeLoop()  # where no call has a deadline, nothing happens on it
 SIMILAR = Comparison("similarity", "the configuration says so", is_guess=False, compare=similarity)
 # Gates that fake latencies pass and a few answers are enough for.
 QUICK = Gates(min_samples=10, max_p99_ratio=None, max_extra_errors=0.4, alpha=0.4)
@@ -328,6 +330,53 @@ def test_every_call_is_answered_exactly_once(
         assert bench.client.failures == 0
 
 
+def cached_canary(bench: Bench, **options: Any) -> CanaryLane:
+    """A canary over two versions, each with a cache in front of it."""
+    cache = ResponseCache()
+    lanes = [cache.in_front_of(one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
+    return CanaryLane(lanes[0], lanes[1], bench.watch, share=0.5, clock=bench.clock, **options)
+
+
+def test_answers_from_a_cache_do_not_count_in_a_canary() -> None:
+    bench = Bench(Gates(min_samples=20))
+    lane = cached_canary(bench)
+    bench.candidate.latency_s = 0.2  # 200 times as slow, but only in the five runs that there are
+    for number in range(2000):
+        lane.submit(bench.client.call(inputs(1.0, float(number % 5))))
+        bench.clock.advance(0.01)
+    assert not bench.verdicts
+    observed = bench.watch.observed
+    assert (observed.candidate.answers, observed.current.answers) == (5, 5)
+    assert observed.candidate.latency.count == 5
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_nan_in_a_cache_counts_once_and_is_made_good(retry: bool) -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = bench.current.compute = nan
+    lane = cached_canary(bench, retry=retry)
+    for _ in range(100):
+        lane.submit(bench.client.call(inputs(float("nan"))))
+        bench.clock.advance(0.01)
+    assert (bench.watch.observed.candidate.answers, bench.watch.observed.current.answers) == (1, 1)
+    assert not bench.verdicts
+
+
+@pytest.mark.parametrize("which", ["current", "candidate"])
+def test_answers_from_a_cache_do_not_count_in_a_shadow(which: str) -> None:
+    bench = Bench(Gates(min_samples=20))
+    cached = ResponseCache().in_front_of(getattr(bench, which), LOOP, clock=bench.clock)
+    setattr(bench, which, cached)
+    lane = bench.shadow()
+    for number in range(200):
+        lane.submit(bench.client.call(inputs(1.0, float(number % 5))))
+        bench.clock.advance(0.01)
+    assert bench.client.failures == 0
+    assert bench.watch.observed.compared == 5
+    assert (bench.watch.observed.candidate.answers, bench.watch.observed.current.answers) == (5, 5)
+    assert lane.dropped == 0
+
+
 def test_lanes_stand_in_front_of_each_other() -> None:
     """A canary in front of two versions, each with drift statistics in front of a cache."""
     bench, cache = Bench(Gates()), ResponseCache()
@@ -335,7 +384,7 @@ def test_lanes_stand_in_front_of_each_other() -> None:
     stacks, drifts = [], []
     for behind in (bench.current, bench.candidate):
         drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
-        stacks.append(DriftLane(drifts[-1], cache.in_front_of(behind)))
+        stacks.append(DriftLane(drifts[-1], cache.in_front_of(behind, LOOP)))
     lane = CanaryLane(stacks[0], stacks[1], bench.watch, share=0.5, clock=bench.clock)
     for number in range(400):
         lane.submit(bench.client.call(inputs(1.0, float(number % 10))))

@@ -1,7 +1,7 @@
 """A canary: a share of the calls is answered by the candidate, and clients do not see it fail.
 
 Which calls is decided without chance. Outputs are not compared here, as a call has one answer: that is what
-`shadow_lane` is for.
+`shadow_lane` is for. What a cache answers says nothing about a version, and is not counted.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import all_finite
-from edgekit_runtime.service.call import Answer, Call, Lane
+from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary import Rollback
 from edgekit_runtime.service.canary_watch import GOLDEN, Watch, is_of_model
 
@@ -79,7 +79,8 @@ class CanaryLane(Lane):
             latency_s = self._clock() - begin_s
             has_failed = _has_failed(answer)
             call.reply(answer)
-            self._watch.count_current(None if has_failed else latency_s)
+            if not isinstance(answer, Reused):
+                self._watch.count_current(None if has_failed else latency_s)
 
         self._current.submit(call.answered_by(take))
 
@@ -90,7 +91,8 @@ class CanaryLane(Lane):
             now_s = self._clock()
             if not _has_failed(answer):
                 call.reply(answer)
-                self._watch.count_candidate(now_s - begin_s)
+                if not isinstance(answer, Reused):
+                    self._watch.count_candidate(now_s - begin_s)
             elif self._retry and (call.deadline_s is None or now_s < call.deadline_s):
                 self._ask_current(call, answer)
             else:
@@ -117,6 +119,8 @@ class CanaryLane(Lane):
         self._current.submit(call.answered_by(take))
 
     def _count_failure(self, failed: Answer, *, is_own_fault: bool) -> None:
+        if isinstance(failed, Reused):  # NaN, which was counted when it was computed
+            return
         # Failures of both arms count in the shares, whoever is at fault: so the shares can be compared.
         self._watch.count_candidate(None)
         if is_own_fault:

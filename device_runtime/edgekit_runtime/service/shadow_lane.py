@@ -4,7 +4,7 @@ Real answers come first. Inputs are copied while the model runs, or just before 
 run at once, and not at all where they are large; the candidate is asked only while no real call is under way
 or was just answered; copies that wait too long are dropped. So under steady load nothing is compared: a
 `CanaryLane` is for that. The candidate's own lane should run it on a thread, so that a call that arrives in
-the meantime does not wait for it.
+the meantime does not wait for it. What a cache answers says nothing about a version, and is not counted.
 """
 
 import time
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import Comparison, Outputs, all_finite
-from edgekit_runtime.service.call import Answer, Call, Lane
+from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch, is_of_model
 from edgekit_runtime.sessions.session import Array
 
@@ -146,7 +146,7 @@ class ShadowLane(Lane):
                 return
             kept, copy = copy, None
             kept.current_s, kept.answered_s = now_s - begin_s, now_s
-            if kept.inputs is None and not isinstance(answer, EdgekitError):
+            if kept.inputs is None and not isinstance(answer, EdgekitError | Reused):
                 self._copy_inputs(kept, call)
             call.reply(answer)
             self._keep(kept, answer)
@@ -164,8 +164,8 @@ class ShadowLane(Lane):
             }
 
     def _keep(self, copy: _Copy, answer: Answer) -> None:
-        """Queue a copy, unless the current version failed: then there is nothing to compare with."""
-        if isinstance(answer, EdgekitError) or not all_finite(answer):
+        """Queue a copy, unless the current version failed or did not run: then nothing can be compared."""
+        if isinstance(answer, EdgekitError | Reused) or not all_finite(answer):
             return
         if copy.inputs is None:
             self.dropped += 1
@@ -206,6 +206,8 @@ class ShadowLane(Lane):
 
     def _judge(self, copy: _Copy, answer: Answer, candidate_s: float) -> None:
         """Count one pair of answers."""
+        if isinstance(answer, Reused):
+            return
         expected, inputs = copy.expected or {}, copy.inputs or {}
         self._watch.count_current(copy.current_s)
         if isinstance(answer, EdgekitError):
