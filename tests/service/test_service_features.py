@@ -350,7 +350,7 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
     [
         ("[models.m]\nrollout = 'blue'", "expected one of swap, canary, shadow"),
         ("[models.m]\nrollout = 'canary'\nlatest = 2", "no room for latest"),
-        ("[models.m.canary]\nshare = 2.0", "expected more than 0 and at most 1"),
+        ("[models.m.canary]\nshare = 2.0", "share is 2.0, expected 0 to 1"),
         ("[models.m.gates]\nalpha = 0.9", "alpha"),
         ("[models.m.gates]\nalpha = 0", "alpha"),
         ("[models.m.governor]\npower_w = 3", "unknown setting 'power_w'"),
@@ -360,7 +360,7 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
         ("[power]\npower_w = 3", "no model may be"),
         ("[power]\npower_w = 0\n[models.m.governor]", "power_w > 0"),
         ("[power]\nbattery_floor = 1\n[models.m.governor]", "floor of 0 to less than 1"),
-        ("[power]\nidle_w = -1", "idle_w of at least 0"),
+        ("[power]\nidle_w = -1", "idle_w is -1, expected 0 to"),
         ("[memory]\nmax_bytes = 0", "max_bytes over 0"),
         ("[power]\nperiod_s = 0.001", "period_s"),
         ("[drift]\nwindow = 0", "window"),
