@@ -17,11 +17,12 @@ from tests.service.wiring_parts import X, changed, metrics, statistics, with_var
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
+from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.loading import ModelOptions, load, unload
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory
 from edgekit_runtime.service.watching import Power
@@ -222,6 +223,19 @@ def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
     with serve(maker, tree, options) as service:
         (line,) = service.do(service.service.registry.index())
         assert "has no variant 'none'" in line.reason
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_batches_are_such_as_every_variant_can_take(
+    maker: PackageMaker, tmp_path: Path, is_normed: bool
+) -> None:
+    made, variant = with_variant(maker, "frugal", 2.0, is_normed=is_normed)
+    path = write(made, tmp_path, "1.0.0", variants=(variant,))
+    options = ModelOptions(governor=GovernorOptions(), scheduling=SchedulingLimits(max_batch=4))
+    with read_package(path, maker.trust) as package:
+        loaded = load(package, options)
+    unload([session for way in loaded.ways for session in way.instances])
+    assert loaded.scheduling.max_batch == (1 if is_normed else 4)
 
 
 def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, tree: Tree) -> None:

@@ -21,9 +21,17 @@ _GOLDEN = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
 
 
 def make_model(
-    factor: float = 1.0, *, limit: float | None = None, repeats: int = 0, batch: object = "N"
+    factor: float = 1.0,
+    *,
+    limit: float | None = None,
+    repeats: int = 0,
+    batch: object = "N",
+    is_normed: bool = False,
 ) -> bytes:
-    """Y = X @ WEIGHT * factor; NaN where a value is above `limit`; slower by `repeats` products of [4, 4]."""
+    """Y = X @ WEIGHT * factor, with X over the norm of the whole batch if `is_normed`.
+
+    NaN where a value is above `limit`; slower by `repeats` products of [4, 4].
+    """
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     nodes, stored, last = [], [onnx.numpy_helper.from_array(WEIGHT * np.float32(factor), "w")], "x"
     if limit is not None:
@@ -38,6 +46,10 @@ def make_model(
             helper.make_node("Add", ["x", "nothing"], ["checked"]),
         ]
         last = "checked"
+    if is_normed:
+        nodes.append(helper.make_node("ReduceL2", [last], ["norm"], keepdims=0))
+        nodes.append(helper.make_node("Div", [last, "norm"], ["normed"]))
+        last = "normed"
     if repeats:
         # Two of these are no change: each turns the row round.
         stored.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32)[::-1].copy(), "turn"))
@@ -64,10 +76,13 @@ def changed(maker: PackageMaker, factor: float = 1.0, **model: Any) -> PackageMa
     return dataclasses.replace(maker, artifacts={**maker.artifacts, **artifacts})
 
 
-def with_variant(maker: PackageMaker, name: str, factor: float) -> tuple[PackageMaker, Variant]:
+def with_variant(
+    maker: PackageMaker, name: str, factor: float, *, is_normed: bool = False
+) -> tuple[PackageMaker, Variant]:
     """Return a maker whose packages hold a second variant, and that variant."""
     paths = {"model": f"variants/{name}/model.onnx", "golden": f"variants/{name}/output0.bin"}
-    golden = (_GOLDEN @ (WEIGHT * np.float32(factor))).astype(np.float32)
+    values = _GOLDEN / np.linalg.norm(_GOLDEN) if is_normed else _GOLDEN
+    golden = (values @ (WEIGHT * np.float32(factor))).astype(np.float32)
     output = GoldenOutput("y", "float32", (1, 2), paths["golden"], 1e-5, 1e-5)
     variant = Variant(
         name,
@@ -75,7 +90,8 @@ def with_variant(maker: PackageMaker, name: str, factor: float) -> tuple[Package
         Golden(maker.manifest().golden.inputs, (output,)),
         {"score": {"metric": "top1", "value": 0.6}},
     )
-    artifacts = {**maker.artifacts, paths["model"]: make_model(factor), paths["golden"]: golden.tobytes()}
+    model = make_model(factor, is_normed=is_normed)
+    artifacts = {**maker.artifacts, paths["model"]: model, paths["golden"]: golden.tobytes()}
     roles = {**maker.roles, paths["model"]: "model", paths["golden"]: "golden"}
     return dataclasses.replace(maker, artifacts=artifacts, roles=roles), variant
 

@@ -49,6 +49,7 @@ class LoadedWay:
         instances: its sessions, which proved themselves.
         warm_runs: what was measured before there was traffic.
         figures: of the variant, from the manifest.
+        max_batch: rows that it may take in one run; 1 where they change each other's answers.
     """
 
     variant: str
@@ -56,3 +57,4 @@ class LoadedWay:
     instances: tuple[Session, ...]
     warm_runs: tuple[WarmRun, ...]
     figures: Mapping[str, JsonValue]
+    max_batch: int

@@ -179,8 +179,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions) -> Loaded:
                     ways.append(_prove(package, name, count, options))
                 except EngineMissingError as cause:  # noqa: PERF203  # the others do
                     _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
-        golden = read_golden(package.select(variant))
-        scheduling = _limit_batches(scheduling, first.instances[0], golden, package.path)
+        scheduling = _limit_batches(scheduling, ways, package.path)
     except BaseException:
         unload([session for way in ways for session in way.instances])
         raise
@@ -233,7 +232,7 @@ def _prove(
     except BaseException:
         unload(instances)
         raise
-    return LoadedWay(variant, threads, instances, tuple(warm_runs), selected.manifest.figures)
+    return LoadedWay(variant, threads, instances, tuple(warm_runs), selected.manifest.figures, max_batch)
 
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
@@ -264,13 +263,15 @@ def _list_ways(
     return [way for way in ways if way != first]
 
 
-def _limit_batches(
-    limits: SchedulingLimits, session: Session, golden: GoldenCase, path: Path
-) -> SchedulingLimits:
-    if limits.max_batch == 1 or rows_are_independent(session, golden.inputs):
-        return limits
-    _logger.warning("%s: its rows cannot share a batch, so max_batch is 1", path)
-    return dataclasses.replace(limits, max_batch=1)
+def _limit_batches(limits: SchedulingLimits, ways: Sequence[LoadedWay], path: Path) -> SchedulingLimits:
+    """Return the limits with batches that every way can take, since a governor changes it while they wait."""
+    for way in ways:
+        if way.max_batch < limits.max_batch:
+            _logger.warning(
+                "%s: rows of the variant '%s' cannot share a batch, so max_batch is 1", path, way.variant
+            )
+            return dataclasses.replace(limits, max_batch=1)
+    return limits
 
 
 def _check(golden: GoldenCase, session: Session, where: str) -> None:
