@@ -13,6 +13,11 @@ _LACKS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _RETRY_AFTER_S: Final = 1.0
 
 
+def is_lack(cause: BaseException) -> bool:
+    """Return whether `cause` says that the machine lacks descriptors or memory."""
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _LACKS)
+
+
 def check_lack(cause: BaseException, doing: str) -> None:
     """Return where `cause` is no lack of the machine.
 
@@ -23,12 +28,9 @@ def check_lack(cause: BaseException, doing: str) -> None:
     Raises:
         UnavailableError: it is one, of descriptors or memory.
     """
-    if isinstance(cause, OSError) and cause.errno in _LACKS:
-        lacks = cause.strerror
-    elif isinstance(cause, MemoryError):
-        lacks = os.strerror(errno.ENOMEM)
-    else:
+    if not is_lack(cause):
         return
+    lacks = cause.strerror if isinstance(cause, OSError) else os.strerror(errno.ENOMEM)
     raise UnavailableError(
         f"{doing} now: {lacks}; try again, or raise the limit if this stays", _RETRY_AFTER_S
     ) from cause

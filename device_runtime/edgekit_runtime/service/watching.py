@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.lacks import check_descriptors, is_lack
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.pool import Loop
@@ -118,10 +120,20 @@ class Watching:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._power.period_s, self._tick)
+        try:
+            self._watch()
+        except OSError as cause:  # modules are imported when they are needed first, which takes a descriptor
+            if not is_lack(cause):
+                raise
+            _logger.warning("neither sensors nor trials are looked at now: %s", cause)
+        except UnavailableError as cause:
+            _logger.warning("%s", cause)
+
+    def _watch(self) -> None:
         if not self._has_begun:
             # Not before: who waits for the first answer does not need it.
-            self._has_begun = True
             self._begin()
+            self._has_begun = True
         self._models.look()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
@@ -147,6 +159,7 @@ class Watching:
     def _begin(self) -> None:
         if not self._power.sensors:
             return
+        check_descriptors("sensors cannot be looked for")  # else it would find none
         from edgekit_runtime.power.sensors import discover
         from edgekit_runtime.power.sysfs import SYSFS_ROOT, Sysfs
 
