@@ -1,11 +1,14 @@
-"""One service of the model `linear` for the tests of a file, and models that hang."""
+"""One service of the model `linear` for the tests of a file, models that hang, and what services need."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.conftest import PackageMaker, maker, other_signer
+from tests.runtime.slot_cases import write_keys
 from tests.service.gates import Gate, Gated
+from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import Running, running_linear
 
 from edgekit_runtime.service import loading
@@ -32,3 +35,33 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(loading, "open_preferred", open_gated)
     yield made
     made.open()
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """An empty folder for packages."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def folder(maker: PackageMaker, tmp_path: Path) -> Path:
+    """A folder with the package and the key that is trusted."""
+    maker.write(tmp_path / "linear.edgepkg")
+    write_keys(tmp_path / "keys")
+    return tmp_path
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Paths of a certificate for 127.0.0.1 and of its key."""
+    return write_certificate(tmp_path)

@@ -9,11 +9,11 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import WEIGHT, PackageMaker
 
 from edgekit_runtime.archive import write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
@@ -26,6 +26,10 @@ from edgekit_runtime.service.server import Service
 from edgekit_runtime.tensors import TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+Y = (X @ WEIGHT).tobytes()
+"""What `linear` answers to X, as bytes."""
 
 
 class Running:
@@ -173,6 +177,29 @@ def write_model(maker: PackageMaker, path: Path, sketch: Manifest_) -> None:
         golden=Golden(tuple(golden_in), tuple(golden_out)),
     )
     write_package(path, manifest, contents, maker.signer)
+
+
+Beside = TypeVar("Beside", bound="Background")
+
+
+class Background:
+    """Does `work` on a thread beside a block; `is_over` tells it that the block has ended."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self._thread = threading.Thread(target=self.work)
+
+    def __enter__(self: Beside) -> Beside:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def work(self) -> None:
+        raise NotImplementedError
 
 
 # Raw HTTP

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Running, make_config, running, write_identity
+from tests.service.service_parts import Running, X, make_config, running, write_identity
 
 import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.packages import PackageFiles
-
-X = np.array([[1, 2, 3, 4]], np.float32)
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -1,7 +1,6 @@
 """Energy and limits in a running service: a fake tree of `/sys`, real variants, real requests."""
 
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.power_tree import Tree
-from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import X, changed, metrics, statistics, with_variant, write
+from tests.service.service_parts import Background, Running, X, make_config, running
+from tests.service.wiring_parts import changed, metrics, statistics, with_variant, write
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
@@ -51,26 +50,18 @@ def serve(maker: PackageMaker, tree: Tree, options: ModelOptions, **limits: floa
         yield service
 
 
-class Traffic:
+class Traffic(Background):
     """Asks without end, and notes which variant answered."""
 
     def __init__(self, service: Running) -> None:
         self.failures: list[str] = []
         self.counts = {"accurate": 0, "frugal": 0, "refused": 0}
-        self._service, self._over = service, threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._service = service
+        super().__init__()
 
-    def __enter__(self) -> "Traffic":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def work(self) -> None:
         with Client(self._service.socket_path) as client:
-            while not self._over.is_set():
+            while not self.is_over.is_set():
                 try:
                     y = client.infer("linear", {"x": X})["y"]
                 except EdgekitError as error:
@@ -114,25 +105,17 @@ def test_hot_device_is_served_in_another_way_and_no_request_fails(
         assert traffic.failures == []
 
 
-class Device:
+class Device(Background):
     """Lets the board's rail follow what the engine does: 2 W, and 6 W more while it runs."""
 
     def __init__(self, service: Running, tree: Tree) -> None:
-        self._service, self._tree, self._over = service, tree, threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._service, self._tree = service, tree
         self.power_w = 0.0
+        super().__init__()
 
-    def __enter__(self) -> "Device":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def work(self) -> None:
         busy_s, at_s = self._busy_s(), time.monotonic()
-        while not self._over.wait(0.05):
+        while not self.is_over.wait(0.05):
             before_s, began_s = busy_s, at_s
             busy_s, at_s = self._busy_s(), time.monotonic()
             self.power_w = 2.0 + 6.0 * min(1.0, (busy_s - before_s) / (at_s - began_s))
@@ -238,11 +221,7 @@ def test_batches_are_such_as_every_variant_can_take(
     assert loaded.scheduling.max_batch == (1 if is_normed else 4)
 
 
-def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, tree: Tree) -> None:
-    tree.root.mkdir()
-    folder = tree.root.parent
-    packages = folder / "packages"
-    packages.mkdir()
+def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, packages: Path) -> None:
     stated = {"memory_estimate": {"bytes_above_engine": 1000}}
     double, variant = with_variant(maker, "double", 2.0)
     variants = (dataclasses.replace(variant, figures={"memory_estimate": {"bytes_above_engine": 500}}),)
@@ -250,7 +229,8 @@ def test_memory_cap_counts_all_that_a_governor_keeps_open(maker: PackageMaker, t
     write(maker, packages, "1.0.0", name="plain", figures=stated)
     governed = ModelOptions(governor=GovernorOptions(threads=(1, 2)))
     for max_bytes, ready in ((4000, ["governed", "plain"]), (3999, ["governed"]), (2999, ["plain"])):
-        config = make_config(folder, models={"governed": governed}, memory=ModelMemory(max_bytes=max_bytes))
+        cap = ModelMemory(max_bytes=max_bytes)
+        config = make_config(packages.parent, models={"governed": governed}, memory=cap)
         with running(config, PackageFiles([packages], maker.trust)) as service:
             lines = service.do(service.service.registry.index())
             assert [line.name for line in lines if line.state == "READY"] == ready

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
+from tests.service.region_parts import REGION, infer_in, memfd, open_descriptors, register
 from tests.service.service_parts import (
     Manifest_,
     Replies,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -27,15 +30,11 @@ from tests.service.service_parts import (
     running_linear,
     write_model,
 )
-from tests.service.test_sharedmem import REGION, infer_in, memfd, open_descriptors, register
 from tests.waiting import wait_for
 
 from edgekit_runtime.service.http_limits import HttpLimits
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sharedmem import RegionLimits
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = X @ WEIGHT
 
 
 def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) -> None:
@@ -215,6 +214,6 @@ def test_answers_that_nobody_reads_are_bounded(maker: PackageMaker, tmp_path: Pa
         wait_for(lambda: service.call(lambda: all(c._receiver.body_bytes is None for c in connections)))
         time.sleep(0.3)
         assert service.call(lambda: service.service.http.sending_bytes) <= 5 << 20
-        assert ask(service, infer_bytes(X)).binary == Y.tobytes()
+        assert ask(service, infer_bytes(X)).binary == Y
         stack.close()
         wait_for(lambda: service.call(lambda: service.service.http.sending_bytes) == 0)

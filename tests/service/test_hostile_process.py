@@ -9,13 +9,15 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
+from tests.service.serve_parts import Served, served
 from tests.service.service_parts import (
     Replies,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -24,17 +26,13 @@ from tests.service.service_parts import (
     running,
     write_identity,
 )
-from tests.service.test_serve_command import Served, folder
+from tests.service.wiring_parts import load
+from tests.waiting import wait_for
 
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.service.config import Inference
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
-
-__all__ = ["folder"]
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = (X @ WEIGHT).tobytes()
 
 
 def damage(path: Path, kind: str) -> None:
@@ -62,7 +60,7 @@ def test_file_that_is_no_package_keeps_no_other_from_being_served(
         assert ask(service, infer_bytes(X)).binary == Y
         damage(packages / "z.edgepkg", kind)
         assert ask(service, post_bytes("/v2/repository/index", b"")).status == 200
-        assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+        assert load(service).status == 200
 
 
 def test_models_that_do_not_exist_leave_no_trace(linear: Running) -> None:
@@ -107,7 +105,7 @@ def test_storm_of_loads_unloads_and_inferences_ends_well(maker: PackageMaker, tm
         for thread in threads:
             thread.join(60)
         assert wrong == []
-        assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+        assert load(service).status == 200
         assert ask(service, infer_bytes(X)).binary == Y
         assert ask(service, get_bytes("/v2/models/echo/ready")).status == 200
 
@@ -142,24 +140,20 @@ def test_only_package_that_is_none_ends_the_service_with_a_reason(folder: Path) 
 
 
 def test_service_that_ends_late_leaves_the_socket_of_its_successor(folder: Path) -> None:
-    first = Served(folder)
-    first.wait_ready()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(first.socket_path))
-        client.sendall(infer_bytes(X)[:-1])  # the first service waits for the rest
-        time.sleep(0.2)
-        first.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        second = Served(folder)
-        second.wait_ready()
-        client.sendall(infer_bytes(X)[-1:])
-        assert Replies(client).next().binary == Y
-    assert first.end(0)[0] == 0
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(second.socket_path))
-        client.sendall(infer_bytes(X))
-        assert Replies(client).next().binary == Y
-    second.end()
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(served(folder))
+        with first.connect() as client:
+            client.sendall(infer_bytes(X)[:-1])  # the first service waits for the rest
+            time.sleep(0.2)
+            first.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            second = stack.enter_context(served(folder))
+            client.sendall(infer_bytes(X)[-1:])
+            assert Replies(client).next().binary == Y
+        assert first.end(0)[0] == 0
+        with second.connect() as client:
+            client.sendall(infer_bytes(X))
+            assert Replies(client).next().binary == Y
 
 
 def test_service_that_does_not_accept_is_not_waited_for(tmp_path: Path) -> None:
@@ -202,39 +196,35 @@ def test_two_services_that_start_at_once_do_not_share_a_path(tmp_path: Path) -> 
 
 
 def test_process_out_of_descriptors_neither_spins_nor_floods_its_log(folder: Path) -> None:
-    service = Served(folder)
-    service.wait_ready()
-    process = service.process
-    used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
-    with contextlib.ExitStack() as stack:
-        clients = []
-        for _ in range(300):
-            client = stack.enter_context(socket.socket(socket.AF_UNIX))
-            client.settimeout(5)
-            with contextlib.suppress(OSError):
-                client.connect(str(service.socket_path))
-                clients.append(client)
-        time.sleep(0.5)
-        before_s, _ = cpu_s(process.pid), time.sleep(2)
-        assert cpu_s(process.pid) - before_s < 0.5
-        clients[0].sendall(infer_bytes(X))
-        assert Replies(clients[0]).next().binary == Y
-    deadline_s = time.monotonic() + 10
-    while True:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(10)
-            client.connect(str(service.socket_path))
-            client.sendall(infer_bytes(X))
-            reply = Replies(client).next()
-        if reply.status == 200:
-            break
-        assert reply.status == 503
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    code, printed = service.end()
-    assert code == 0
-    assert len(printed) < 10_000
+    with served(folder) as service:
+        pid = service.process.pid
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+        with contextlib.ExitStack() as stack:
+            clients = []
+            for _ in range(300):
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(5)
+                with contextlib.suppress(OSError):
+                    client.connect(str(service.socket_path))
+                    clients.append(client)
+            time.sleep(0.5)
+            before_s, _ = cpu_s(pid), time.sleep(2)
+            assert cpu_s(pid) - before_s < 0.5
+            clients[0].sendall(infer_bytes(X))
+            assert Replies(clients[0]).next().binary == Y
+
+        def is_served() -> bool:
+            with service.connect() as client:
+                client.sendall(infer_bytes(X))
+                reply = Replies(client).next()
+            assert reply.status in (200, 503)
+            return reply.status == 200
+
+        wait_for(is_served, "room for another client", 10.0)
+        code, printed = service.end()
+        assert code == 0
+        assert len(printed) < 10_000
 
 
 def cpu_s(pid: int) -> float:

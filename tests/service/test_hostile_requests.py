@@ -15,6 +15,8 @@ from tests.service.service_parts import (
     Array,
     Replies,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -25,9 +27,6 @@ from tests.service.service_parts import (
 from edgekit_runtime.service import loading
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.http_limits import HttpLimits
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = X @ WEIGHT
 
 
 @pytest.mark.parametrize("shape", ["[1, 4.0]", "[1.0, 4]", "[true, 4]", "[1, 4e0]", "[1, 4, []]", '["1", 4]'])
@@ -66,7 +65,7 @@ def test_long_json_of_other_requests_is_refused_unread(linear: Running, path: st
     began_s = time.process_time()
     assert ask(linear, post_bytes(path, bomb)).status == 413
     assert time.process_time() - began_s < 1.0  # reading it takes seconds
-    assert ask(linear, infer_bytes(X)).binary == Y.tobytes()
+    assert ask(linear, infer_bytes(X)).binary == Y
 
 
 def test_long_json_of_an_inference_is_refused_with_the_way_out(linear: Running) -> None:
@@ -183,7 +182,7 @@ def fail(error: BaseException) -> Any:
         lambda: {"y": np.array(["a"], object)},
         lambda: {"y": np.array([1j])},
         lambda: {"y": np.array(["a"])},
-        lambda: {"z": Y},
+        lambda: {"z": X @ WEIGHT},
         lambda: fail(ValueError("odd")),
         lambda: fail(MemoryError()),
         lambda: fail(RecursionError()),
@@ -202,7 +201,7 @@ def test_odd_answer_of_a_session_is_an_error_and_not_a_silence(
             assert replies.next().status == 500
             oddity.answer = None
             client.sendall(infer_bytes(X))
-            assert replies.next().binary == Y.tobytes()
+            assert replies.next().binary == Y
     finally:
         oddity.answer = None
 
@@ -217,7 +216,7 @@ def test_requests_sent_ahead_of_a_half_close_are_all_answered(
         client.shutdown(socket.SHUT_WR)
         replies = Replies(client)
         for _ in range(count):
-            assert replies.next().binary == Y.tobytes()
+            assert replies.next().binary == Y
         assert replies.is_closed()
 
 
@@ -271,7 +270,7 @@ def test_connection_whose_request_took_long_still_times_out_when_idle(
                 patch.setattr(kind, "submit", lambda _lane, one: held.append(one))
                 client.sendall(infer_bytes(X))
                 time.sleep(4)  # longer than the wheel needs to look at it while it is busy
-                service.call(lambda: held[0].reply({"y": Y}))
+                service.call(lambda: held[0].reply({"y": X @ WEIGHT}))
                 assert replies.next().status == 200
             client.settimeout(8)
             assert client.recv(1) == b""

@@ -6,42 +6,35 @@ import ssl
 import time
 from pathlib import Path
 
-import numpy as np
-from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Replies, ask, infer_bytes, make_config, running
-from tests.service.test_serve_command import certificate, token_file
+from tests.runtime.conftest import PackageMaker
+from tests.service.region_parts import open_descriptors
+from tests.service.service_parts import Replies, X, Y, ask, infer_bytes, running_linear
 
 from edgekit_runtime.service.http_limits import HttpLimits
-from edgekit_runtime.service.packages import PackageFiles
-
-__all__ = ["certificate", "token_file"]
-
-X = np.array([[1, 2, 3, 4]], np.float32)
 
 
 def test_half_handshakes_are_bounded_and_disturb_nobody(
     maker: PackageMaker, tmp_path: Path, token_file: Path, certificate: tuple[Path, Path]
 ) -> None:
-    maker.write(tmp_path / "linear.edgepkg")
     listen = {
         "tls_certificate": str(certificate[0]),
         "tls_key": str(certificate[1]),
         "token_file": str(token_file),
     }
-    config = make_config(tmp_path, listen=listen, http=HttpLimits(max_tls_connections=20))
+    http = HttpLimits(max_tls_connections=20)
     with (
-        running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)) as service,
+        running_linear(maker, tmp_path, listen=listen, http=http) as service,
         contextlib.ExitStack() as stack,
     ):
-        open_before = len(list(Path("/proc/self/fd").iterdir()))
+        open_before = open_descriptors()
         silent = [stack.enter_context(service.connect_tcp()) for _ in range(60)]
         for client in silent[::2]:
             client.sendall(b"\x16\x03\x01\x02\x00\x01")
         time.sleep(0.5)
         # Each of the test's own sockets is one; those that the service still holds are the rest.
-        held = len(list(Path("/proc/self/fd").iterdir())) - open_before - len(silent)
+        held = open_descriptors() - open_before - len(silent)
         assert held <= 22
-        assert ask(service, infer_bytes(X)).binary == (X @ WEIGHT).tobytes()
+        assert ask(service, infer_bytes(X)).binary == Y
         for client in silent:
             client.close()
         time.sleep(0.3)
@@ -50,4 +43,4 @@ def test_half_handshakes_are_bounded_and_disturb_nobody(
         with context.wrap_socket(raw, server_hostname="127.0.0.1") as client:
             token = token_file.read_text().strip()
             client.sendall(infer_bytes(X, fields=f"Authorization: Bearer {token}\r\n"))
-            assert Replies(client).next().binary == (X @ WEIGHT).tobytes()
+            assert Replies(client).next().binary == Y

@@ -14,6 +14,8 @@ from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import (
     Replies,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -24,9 +26,6 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.service.heads import Heads
 from edgekit_runtime.service.http_limits import HttpLimits
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = (X @ WEIGHT).tobytes()
 
 
 def assert_serves(service: Running) -> None:

@@ -1,25 +1,21 @@
 """Ten thousand clients that say nothing, and one that asks."""
 
 import contextlib
-import os
 import resource
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
-from tests.runtime.conftest import WEIGHT
-from tests.service.service_parts import Replies, infer_bytes
-from tests.service.test_serve_command import folder, served
+from tests.service.serve_parts import Served, served
+from tests.service.service_parts import Replies, X, Y, infer_bytes
 from tests.waiting import bounded
 
-__all__ = ["folder"]
-
-X = np.array([[1, 2, 3, 4]], np.float32)
 WANTED = 10_000
 MAX_PER_CONNECTION_BYTES = 8_000
+FEW_DESCRIPTORS = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120));"
+    " from edgekit_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def resident_bytes(process: int) -> int:
@@ -52,7 +48,7 @@ def test_idle_connections_cost_little_and_hold_nobody_up(folder: Path) -> None:
             for _ in range(count):
                 connect()
             asking.sendall(infer_bytes(X))
-            assert Replies(asking).next().binary == (X @ WEIGHT).tobytes()
+            assert Replies(asking).next().binary == Y
             grown = resident_bytes(service.process.pid) - before
             assert grown / count < MAX_PER_CONNECTION_BYTES
     finally:
@@ -61,30 +57,20 @@ def test_idle_connections_cost_little_and_hold_nobody_up(folder: Path) -> None:
 
 def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder: Path) -> None:
     """The limit of descriptors is met before that of connections: no busy loop, no hang."""
-    script = 'ulimit -n 120; exec "$@"'
-    environment = {**os.environ, "EDGEKIT_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     config = folder / "c.toml"
     config.write_text("[http]\nidle_timeout_s = 600\n")
-    path = folder / "few.sock"
-    process = subprocess.Popen(
-        ["sh", "-c", script, "sh", sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package",
-         str(folder / "linear.edgepkg"), "--unix-socket", str(path), "--port", "0", "--config", str(config)],
-        env=environment, cwd=folder, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with bounded(process):
-        assert process.stderr is not None
-        assert "ready" in process.stderr.readline()
+    service = Served(folder, "--config", str(config), command=("-c", FEW_DESCRIPTORS))
+    with bounded(service.process):
+        service.wait_ready()
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(150)]
             for client in clients:
-                client.connect(str(path))
+                client.connect(str(service.socket_path))
                 client.settimeout(20)
             assert Replies(clients[-1]).next().status == 503
             clients[0].sendall(infer_bytes(X))
             assert Replies(clients[0]).next().status == 200
         time.sleep(0.2)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(20)
-            client.connect(str(path))
+        with service.connect() as client:
             client.sendall(infer_bytes(X))
             assert Replies(client).next().status == 200

@@ -1,18 +1,12 @@
 """What a service does not use takes no memory: it is not imported at all."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-from tests.service.test_serve_command import folder
+from tests.service.serve_parts import Served
 from tests.waiting import bounded
 
-import edgekit_runtime
 from edgekit_runtime import Client
-
-__all__ = ["folder"]
 
 # Serves as ever, and says at the end what was ever imported.
 SERVE = (
@@ -42,29 +36,13 @@ UNUSED = (
 
 
 def test_service_imports_nothing_that_it_does_not_use(folder: Path) -> None:
-    path = folder / "serve.sock"
-    service = subprocess.Popen(
-        [
-            *(sys.executable, "-c", SERVE, "serve", "--package", str(folder / "linear.edgepkg")),
-            *("--unix-socket", str(path), "--port", "0"),
-        ],
-        env={
-            **os.environ,
-            "EDGEKIT_HOME": str(folder),
-            "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with bounded(service):
-        assert service.stderr is not None
-        assert any("ready at" in line for line in service.stderr)
-        with Client(str(path)) as client:
+    service = Served(folder, command=("-c", SERVE))
+    with bounded(service.process):
+        service.wait_ready()
+        with Client(str(service.socket_path)) as client:
             client.infer("linear", {"x": np.zeros((1, 4), np.float32)})
-        libraries = Path(f"/proc/{service.pid}/maps").read_text()
-        service.terminate()
-        printed, _ = service.communicate()
+        libraries = Path(f"/proc/{service.process.pid}/maps").read_text()
+        _, printed = service.end()
     imported = set(printed.split())
     assert "edgekit_runtime.service.server" in imported
     assert {

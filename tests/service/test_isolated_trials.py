@@ -12,19 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import X, ask_many, index, infer, load, metrics, statistics, write
-from tests.service.worker_parts import (
-    OTHER,
-    ask_again,
-    asking,
-    find_model,
-    find_pids,
-    infer_bytes,
-    kill,
-    wait_backed,
-)
+from tests.runtime.conftest import PackageMaker
+from tests.service.service_parts import Running, X, Y, infer_bytes, make_config, running
+from tests.service.wiring_parts import ask_many, index, infer, load, metrics, statistics, write
+from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, kill, wait_backed
 from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.service import starting
@@ -74,7 +65,7 @@ def rejected(slots: Slots) -> dict[str, str]:
 
 def assert_first_serves(service: Running, slots: Slots) -> None:
     reply = ask_again(service, infer_bytes(X))
-    assert (reply.json["model_version"], reply.binary) == ("1.0.0", (X @ WEIGHT).tobytes())
+    assert (reply.json["model_version"], reply.binary) == ("1.0.0", Y)
     assert "rollout" not in statistics(service)
     current = slots.load("linear").state.current
     assert current is not None

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from tests.descriptor_parts import without_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes
-from tests.service.test_sharedmem import infer_in, memfd, register
+from tests.service.region_parts import infer_in, memfd, register
+from tests.service.service_parts import Replies, X, Y, ask, get_bytes, infer_bytes
 from tests.service.worker_parts import (
     OTHER,
-    X,
-    Y,
     ask_again,
     asking,
     find_model,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import (
     Running,
+    X,
     ask,
     infer_bytes,
     make_config,
@@ -28,7 +29,6 @@ from edgekit_runtime.service.sharedmem import RegionLimits, Regions
 from edgekit_runtime.tensors import TensorSpec
 
 DTYPES = list(DATATYPE_OF_DTYPE)
-X = np.array([[1, 2, 3, 4]], np.float32)
 INPUTS = (TensorSpec("x", "float32", ("N", 4)),)
 OUTPUTS = (TensorSpec("y", "float32", ("N", 2)),)
 INFER = "/v2/models/linear/infer"

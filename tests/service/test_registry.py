@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import (
-    Running,
+    X,
     ask,
     get_bytes,
     infer_bytes,
@@ -18,6 +18,7 @@ from tests.service.service_parts import (
     running,
     write_identity,
 )
+from tests.service.wiring_parts import index, load, served_version
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
@@ -28,15 +29,6 @@ from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.statements import Statement, Verifier
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-
-
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    return folder
 
 
 def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = True) -> Path:
@@ -51,15 +43,6 @@ def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = T
 def serve(maker: PackageMaker, folder: Path, **options: Any) -> Any:
     config = make_config(folder.parent, models={"linear": ModelOptions(**options)})
     return running(config, PackageFiles([folder], maker.trust))
-
-
-def served_version(service: Running) -> str:
-    version: str = ask(service, infer_bytes(X)).json["model_version"]
-    return version
-
-
-def load(service: Running) -> Any:
-    return ask(service, post_bytes("/v2/repository/models/linear/load", b""))
 
 
 def test_newest_version_is_served(maker: PackageMaker, packages: Path) -> None:
@@ -113,9 +96,9 @@ def test_version_that_fails_its_self_test_leaves_the_old_one_serving(
         reply = load(service)
         assert (reply.status, "self-test" in reply.json["error"]) == (500, True)
         assert served_version(service) == "1.0.0"
-        lines = ask(service, post_bytes("/v2/repository/index", b"")).json
-        assert [(line["version"], line["state"]) for line in lines] == [("1.0.0", "READY"), ("", "READY")]
-        assert "self-test" in lines[1]["reason"]
+        lines = index(service)
+        assert [line[1:3] for line in lines] == [("1.0.0", "READY"), ("", "READY")]
+        assert "self-test" in lines[1][3]
         path.unlink()
         assert load(service).status == 200
 
@@ -201,8 +184,7 @@ def test_unknown_model_is_said_and_not_remembered(maker: PackageMaker, packages:
     write(maker, packages, "1.0.0")
     with serve(maker, packages) as service:
         assert ask(service, post_bytes(f"/v2/repository/models/other/{what}", b"")).status == 404
-        lines = ask(service, post_bytes("/v2/repository/index", b"")).json
-        assert [line["name"] for line in lines] == ["linear"]
+        assert [line[0] for line in index(service)] == ["linear"]
 
 
 def test_load_with_a_config_or_files_is_refused(maker: PackageMaker, packages: Path) -> None:
@@ -237,8 +219,7 @@ def test_statistics_count_what_was_done(maker: PackageMaker, packages: Path) -> 
 def test_damaged_file_in_a_folder_stops_no_other_model(maker: PackageMaker, packages: Path) -> None:
     write(maker, packages, "1.0.0")
     (packages / "damaged.edgepkg").write_text("nothing")
-    source = PackageFiles([packages], maker.trust)
-    with running(make_config(packages.parent), source) as service:
+    with serve(maker, packages) as service:
         assert served_version(service) == "1.0.0"
         assert ask(service, post_bytes("/v2/repository/index", b"")).status == 200
 
@@ -385,7 +366,7 @@ def test_installed_update_is_served_after_a_load(maker: PackageMaker, packages: 
 def test_service_without_models_is_live_and_ready(maker: PackageMaker, tmp_path: Path) -> None:
     with running(make_config(tmp_path), InstalledModels(slots_of(maker, tmp_path))) as service:
         assert ask(service, get_bytes("/v2/health/ready")).status == 200
-        assert ask(service, post_bytes("/v2/repository/index", b"")).json == []
+        assert index(service) == []
 
 
 def test_policy_chooses_the_newest_or_the_named() -> None:

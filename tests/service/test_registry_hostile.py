@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
 from tests.service.service_parts import (
     Replies,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -28,7 +30,7 @@ from tests.service.service_parts import (
     post_bytes,
     running,
 )
-from tests.service.wiring_parts import X, changed, index, infer, load, metrics, write
+from tests.service.wiring_parts import changed, index, infer, load, metrics, served_version, unload, write
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
@@ -45,21 +47,13 @@ from edgekit_runtime.service.versions import Installed
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 
-Y = (X @ WEIGHT).tobytes()
 RETRY = Permissions(retry=True, downgrade=True)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "packages"
-    found.mkdir()
-    return found
-
-
-def serve(source: PackageFiles, folder: Path, *, drain_timeout_s: float = 0.5, **sections: Any) -> Any:
+def serve(maker: PackageMaker, packages: Path, *, drain_timeout_s: float = 0.5, **sections: Any) -> Any:
     sections = {"models": {"linear": ON_THREADS}, **sections}
-    inference = Inference(drain_timeout_s=drain_timeout_s)
-    return running(make_config(folder.parent, inference=inference, **sections), source)
+    config = make_config(packages.parent, inference=Inference(drain_timeout_s=drain_timeout_s), **sections)
+    return running(config, PackageFiles([packages], maker.trust))
 
 
 def hang(service: Running, gate: Gate) -> socket.socket:
@@ -72,13 +66,18 @@ def hang(service: Running, gate: Gate) -> socket.socket:
     return client
 
 
+def cap_for_one(path: Path) -> ModelMemory:
+    """Return a cap that holds one model of the package at `path`, and half of another."""
+    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])), load_wait_s=20.0)
+
+
 def test_unloading_a_model_that_hangs_ends_and_is_said(
-    maker: PackageMaker, folder: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+    maker: PackageMaker, packages: Path, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(PackageFiles([folder], maker.trust), folder) as service, hang(service, gate) as client:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service, hang(service, gate) as client:
         with caplog.at_level(logging.ERROR):
-            assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+            assert unload(service).status == 200
         assert "linear 1.0.0: a call does not come to its end within 0.5 s" in caplog.text
         assert 'edgekit_swaps_total{model="linear",outcome="hung"} 1' in metrics(service)
         gate.open()
@@ -88,29 +87,31 @@ def test_unloading_a_model_that_hangs_ends_and_is_said(
 
 @pytest.mark.parametrize("order", ["availability", "resource"])
 def test_model_that_hangs_is_swapped_all_the_same(
-    maker: PackageMaker, folder: Path, gate: Gate, order: Any
+    maker: PackageMaker, packages: Path, gate: Gate, order: Any
 ) -> None:
-    write(maker, folder, "1.0.0")
+    write(maker, packages, "1.0.0")
     models = {"linear": dataclasses.replace(ON_THREADS, swap=order)}
     with (
-        serve(PackageFiles([folder], maker.trust), folder, models=models) as service,
+        serve(maker, packages, models=models) as service,
         hang(service, gate) as client,
     ):
-        write(changed(maker, 2.0), folder, "2.0.0")
+        write(changed(maker, 2.0), packages, "2.0.0")
         assert load(service).status == 200
-        assert infer(service).json["model_version"] == "2.0.0"
+        assert served_version(service) == "2.0.0"
         gate.open()
         assert Replies(client).next().binary == Y
 
 
 def test_model_that_hangs_keeps_no_other_from_being_loaded(
-    maker: PackageMaker, folder: Path, gate: Gate
+    maker: PackageMaker, packages: Path, gate: Gate
 ) -> None:
-    write(maker, folder, "1.0.0")
-    write(maker, folder, "1.0.0", name="other")
+    write(maker, packages, "1.0.0")
+    write(maker, packages, "1.0.0", name="other")
     models = {"linear": dataclasses.replace(ON_THREADS, swap="resource")}
-    source = PackageFiles([folder], maker.trust)
-    with serve(source, folder, drain_timeout_s=20.0, models=models) as service, hang(service, gate) as client:
+    with (
+        serve(maker, packages, drain_timeout_s=20.0, models=models) as service,
+        hang(service, gate) as client,
+    ):
         thread = threading.Thread(target=load, args=(service,))
         thread.start()
         wait_for(lambda: ("linear", "", "LOADING", "loading") in index(service))
@@ -124,24 +125,18 @@ def test_model_that_hangs_keeps_no_other_from_being_loaded(
 
 
 def test_memory_of_a_model_that_hangs_still_counts_under_the_cap(
-    maker: PackageMaker, folder: Path, gate: Gate
+    maker: PackageMaker, packages: Path, gate: Gate
 ) -> None:
-    path = write(maker, folder, "1.0.0")
-    write(maker, folder, "1.0.0", name="other")
-    cap = ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])))
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap) as service:
+    path = write(maker, packages, "1.0.0")
+    write(maker, packages, "1.0.0", name="other")
+    with serve(maker, packages, memory=cap_for_one(path)) as service:
         with hang(service, gate) as client:
-            assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+            assert unload(service).status == 200
             reply = load(service, "other")
             assert (reply.status, "busy" in reply.json["error"]) == (503, True)
             gate.open()
             assert Replies(client).next().binary == Y
         wait_for(lambda: load(service, "other").status == 200)
-
-
-def cap_for_one(path: Path) -> ModelMemory:
-    """Return a cap that holds one model of the package at `path`, and half of another."""
-    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])), load_wait_s=20.0)
 
 
 def held_bytes(service: Running) -> int:
@@ -154,12 +149,11 @@ def held_bytes(service: Running) -> int:
 
 
 def test_model_with_a_call_that_runs_is_not_unloaded_for_another(
-    maker: PackageMaker, folder: Path, gate: Gate
+    maker: PackageMaker, packages: Path, gate: Gate
 ) -> None:
-    cap = cap_for_one(write(maker, folder, "1.0.0"))
-    write(maker, folder, "1.0.0", name="other")
-    source = PackageFiles([folder], maker.trust)
-    with serve(source, folder, memory=cap, drain_timeout_s=20.0) as service:
+    cap = cap_for_one(write(maker, packages, "1.0.0"))
+    write(maker, packages, "1.0.0", name="other")
+    with serve(maker, packages, memory=cap, drain_timeout_s=20.0) as service:
         with hang(service, gate) as client:
             reply = load(service, "other")
             assert (reply.status, "busy" in reply.json["error"]) == (503, True)
@@ -170,11 +164,11 @@ def test_model_with_a_call_that_runs_is_not_unloaded_for_another(
 
 
 def test_request_waits_for_the_calls_of_the_model_in_its_way(
-    maker: PackageMaker, folder: Path, gate: Gate
+    maker: PackageMaker, packages: Path, gate: Gate
 ) -> None:
-    cap = cap_for_one(write(maker, folder, "1.0.0"))
-    write(maker, folder, "1.0.0", name="other")
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap) as service:
+    cap = cap_for_one(write(maker, packages, "1.0.0"))
+    write(maker, packages, "1.0.0", name="other")
+    with serve(maker, packages, memory=cap) as service:
         with hang(service, gate) as client, service.connect() as second:
             second.sendall(infer_bytes(X, path="/v2/models/other/infer"))
             wait_for(lambda: ("other", "", "LOADING", "loading") in index(service))
@@ -185,12 +179,12 @@ def test_request_waits_for_the_calls_of_the_model_in_its_way(
 
 
 def test_isolated_model_with_a_request_under_way_is_not_unloaded_for_another(
-    maker: PackageMaker, folder: Path
+    maker: PackageMaker, packages: Path
 ) -> None:
-    cap = cap_for_one(write(maker, folder, "1.0.0"))
-    write(maker, folder, "1.0.0", name="other")
+    cap = cap_for_one(write(maker, packages, "1.0.0"))
+    write(maker, packages, "1.0.0", name="other")
     models = {"linear": ModelOptions(isolation=Isolation())}
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+    with serve(maker, packages, memory=cap, models=models) as service:
         request = infer_bytes(X)
         with service.connect() as client:
             replies = Replies(client)
@@ -206,18 +200,18 @@ def test_isolated_model_with_a_request_under_way_is_not_unloaded_for_another(
 
 
 def test_old_version_that_hangs_counts_under_the_cap_in_its_own_swap(
-    maker: PackageMaker, folder: Path, gate: Gate
+    maker: PackageMaker, packages: Path, gate: Gate
 ) -> None:
-    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    cap = cap_for_one(write(maker, packages, "1.0.0"))
     models = {"linear": dataclasses.replace(ON_THREADS, swap="resource")}
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+    with serve(maker, packages, memory=cap, models=models) as service:
         with hang(service, gate) as client:
-            write(changed(maker, 2.0), folder, "2.0.0")
+            write(changed(maker, 2.0), packages, "2.0.0")
             assert load(service).status == 503
             assert held_bytes(service) <= (cap.max_bytes or 0)
             gate.open()
             assert Replies(client).next().binary == Y
-        assert infer(service).json["model_version"] == "2.0.0"
+        assert served_version(service) == "2.0.0"
 
 
 def made_for(maker: PackageMaker, backend: str) -> tuple[PackageMaker, BackendChoice]:
@@ -232,12 +226,12 @@ def made_for(maker: PackageMaker, backend: str) -> tuple[PackageMaker, BackendCh
 
 @pytest.mark.parametrize(("backend", "status"), [("ort", 200), ("litert", 503)])
 def test_instances_that_take_memory_each_count_each(
-    maker: PackageMaker, folder: Path, backend: str, status: int
+    maker: PackageMaker, packages: Path, backend: str, status: int
 ) -> None:
     maker, choice = made_for(maker, backend)
-    cap = cap_for_one(write(maker, folder, "1.0.0", backend=choice))
+    cap = cap_for_one(write(maker, packages, "1.0.0", backend=choice))
     models = {"linear": ModelOptions(instances=2)}
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+    with serve(maker, packages, memory=cap, models=models) as service:
         reply = infer(service)
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
@@ -247,11 +241,11 @@ def test_instances_that_take_memory_each_count_each(
     [(Isolation(), 200), (Isolation(processes=2), 503), (Isolation(standby=True), 503)],
 )
 def test_each_process_of_an_isolated_model_counts(
-    maker: PackageMaker, folder: Path, isolation: Isolation, status: int
+    maker: PackageMaker, packages: Path, isolation: Isolation, status: int
 ) -> None:
-    cap = cap_for_one(write(maker, folder, "1.0.0"))
+    cap = cap_for_one(write(maker, packages, "1.0.0"))
     models = {"linear": ModelOptions(isolation=isolation)}
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+    with serve(maker, packages, memory=cap, models=models) as service:
         reply = infer(service)
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
@@ -260,21 +254,21 @@ def test_each_process_of_an_isolated_model_counts(
 @pytest.mark.parametrize(("instances", "left"), [(1, 2), (2, 1), (20, 1)])
 def test_instances_that_tuning_found_count_each(
     maker: PackageMaker,
-    folder: Path,
+    packages: Path,
     monkeypatch: pytest.MonkeyPatch,
     isolation: Isolation | None,
     instances: int,
     left: int,
 ) -> None:
-    monkeypatch.setenv("EDGEKIT_CACHE", str(folder.parent))
+    monkeypatch.setenv("EDGEKIT_CACHE", str(packages.parent))
     maker, choice = made_for(maker, "litert")
-    path = write(maker, folder, "1.0.0", backend=choice)
+    path = write(maker, packages, "1.0.0", backend=choice)
     tuned = Tuned("throughput", {}, instances)
     keep_tuned(read_unverified_manifest(path).manifest, choice, tuned)
-    write(maker, folder, "1.0.0", name="other", backend=choice)
+    write(maker, packages, "1.0.0", name="other", backend=choice)
     cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Installed("linear", "1.0.0", path)])))
     models = {"linear": ModelOptions(isolation=isolation)}
-    with serve(PackageFiles([folder], maker.trust), folder, memory=cap, models=models) as service:
+    with serve(maker, packages, memory=cap, models=models) as service:
         assert len(service.call(service.service.registry.models.served)) == left
         assert np.allclose(np.frombuffer(infer(service).binary, np.float32), X @ WEIGHT)
 
@@ -294,11 +288,11 @@ class SlowDisk(PackageFiles):
         return super().names()
 
 
-def test_service_is_not_ready_before_it_has_looked_up_its_models(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0")
-    source = SlowDisk([folder], maker.trust)
+def test_service_is_not_ready_before_it_has_looked_up_its_models(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    source = SlowDisk([packages], maker.trust)
     source.is_up.clear()
-    config = make_config(folder.parent)
+    config = make_config(packages.parent)
     with ThreadPoolExecutor(1) as thread, Client(config.listen.unix_socket) as client:
         starting = thread.submit(Running, config, source)
         try:
@@ -314,10 +308,13 @@ def test_service_is_not_ready_before_it_has_looked_up_its_models(maker: PackageM
         service.stop()
 
 
-def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0")
-    source = SlowDisk([folder], maker.trust)
-    with serve(source, folder) as service, service.connect() as client:
+def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    source = SlowDisk([packages], maker.trust)
+    with (
+        running(make_config(packages.parent, models={"linear": ON_THREADS}), source) as service,
+        service.connect() as client,
+    ):
         source.is_up.clear()
         client.sendall(post_bytes("/v2/repository/index", b""))
         for _ in range(5):
@@ -327,41 +324,43 @@ def test_disk_that_stands_still_holds_up_no_inference(maker: PackageMaker, folde
 
 
 def test_folder_that_vanishes_is_said_and_what_is_loaded_serves_on(
-    maker: PackageMaker, folder: Path, caplog: pytest.LogCaptureFixture
+    maker: PackageMaker, packages: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(PackageFiles([folder], maker.trust), folder) as service:
-        shutil.rmtree(folder)
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
+        shutil.rmtree(packages)
         assert index(service) == [("linear", "1.0.0", "READY", "")]
         assert "No such file" in caplog.text
         assert load(service).status == 400
         assert infer(service).binary == Y
         assert ask(service, get_bytes("/v2/health/ready")).status == 200
-        folder.mkdir()
-        write(maker, folder, "2.0.0")
+        packages.mkdir()
+        write(maker, packages, "2.0.0")
         assert load(service).status == 200
-        assert infer(service).json["model_version"] == "2.0.0"
+        assert served_version(service) == "2.0.0"
 
 
-def test_state_folder_that_vanishes_leaves_what_is_loaded_serving(maker: PackageMaker, folder: Path) -> None:
-    slots = Slots(folder.parent / "state", maker.trust)
-    slots.install(write(maker, folder, "1.0.0"))
-    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+def test_state_folder_that_vanishes_leaves_what_is_loaded_serving(
+    maker: PackageMaker, packages: Path
+) -> None:
+    slots = Slots(packages.parent / "state", maker.trust)
+    slots.install(write(maker, packages, "1.0.0"))
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
         shutil.rmtree(slots.folder)
         assert [line[:3] for line in index(service)] == [("linear", "1.0.0", "READY")]
         assert load(service).status >= 400
         assert infer(service).binary == Y
-        slots.install(write(maker, folder, "2.0.0"))
+        slots.install(write(maker, packages, "2.0.0"))
         assert load(service).status == 200
-        assert infer(service).json["model_version"] == "2.0.0"
+        assert served_version(service) == "2.0.0"
 
 
-def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, folder: Path) -> None:
-    slots = Slots(folder.parent / "state", maker.trust)
+def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, packages: Path) -> None:
+    slots = Slots(packages.parent / "state", maker.trust)
     for version in ("1.0.0", "2.0.0"):
-        slots.install(write(maker, folder, version))
+        slots.install(write(maker, packages, version))
         slots.confirm("linear", version)
-    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
         end_s, wrong = time.monotonic() + 5, []
 
         def fight(number: int) -> None:
@@ -378,17 +377,14 @@ def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, f
                 elif what == "install":
                     version = f"{rng.integers(1, 3)}.0.0"
                     with contextlib.suppress(SlotError):
-                        slots.install(folder / f"linear-{version}.edgepkg", RETRY)
+                        slots.install(packages / f"linear-{version}.edgepkg", RETRY)
                 else:
                     reply = ask(service, post_bytes(f"/v2/repository/models/linear/{what}", b""))
                 if what not in ("rollback", "install") and reply.status not in (200, 404, 503):
                     wrong.append((what, reply.status, reply.body))
 
-        threads = [threading.Thread(target=fight, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(fight, range(8)))
         assert wrong == []
         assert load(service).status == 200
         assert infer(service).binary == Y
@@ -397,25 +393,25 @@ def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, f
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_installation_on_a_full_disk_leaves_what_serves(maker: PackageMaker, folder: Path) -> None:
-    state = folder.parent / "state"
+def test_installation_on_a_full_disk_leaves_what_serves(maker: PackageMaker, packages: Path) -> None:
+    state = packages.parent / "state"
     state.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(state)], check=False)
     if mounted.returncode:
         pytest.skip("no disk may be mounted here")
     try:
         slots = Slots(state / "edgekit", maker.trust)
-        slots.install(write(maker, folder, "1.0.0"))
-        with running(make_config(folder.parent), InstalledModels(slots)) as service:
+        slots.install(write(maker, packages, "1.0.0"))
+        with running(make_config(packages.parent), InstalledModels(slots)) as service:
             free = os.statvfs(state)
             (state / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
             with pytest.raises(SlotError, match="No space left"):
-                slots.install(write(maker, folder, "2.0.0"))
+                slots.install(write(maker, packages, "2.0.0"))
             assert load(service).status == 200
-            assert infer(service).json["model_version"] == "1.0.0"
+            assert served_version(service) == "1.0.0"
             (state / "filler").unlink()
-            slots.install(folder / "linear-2.0.0.edgepkg")
+            slots.install(packages / "linear-2.0.0.edgepkg")
             assert load(service).status == 200
-            assert infer(service).json["model_version"] == "2.0.0"
+            assert served_version(service) == "2.0.0"
     finally:
         subprocess.run(["umount", str(state)], check=True)

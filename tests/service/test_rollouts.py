@@ -11,17 +11,26 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Running, ask, get_bytes, infer_bytes, make_config, post_bytes, running
+from tests.service.service_parts import (
+    Running,
+    X,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    running,
+)
 from tests.service.wiring_parts import (
     LARGE,
-    X,
     ask_many,
     changed,
     index,
     infer,
     load,
     metrics,
+    served_version,
     statistics,
+    unload,
     write,
 )
 from tests.waiting import wait_for
@@ -72,11 +81,6 @@ def serve(request: pytest.FixtureRequest) -> Serve:
 
 def install(maker: PackageMaker, folder: Path, slots: Slots, version: str = "2.0.0") -> None:
     slots.install(write(maker, folder, version))
-
-
-def served_version(service: Running) -> str:
-    version: str = infer(service).json["model_version"]
-    return version
 
 
 @pytest.mark.parametrize(("options", "pause_s"), [(CANARY, 0.0), (SHADOW, 0.002)])
@@ -271,7 +275,7 @@ def test_unloading_during_a_trial_frees_both(
     with serve(tmp_path, slots, CANARY) as service:
         install(maker, tmp_path, slots)
         load(service)
-        assert ask(service, post_bytes("/v2/repository/models/linear/unload", b"")).status == 200
+        assert unload(service).status == 200
         assert infer(service).status == 503
         assert load(service).status == 200
         assert served_version(service) == "1.0.0"

@@ -1,8 +1,6 @@
 """`edgekit-device serve` as a process: starting, refusing, TLS and tokens, ending without losing requests."""
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import signal
@@ -10,21 +8,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.runtime.slot_cases import write_keys
-from tests.service.service_parts import Replies, ask, get_bytes, infer_bytes, make_config, running
+from tests.service.serve_parts import TOKEN, Served, environment, served
+from tests.service.service_parts import (
+    Replies,
+    X,
+    ask,
+    get_bytes,
+    infer_bytes,
+    make_config,
+    running,
+    running_linear,
+)
 from tests.waiting import bounded, wait_for
 
-import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
@@ -35,80 +36,6 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sockets import listen_unix
 from edgekit_runtime.service.versions import VersionPolicy
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
-
-
-class Served:
-    """`edgekit-device serve` with the model `linear`."""
-
-    def __init__(self, folder: Path, *arguments: str, **started: Any) -> None:
-        self.socket_path = folder / "serve.sock"
-        environment = {
-            **os.environ,
-            "EDGEKIT_HOME": str(folder),
-            "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
-        }
-        self.process = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "edgekit_runtime.cli",
-                    "serve",
-                    "--package",
-                    str(folder / "linear.edgepkg"),
-                ),
-                *("--unix-socket", str(self.socket_path), "--port", "0", *arguments),
-            ],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=folder,
-            **started,
-        )
-
-    def wait_ready(self) -> str:
-        assert self.process.stderr is not None
-        said = []
-        for line in self.process.stderr:  # what loads slowly lets others speak first
-            said.append(line)
-            if "ready at" in line:
-                return line
-        raise AssertionError("".join(said))
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        with self.process:
-            out, error = self.process.communicate(timeout=60)
-        return self.process.returncode, out + error
-
-    def end_by_itself(self) -> tuple[int, str]:
-        try:
-            out, error = self.process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, error = self.process.communicate()
-            raise AssertionError(f"still runs: {out}{error}") from None
-        return self.process.returncode, out + error
-
-
-@pytest.fixture
-def folder(maker: PackageMaker, tmp_path: Path) -> Path:
-    """A folder with the package and the key that is trusted."""
-    maker.write(tmp_path / "linear.edgepkg")
-    write_keys(tmp_path / "keys")
-    return tmp_path
-
-
-@contextlib.contextmanager
-def served(folder: Path, *arguments: str) -> Iterator[Served]:
-    service = Served(folder, *arguments)
-    with bounded(service.process):
-        service.wait_ready()
-        yield service
 
 
 def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None:
@@ -170,15 +97,12 @@ def test_package_that_is_not_there_beside_one_that_is_ends_the_start(folder: Pat
 
 def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:
     data = infer_bytes(np.ones((50_000, 4), np.float32))
-    with served(folder) as service, socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
-        client.connect(str(service.socket_path))
+    with served(folder) as service, service.connect() as client:
         client.sendall(data[:-1])
         time.sleep(0.2)
         service.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
-        with pytest.raises(OSError, match=r"."), socket.socket(socket.AF_UNIX) as late:
-            late.connect(str(service.socket_path))
+        with pytest.raises((ConnectionError, FileNotFoundError)), service.connect() as late:
             late.sendall(get_bytes("/v2"))
             assert late.recv(1) != b""
         client.sendall(data[-1:])
@@ -190,10 +114,9 @@ def test_sigterm_in_the_middle_of_a_request_lets_it_end(folder: Path) -> None:
 
 
 def test_socket_of_a_killed_service_is_taken_over_that_of_a_living_one_is_not(folder: Path) -> None:
-    first = Served(folder)
-    first.wait_ready()
-    first.end(signal.SIGKILL)
-    assert first.socket_path.exists()
+    with served(folder) as first:
+        first.end(signal.SIGKILL)
+        assert first.socket_path.exists()
     with served(folder):
         second = Served(folder)
         code, printed = second.end(0)
@@ -216,11 +139,7 @@ def test_sockets_of_systemd_are_taken(folder: Path) -> None:
         service.process = subprocess.Popen(
             ["sh", "-c", script, "sh", sys.executable, "-m", "edgekit_runtime.cli", "serve",
              "--package", str(folder / "linear.edgepkg"), "--port", "0"],
-            env={
-                **os.environ,
-                "EDGEKIT_HOME": str(folder),
-                "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
-            },
+            env=environment(folder),
             preexec_fn=become_child,  # noqa: PLW1509  # no thread runs here that holds a lock
             pass_fds=[3] if listener.fileno() == 3 else [],
             close_fds=False,
@@ -229,12 +148,9 @@ def test_sockets_of_systemd_are_taken(folder: Path) -> None:
             text=True,
             cwd=folder,
         )  # fmt: skip
-        try:
+        with bounded(service.process), Client(str(path)) as client:
             assert str(path) in service.wait_ready()
-            with Client(str(path)) as client:
-                assert client.ready("linear")
-        finally:
-            service.end()
+            assert client.ready("linear")
     assert path.exists()  # it is systemd's
 
 
@@ -309,20 +225,10 @@ def test_file_in_the_place_of_the_socket_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    path = tmp_path / "token"
-    path.touch(mode=0o600)
-    path.write_text(f"{TOKEN}\n")
-    return path
-
-
 def test_token_is_asked_for_over_tcp_and_not_over_the_socket(
     maker: PackageMaker, tmp_path: Path, token_file: Path
 ) -> None:
-    maker.write(tmp_path / "linear.edgepkg")
-    config = make_config(tmp_path, listen={"token_file": str(token_file)})
-    with running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)) as service:
+    with running_linear(maker, tmp_path, listen={"token_file": str(token_file)}) as service:
         assert ask(service, infer_bytes(X)).status == 200
         address = f"127.0.0.1:{service.port}"
         with Client(address, token=TOKEN) as client:
@@ -363,48 +269,16 @@ def test_token_that_protects_nothing_is_refused(tmp_path: Path, text: str, mode:
         pass
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit test")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
-    paths[0].write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return paths
-
-
 def test_tls_with_a_token_serves_large_tensors_and_refuses_plain_text(
     maker: PackageMaker, tmp_path: Path, token_file: Path, certificate: tuple[Path, Path]
 ) -> None:
-    maker.write(tmp_path / "linear.edgepkg")
     listen = {
         "host": "127.0.0.1",
         "tls_certificate": str(certificate[0]),
         "tls_key": str(certificate[1]),
         "token_file": str(token_file),
     }
-    source = PackageFiles([tmp_path / "linear.edgepkg"], maker.trust)
-    with running(make_config(tmp_path, listen=listen), source) as service:
+    with running_linear(maker, tmp_path, listen=listen) as service:
         address = f"https://127.0.0.1:{service.port}"
         with Client(address, token=TOKEN, ca_file=str(certificate[0])) as client:
             for rows in (1, 200_000, 1):

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.slot_cases import write_keys
-from tests.service.service_parts import ask, get_bytes, make_config, post_bytes, running
+from tests.service.service_parts import X, ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
-    X,
     ask_many,
     changed,
     index,
@@ -23,6 +22,7 @@ from tests.service.wiring_parts import (
     load,
     metrics,
     read_json,
+    served_version,
     statistics,
     with_variant,
     write,
@@ -54,22 +54,15 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "packages"
-    found.mkdir()
-    return found
-
-
-def serve(maker: PackageMaker, folder: Path, **sections: Any) -> Any:
-    return running(make_config(folder.parent, **sections), PackageFiles([folder], maker.trust))
+def serve(maker: PackageMaker, packages: Path, **sections: Any) -> Any:
+    return running(make_config(packages.parent, **sections), PackageFiles([packages], maker.trust))
 
 
 def test_equal_inputs_are_answered_from_the_cache_until_the_version_changes(
-    maker: PackageMaker, folder: Path
+    maker: PackageMaker, packages: Path
 ) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(maker, folder, models={"linear": ModelOptions(cache=True)}) as service:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages, models={"linear": ModelOptions(cache=True)}) as service:
         for y in ask_many(service, 5):
             np.testing.assert_array_equal(y, X @ WEIGHT)
         found = statistics(service)
@@ -92,21 +85,21 @@ def test_equal_inputs_are_answered_from_the_cache_until_the_version_changes(
         assert f"edgekit_request_seconds_count{{{lane}}} 5" in metrics(service)
         assert f"edgekit_compute_seconds_count{{{lane}}} 1" in metrics(service)
         assert 'edgekit_cache_hits_total{model="linear",version="1.0.0"} 4' in metrics(service)
-        write(changed(maker, 2.0), folder, "2.0.0")
+        write(changed(maker, 2.0), packages, "2.0.0")
         assert load(service).status == 200
         (y,) = ask_many(service, 1)
         np.testing.assert_array_equal(y, 2 * X @ WEIGHT)
 
 
-def test_cache_is_off_by_default(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(maker, folder) as service:
+def test_cache_is_off_by_default(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
         list(ask_many(service, 3))
         assert "cache" not in statistics(service)
         assert statistics(service)["inference_stats"]["cache_hit"]["count"] == 0
 
 
-def test_statistics_say_how_far_inputs_drift_from_the_reference(maker: PackageMaker, folder: Path) -> None:
+def test_statistics_say_how_far_inputs_drift_from_the_reference(maker: PackageMaker, packages: Path) -> None:
     reference = {
         "samples": 8,
         "inputs": {
@@ -121,31 +114,31 @@ def test_statistics_say_how_far_inputs_drift_from_the_reference(maker: PackageMa
         },
         "outputs": {},
     }
-    write(maker, folder, "1.0.0", figures={"size_bytes": 100, "reference": reference})
-    with serve(maker, folder) as service:
+    write(maker, packages, "1.0.0", figures={"size_bytes": 100, "reference": reference})
+    with serve(maker, packages) as service:
         list(ask_many(service, 50))
         drift = statistics(service)["drift"]
         assert drift["looked_at"] >= 1
         assert drift["inputs"]["x"]["outside"] > 0.5
 
 
-def test_malformed_reference_costs_the_drift_statistics_only(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0", figures={"reference": {"inputs": 3}})
-    with serve(maker, folder) as service:
+def test_malformed_reference_costs_the_drift_statistics_only(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0", figures={"reference": {"inputs": 3}})
+    with serve(maker, packages) as service:
         assert infer(service).status == 200
         assert "drift" not in statistics(service)
 
 
-def cap_for(folder: Path, models: int) -> ModelMemory:
-    """Return a cap that holds so many of the models in `folder`."""
-    path = next(folder.glob("*.edgepkg"))
+def cap_for(packages: Path, models: int) -> ModelMemory:
+    """Return a cap that holds so many of the models in `packages`."""
+    path = next(packages.glob("*.edgepkg"))
     return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Installed("m", "1", path)])))
 
 
-def write_models(maker: PackageMaker, folder: Path, count: int) -> list[str]:
+def write_models(maker: PackageMaker, packages: Path, count: int) -> list[str]:
     names = [f"m{number}" for number in range(count)]
     for name in names:
-        write(maker, folder, "1.0.0", name=name)
+        write(maker, packages, "1.0.0", name=name)
     return names
 
 
@@ -154,10 +147,10 @@ def ready(service: Any) -> list[str]:
 
 
 def test_least_recently_used_model_goes_and_comes_back_with_its_next_request(
-    maker: PackageMaker, folder: Path
+    maker: PackageMaker, packages: Path
 ) -> None:
-    write_models(maker, folder, 3)
-    with serve(maker, folder, memory=cap_for(folder, 2)) as service:
+    write_models(maker, packages, 3)
+    with serve(maker, packages, memory=cap_for(packages, 2)) as service:
         assert ready(service) == ["m0", "m1"]
         assert ask(service, get_bytes("/v2/health/ready")).status == 200
         assert ask(service, get_bytes("/v2/models/m2/ready")).status == 200
@@ -172,35 +165,37 @@ def test_least_recently_used_model_goes_and_comes_back_with_its_next_request(
         assert 'edgekit_swaps_total{model="m1",outcome="evicted"} 1' in metrics(service)
 
 
-def test_model_that_is_to_stay_is_not_unloaded_for_others(maker: PackageMaker, folder: Path) -> None:
-    write_models(maker, folder, 3)
+def test_model_that_is_to_stay_is_not_unloaded_for_others(maker: PackageMaker, packages: Path) -> None:
+    write_models(maker, packages, 3)
     kept = {"m0": ModelOptions(keep_loaded=True)}
-    with serve(maker, folder, memory=cap_for(folder, 2), models=kept) as service:
+    with serve(maker, packages, memory=cap_for(packages, 2), models=kept) as service:
         for name in ("m1", "m2", "m1", "m2"):
             assert infer(service, name=name).status == 200
             assert "m0" in ready(service)
 
 
-def test_model_that_can_never_fit_is_said(maker: PackageMaker, folder: Path) -> None:
-    write_models(maker, folder, 1)
-    with serve(maker, folder, memory=ModelMemory(max_bytes=10)) as service:
+def test_model_that_can_never_fit_is_said(maker: PackageMaker, packages: Path) -> None:
+    write_models(maker, packages, 1)
+    with serve(maker, packages, memory=ModelMemory(max_bytes=10)) as service:
         reply = infer(service, name="m0")
         assert (reply.status, "cap" in reply.json["error"]) == (503, True)
         assert ask(service, get_bytes("/v2/health/ready")).status == 503
 
 
-def test_swap_under_a_cap_that_holds_one_model_unloads_first(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(maker, folder, memory=cap_for(folder, 1)) as service:
-        write(changed(maker, 2.0), folder, "2.0.0")
+def test_swap_under_a_cap_that_holds_one_model_unloads_first(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages, memory=cap_for(packages, 1)) as service:
+        write(changed(maker, 2.0), packages, "2.0.0")
         assert load(service).status == 200
-        assert infer(service).json["model_version"] == "2.0.0"
+        assert served_version(service) == "2.0.0"
 
 
-def test_many_clients_over_more_models_than_fit_get_right_answers(maker: PackageMaker, folder: Path) -> None:
-    names = write_models(maker, folder, 5)
+def test_many_clients_over_more_models_than_fit_get_right_answers(
+    maker: PackageMaker, packages: Path
+) -> None:
+    names = write_models(maker, packages, 5)
     failures: list[str] = []
-    with serve(maker, folder, memory=cap_for(folder, 2)) as service:
+    with serve(maker, packages, memory=cap_for(packages, 2)) as service:
 
         def use(seed: int) -> None:
             rng = np.random.default_rng(seed)
@@ -214,29 +209,26 @@ def test_many_clients_over_more_models_than_fit_get_right_answers(maker: Package
                         if not np.array_equal(y, X @ WEIGHT):
                             failures.append(str(y))
 
-        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(use, range(6)))
         assert failures == []
         assert len(ready(service)) == 2
 
 
 def test_unloading_a_model_that_waits_for_its_next_request_keeps_it_away(
-    maker: PackageMaker, folder: Path
+    maker: PackageMaker, packages: Path
 ) -> None:
-    write_models(maker, folder, 2)
-    with serve(maker, folder, memory=cap_for(folder, 1)) as service:
+    write_models(maker, packages, 2)
+    with serve(maker, packages, memory=cap_for(packages, 1)) as service:
         assert ask(service, post_bytes("/v2/repository/models/m1/unload", b"")).status == 200
         assert infer(service, name="m1").status == 503
 
 
-def test_metrics_name_everything_that_runs_here(maker: PackageMaker, folder: Path) -> None:
-    write(maker, folder, "1.0.0")
-    with serve(maker, folder) as service:
+def test_metrics_name_everything_that_runs_here(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    with serve(maker, packages) as service:
         list(ask_many(service, 3))
-        write(maker, folder, "2.0.0")
+        write(maker, packages, "2.0.0")
         load(service)
         list(ask_many(service, 2))
         text = metrics(service)
@@ -256,10 +248,10 @@ def test_metrics_name_everything_that_runs_here(maker: PackageMaker, folder: Pat
         assert "edgekit_rollout" not in text
 
 
-def test_winner_of_the_tournament_is_the_variant_that_is_served(maker: PackageMaker, folder: Path) -> None:
+def test_winner_of_the_tournament_is_the_variant_that_is_served(maker: PackageMaker, packages: Path) -> None:
     double, variant = with_variant(maker, "double", 2.0)
-    path = write(double, folder, "1.0.0", variants=(variant,))
-    with serve(maker, folder) as service:
+    path = write(double, packages, "1.0.0", variants=(variant,))
+    with serve(maker, packages) as service:
         np.testing.assert_array_equal(next(ask_many(service, 1)), X @ WEIGHT)
         with read_package(path, maker.trust) as package:
             keep_winner(package.manifest, "double", 0)
@@ -268,28 +260,28 @@ def test_winner_of_the_tournament_is_the_variant_that_is_served(maker: PackageMa
         assert statistics(service)["variant"] == "double"
 
 
-def test_variant_that_fails_its_own_self_test_is_not_served(maker: PackageMaker, folder: Path) -> None:
+def test_variant_that_fails_its_own_self_test_is_not_served(maker: PackageMaker, packages: Path) -> None:
     wrong, variant = with_variant(maker, "double", 2.0)
     wrong.artifacts["variants/double/output0.bin"] = bytes(8)
-    path = write(wrong, folder, "1.0.0", variants=(variant,))
+    path = write(wrong, packages, "1.0.0", variants=(variant,))
     with read_package(path, maker.trust) as package:
         keep_winner(package.manifest, "double", 0)
-    with serve(maker, folder) as service:
+    with serve(maker, packages) as service:
         reply = infer(service)
         assert (reply.status, "variant 'double': failed its self-test" in reply.json["error"]) == (503, True)
 
 
-def test_what_tuning_found_is_what_the_service_runs_with(maker: PackageMaker, folder: Path) -> None:
-    path = write(maker, folder, "1.0.0")
+def test_what_tuning_found_is_what_the_service_runs_with(maker: PackageMaker, packages: Path) -> None:
+    path = write(maker, packages, "1.0.0")
     with read_package(path, maker.trust) as package:
         manifest = package.manifest
         keep_tuned(manifest, manifest.backend, Tuned("throughput", {"arena": False}, instances=3, batch=4))
-    with serve(maker, folder) as service:
+    with serve(maker, packages) as service:
         loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)
         assert (len(loaded.instances), loaded.scheduling.max_batch) == (3, 4)
         np.testing.assert_array_equal(next(ask_many(service, 1)), X @ WEIGHT)
     stated = ModelOptions(instances=2, scheduling=SchedulingLimits(max_batch=2))
-    with serve(maker, folder, models={"linear": stated}) as service:
+    with serve(maker, packages, models={"linear": stated}) as service:
         loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)
         assert (len(loaded.instances), loaded.scheduling.max_batch) == (2, 2)
 
@@ -385,11 +377,9 @@ def test_configuration_that_makes_no_sense_is_refused(tmp_path: Path, text: str,
 
 
 def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
-    maker: PackageMaker, other_signer: StatementSigner, tmp_path: Path
+    maker: PackageMaker, other_signer: StatementSigner, packages: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    write(maker, folder, "1.0.0")
+    write(maker, packages, "1.0.0")
     keys = write_keys(tmp_path / "keys")
     socket_path = tmp_path / "s.sock"
     config = tmp_path / "service.toml"
@@ -397,7 +387,7 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
         f'[listen]\nunix_socket = "{socket_path}"\nhost = ""\n[log]\njson = true\n[power]\nsensors = false\n'
         "[models.linear]\ncache = true\n[models.linear.scheduling]\nmax_batch = 4\n"
     )
-    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(folder)]
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(packages)]
     process = subprocess.Popen(
         [*command, "--keys", str(keys), "--config", str(config)],
         stderr=subprocess.PIPE,
@@ -411,22 +401,22 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
         with Client(str(socket_path)) as client:
             for _ in range(3):
                 np.testing.assert_array_equal(client.infer("linear", {"x": X})["y"], X @ WEIGHT)
-            write(dataclasses.replace(maker, signer=other_signer), folder, "2.0.0")
+            write(dataclasses.replace(maker, signer=other_signer), packages, "2.0.0")
             with pytest.raises(EdgekitError):
                 client.load("linear")
     assert process.returncode == 0
 
 
 def test_installed_model_is_tuned_by_its_name_and_served_so_after_the_next_load(
-    maker: PackageMaker, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    maker: PackageMaker, packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slots = Slots(folder.parent / "state", maker.trust)
+    slots = Slots(packages.parent / "state", maker.trust)
     for version in ("1.0.0", "2.0.0"):
-        slots.install(write(maker, folder, version))
+        slots.install(write(maker, packages, version))
     tuned = Tuning("throughput", (), Setting(instances=2, batch=4), (0.5, 0.6), is_complete=True)
     monkeypatch.setattr("edgekit_runtime.commands.tune.tune", lambda *_, **__: tuned)
-    keys = write_keys(folder.parent / "keys")
-    with running(make_config(folder.parent), InstalledModels(slots)) as service:
+    keys = write_keys(packages.parent / "keys")
+    with running(make_config(packages.parent), InstalledModels(slots)) as service:
 
         def scheduled() -> tuple[int, int]:
             loaded = service.call(lambda: service.service.registry.models.find("linear", None).loaded)

@@ -1,6 +1,5 @@
 """Shared memory: in place by memfd, by key where that is allowed, and memory that is not what it seems."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,52 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Replies, Reply, Running, ask, get_bytes, post_bytes, running_linear
+from tests.service.region_parts import REGION, SEALS, infer_in, memfd, open_descriptors, register
+from tests.service.service_parts import (
+    Replies,
+    Reply,
+    Running,
+    X,
+    Y,
+    ask,
+    get_bytes,
+    post_bytes,
+    running_linear,
+)
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.service.sharedmem import RegionLimits
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-REGION = "/v2/systemsharedmemory/region"
-
-
-@contextlib.contextmanager
-def memfd(size: int, seals: int = SEALS) -> Iterator[int]:
-    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, size)
-        if seals:
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def register(client: socket.socket, name: str, descriptors: list[int], **stated: Any) -> Reply:
-    body = json.dumps({"key": "k", "offset": 0, **stated}).encode()
-    fields = f"Expect: 100-continue\r\nEdgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n"
-    client.sendall(f"POST {REGION}/{name}/register HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode())
-    begun = client.recv(1000)
-    assert begun == b"HTTP/1.1 100 Continue\r\n\r\n"
-    socket.send_fds(client, [body], descriptors)
-    return Replies(client).next()
-
-
-def infer_in(region: str, *, offset: int = 0, size: int = 16, out: int | None = None) -> bytes:
-    place = {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": size}
-    request: dict[str, Any] = {
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": place}]
-    }
-    if out is not None:
-        place = {**place, "shared_memory_offset": out, "shared_memory_byte_size": 8}
-        request["outputs"] = [{"name": "y", "parameters": place}]
-    return post_bytes("/v2/models/linear/infer", json.dumps(request).encode())
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_arrays_of_the_client_are_read_and_written_in_place(linear: Running) -> None:
@@ -111,7 +80,7 @@ def test_region_is_listed_unregistered_and_gone(linear: Running) -> None:
         os.pwrite(descriptor, X.tobytes(), 16)
         client.sendall(infer_in("mine", out=16))
         assert Replies(client).next().status == 200
-        assert os.pread(descriptor, 8, 32) == (X @ WEIGHT).tobytes()
+        assert os.pread(descriptor, 8, 32) == Y
         assert ask(linear, post_bytes(f"{REGION}/mine/unregister", b"")).status == 200
         client.sendall(infer_in("mine"))
         assert Replies(client).next().status == 400
@@ -250,7 +219,7 @@ def register_key(service: Running, name: str, **stated: Any) -> Reply:
 def test_segment_by_key_is_read_and_written(open_to_posix: Running, segment: Path) -> None:
     assert register_key(open_to_posix, "p", key=f"/{segment.name}", byte_size=64).status == 200
     assert ask(open_to_posix, infer_in("p", out=16)).status == 200
-    assert segment.read_bytes()[16:24] == (X @ WEIGHT).tobytes()
+    assert segment.read_bytes()[16:24] == Y
     assert ask(open_to_posix, post_bytes("/v2/systemsharedmemory/unregister", b"")).status == 200
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, make_config, running
-from tests.service.wiring_parts import ask_many, infer, load, statistics, write
+from tests.service.wiring_parts import ask_many, load, served_version, statistics, write
 from tests.waiting import wait_for
 
 from edgekit_runtime.service.canary import Gates
@@ -54,8 +54,7 @@ def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, 
 
 def ask_for_version(service: Running) -> str:
     list(ask_many(service, 3, pause_s=0.002))  # a shadow runs in pauses
-    version: str = infer(service).json["model_version"]
-    return version
+    return served_version(service)
 
 
 @pytest.mark.parametrize(

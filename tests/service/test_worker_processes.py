@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from tests.runtime.conftest import PackageMaker
-from tests.service.service_parts import Replies, Running, ask, infer_bytes, post_bytes
-from tests.service.wiring_parts import statistics
-from tests.service.worker_parts import X, Y, asking, find_model, find_pids, running_isolated
+from tests.service.service_parts import Replies, Running, X, Y, infer_bytes
+from tests.service.wiring_parts import load, statistics
+from tests.service.worker_parts import asking, find_model, find_pids, running_isolated
 from tests.waiting import is_running, wait_for
 
 CONNECTIONS = 6
@@ -104,7 +104,7 @@ def test_swap_of_all_processes_under_load_loses_no_request(maker: PackageMaker, 
         old = find_pids(service)
         askers = [stack.enter_context(asking(service, "/v2/models/linear/infer")) for _ in range(4)]
         maker.write(tmp_path / "packages" / "linear-2.edgepkg", version="2.0.0")
-        assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+        assert load(service).status == 200
         await_processes(service, 2)
         time.sleep(0.2)
         stack.close()

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Replies, Running, ask, get_bytes, infer_bytes, post_bytes
+from tests.service.service_parts import Replies, Running, X, Y, ask, get_bytes, infer_bytes
+from tests.service.wiring_parts import load
 from tests.service.worker_parts import (
     OTHER,
     SLOW,
-    X,
-    Y,
     ask_again,
     asking,
     find_pids,
@@ -272,7 +269,7 @@ def test_swap_under_load_loses_no_request(maker: PackageMaker, tmp_path: Path) -
         first = find_pids(service)
         askers = [stack.enter_context(asking(service, LINEAR)) for _ in range(3)]
         maker.write(tmp_path / "packages" / "linear-2.edgepkg", version="2.0.0")
-        assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+        assert load(service).status == 200
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0"]
         time.sleep(0.2)
         stack.close()
@@ -336,33 +333,15 @@ def test_stranger_is_refused_on_a_lent_connection(isolated: Running) -> None:
         assert replies.next().status == 403
 
 
-def test_encrypted_connection_is_answered_by_the_worker(maker: PackageMaker, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed, which makes the certificate")
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-                "-nodes",
-            ),
-            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-days", "1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    listen = {"tls_certificate": str(certificate), "tls_key": str(key)}
-    context = ssl.create_default_context(cafile=str(certificate))
+def test_encrypted_connection_is_answered_by_the_worker(
+    maker: PackageMaker, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    listen = {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
+    context = ssl.create_default_context(cafile=str(certificate[0]))
     with (
         running_isolated(maker, tmp_path, config={"listen": listen}) as service,
         service.connect_tcp() as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as client,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
     ):
         replies = Replies(client)
         for path in (LINEAR, OTHER, LINEAR):

@@ -15,6 +15,8 @@ from tests.runtime.slot_cases import write_keys
 from tests.service.rogue_worker import ROGUES
 from tests.service.service_parts import (
     Replies,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,
@@ -22,7 +24,8 @@ from tests.service.service_parts import (
     post_bytes,
     running,
 )
-from tests.service.worker_parts import OTHER, X, Y, ask_again, find_model, find_pids, kill, running_isolated
+from tests.service.wiring_parts import load
+from tests.service.worker_parts import OTHER, ask_again, find_model, find_pids, kill, running_isolated
 from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.processes import child_environment
@@ -184,7 +187,7 @@ def test_version_whose_process_the_system_does_not_start_is_not_rejected(
         if refusals > 4:  # for longer than is waited for
             monkeypatch.undo()
             assert ask(service, infer_bytes(X)).status == 503
-            assert ask(service, post_bytes("/v2/repository/models/linear/load", b"")).status == 200
+            assert load(service).status == 200
         reply = ask_again(service, infer_bytes(X))
         assert (reply.json["model_version"], reply.binary) == ("2.0.0", Y)
     current = slots.load("linear").state.current

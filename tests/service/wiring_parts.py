@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 from tests.runtime.conftest import CODES, OFFSET, SCALE, WEIGHT, PackageMaker
-from tests.service.service_parts import Running, ask, get_bytes, infer_bytes, post_bytes
+from tests.service.service_parts import Running, X, ask, get_bytes, infer_bytes, post_bytes
 
 from edgekit_runtime.golden import Golden, GoldenOutput
 from edgekit_runtime.manifest import BackendChoice, Variant
 
-X = np.array([[1, 2, 3, 4]], np.float32)
 LARGE = np.array([[1, 2, 3, 400]], np.float32)
 _GOLDEN = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
 
@@ -106,8 +105,18 @@ def load(service: Running, name: str = "linear") -> Any:
     return ask(service, post_bytes(f"/v2/repository/models/{name}/load", b""))
 
 
+def unload(service: Running) -> Any:
+    return ask(service, post_bytes("/v2/repository/models/linear/unload", b""))
+
+
 def infer(service: Running, x: Any = X, name: str = "linear") -> Any:
     return ask(service, infer_bytes(x, path=f"/v2/models/{name}/infer"))
+
+
+def served_version(service: Running) -> str:
+    """Return the version of `linear` that answers."""
+    version: str = infer(service).json["model_version"]
+    return version
 
 
 def index(service: Running) -> list[tuple[str, str, str, str]]:

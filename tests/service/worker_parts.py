@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import (
     Array,
+    Background,
     Replies,
     Reply,
     Running,
+    X,
+    Y,
     infer_bytes,
     make_config,
     running,
@@ -35,8 +37,6 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.tensors import TensorSpec
 
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = (X @ WEIGHT).tobytes()
 OTHER = "/v2/models/other/infer"
 SLOW = "/v2/models/slow/infer"
 _WIDTH = 256
@@ -149,7 +149,7 @@ def ask_again(service: Running, request: bytes) -> Reply:
     return reply
 
 
-class Asker:
+class Asker(Background):
     """A client on a thread that asks on one connection, again and again, and makes a new one where it ends.
 
     Attributes:
@@ -162,20 +162,10 @@ class Asker:
         self._connect, self._request, self._binary = connect, request, binary
         self.statuses: dict[int, int] = {}
         self.ends = self.wrong = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        super().__init__()
 
-    def __enter__(self) -> "Asker":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def work(self) -> None:
+        while not self.is_over.is_set():
             try:
                 with self._connect() as client:
                     self._ask(client)
@@ -184,7 +174,7 @@ class Asker:
 
     def _ask(self, client: socket.socket) -> None:
         replies = Replies(client)
-        while not self._stop.is_set():
+        while not self.is_over.is_set():
             client.sendall(self._request)
             reply = replies.next()
             self.statuses[reply.status] = self.statuses.get(reply.status, 0) + 1

@@ -1,0 +1,122 @@
+"""`edgekit-device serve` as a process, and what it is started with."""
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.waiting import bounded
+
+import edgekit_runtime
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return that of a process which finds nothing of ours but the runtime."""
+    runtime = Path(edgekit_runtime.__file__).parents[1]
+    return {**os.environ, "EDGEKIT_HOME": str(home), "PYTHONPATH": str(runtime)}
+
+
+class Served:
+    """`edgekit-device serve` with the model `linear`.
+
+    Attributes:
+        process: it.
+        socket_path: of its Unix socket.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, command: Sequence[str] = ("-m", "edgekit_runtime.cli")
+    ) -> None:
+        self.socket_path = folder / "serve.sock"
+        package = str(folder / "linear.edgepkg")
+        stated = ["--package", package, "--unix-socket", str(self.socket_path), "--port", "0"]
+        self.process = subprocess.Popen(
+            [sys.executable, *command, "serve", *stated, *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(folder),
+            cwd=folder,
+        )
+
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(20)
+        try:
+            client.connect(str(self.socket_path))
+        except OSError:
+            client.close()
+            raise
+        return client
+
+    def wait_ready(self) -> str:
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:  # what loads slowly lets others speak first
+            said.append(line)
+            if "ready at" in line:
+                return line
+        raise AssertionError("".join(said))
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        with self.process:
+            out, error = self.process.communicate(timeout=60)
+        return self.process.returncode, out + error
+
+    def end_by_itself(self) -> tuple[int, str]:
+        try:
+            out, error = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, error = self.process.communicate()
+            raise AssertionError(f"still runs: {out}{error}") from None
+        return self.process.returncode, out + error
+
+
+@contextlib.contextmanager
+def served(folder: Path, *arguments: str) -> Iterator[Served]:
+    service = Served(folder, *arguments)
+    with bounded(service.process):
+        service.wait_ready()
+        yield service
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1 that signs itself, and its key; return their paths."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths
