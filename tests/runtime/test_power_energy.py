@@ -10,7 +10,7 @@ from tests.runtime.power_tree import Tree
 
 from edgekit_runtime.power.energy import EnergyMeter, Work
 from edgekit_runtime.power.loads import LoadMeter
-from edgekit_runtime.power.rapl import Counter
+from edgekit_runtime.power.rapl import EnergyCounter
 from edgekit_runtime.power.readings import Readings
 from edgekit_runtime.power.sampling import Sampling
 from edgekit_runtime.power.sensors import discover
@@ -28,7 +28,7 @@ from edgekit_runtime.power.sysfs import Sysfs
 )
 def test_counter_that_wraps_around_adds_up_to_what_was_counted(case: tuple[int, int, list[int]]) -> None:
     size, start, steps = case
-    counter, counted, total_j = Counter(size), start, 0.0
+    counter, counted, total_j = EnergyCounter(size), start, 0.0
     counter.add(counted)
     for step in steps:
         counted = (counted + step) % size
@@ -38,7 +38,7 @@ def test_counter_that_wraps_around_adds_up_to_what_was_counted(case: tuple[int, 
 
 def test_counter_outside_its_range_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 0 to 100"):
-        Counter(100).add(101)
+        EnergyCounter(100).add(101)
 
 
 def test_rails_are_joined_by_straight_lines() -> None:
@@ -66,7 +66,7 @@ def test_missing_reading_breaks_a_line_but_not_a_counter() -> None:
 
 
 def test_counter_that_began_anew_is_no_energy() -> None:
-    counter, source = Counter(262_000_000_000), PowerSource("processor", ("a",), counts=True)
+    counter, source = EnergyCounter(262_000_000_000), PowerSource("processor", ("a",), counts=True)
     for counted, now_s in ((5_000_000, 0.0), (10_000_000, 1.0)):
         source.measure({"a": counter.add(counted)}, now_s)
     assert source.measure({"a": counter.add(0)}, 2.0).energy_j is None

@@ -8,7 +8,7 @@ import pytest
 
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.canary import Continue, Gates, Observed, Promote, Rollback, judge
-from edgekit_runtime.service.sequential import Histogram, log_evidence, rank_interval, share_interval
+from edgekit_runtime.service.sequential import LogHistogram, log_evidence, rank_interval, share_interval
 
 LOOK_EVERY = 16
 
@@ -89,7 +89,7 @@ def test_at_the_end_unproven_latency_is_enough_and_unproven_agreement_is_not() -
     undecided = Observed(elapsed_s=90_000.0, agreement=290.0, compared=300)
     for arm in (undecided.current, undecided.candidate):
         arm.answers = 3000
-        arm.latency = Histogram(300, {-400: 300})
+        arm.latency = LogHistogram(300, {-400: 300})
     assert isinstance(judge(undecided, Gates(min_agreement=0.9, max_p99_ratio=1.5)), Promote)
     verdict = judge(undecided, Gates(min_agreement=0.96))
     assert isinstance(verdict, Rollback)
@@ -173,7 +173,7 @@ def test_ranks_enclose_the_quantile_and_grow_with_the_square_root(quantile: floa
 
 
 def test_a_histogram_finds_quantiles_within_its_buckets() -> None:
-    histogram, values = Histogram(), np.random.default_rng(5).lognormal(-8, 0.5, 5000)
+    histogram, values = LogHistogram(), np.random.default_rng(5).lognormal(-8, 0.5, 5000)
     for value in values:
         histogram.add(value)
     for quantile in (0.5, 0.99):

@@ -26,7 +26,7 @@ from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes
 from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.versions import Installed, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.service.versions import Servable, SwapOrder, VersionPolicy, choose_order
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.statements import Statement, Verifier
 
@@ -370,7 +370,7 @@ def test_service_without_models_is_live_and_ready(maker: PackageMaker, tmp_path:
 
 
 def test_policy_chooses_the_newest_or_the_named() -> None:
-    installed = [Installed("m", version, Path(version)) for version in ("1.0", "1.2", "1.10", "2.0-rc1")]
+    installed = [Servable("m", version, Path(version)) for version in ("1.0", "1.2", "1.10", "2.0-rc1")]
     chosen = VersionPolicy(latest=2).choose("m", installed)
     assert [package.version for package in chosen] == ["2.0-rc1", "1.10"]
     chosen = VersionPolicy(specific=("1.0", "1.10")).choose("m", installed)

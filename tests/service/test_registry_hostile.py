@@ -43,7 +43,7 @@ from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory, estimate_bytes
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 
@@ -68,7 +68,7 @@ def hang(service: Running, gate: Gate) -> socket.socket:
 
 def cap_for_one(path: Path) -> ModelMemory:
     """Return a cap that holds one model of the package at `path`, and half of another."""
-    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Installed("m", "1", path)])), load_wait_s=20.0)
+    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Servable("m", "1", path)])), load_wait_s=20.0)
 
 
 def test_unloading_a_model_that_hangs_ends_and_is_said(
@@ -266,7 +266,7 @@ def test_instances_that_tuning_found_count_each(
     tuned = Tuned("throughput", {}, instances)
     keep_tuned(read_unverified_manifest(path).manifest, choice, tuned)
     write(maker, packages, "1.0.0", name="other", backend=choice)
-    cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Installed("linear", "1.0.0", path)])))
+    cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Servable("linear", "1.0.0", path)])))
     models = {"linear": ModelOptions(isolation=isolation)}
     with serve(maker, packages, memory=cap, models=models) as service:
         assert len(service.call(service.service.registry.models.served)) == left

@@ -41,7 +41,7 @@ from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.room import ModelMemory, estimate_bytes
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Slots
@@ -132,7 +132,7 @@ def test_malformed_reference_costs_the_drift_statistics_only(maker: PackageMaker
 def cap_for(packages: Path, models: int) -> ModelMemory:
     """Return a cap that holds so many of the models in `packages`."""
     path = next(packages.glob("*.edgepkg"))
-    return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Installed("m", "1", path)])))
+    return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Servable("m", "1", path)])))
 
 
 def write_models(maker: PackageMaker, packages: Path, count: int) -> list[str]:

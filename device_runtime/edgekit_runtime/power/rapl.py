@@ -23,7 +23,7 @@ _READ_PROTECTED: Final = (
 
 
 @dataclass(slots=True)
-class Counter:
+class EnergyCounter:
     """Joules since the first reading, from a counter of microjoules that begins again at its range.
 
     A counter that turned around more than once between two readings lost whole ranges unseen; a range is
@@ -74,11 +74,11 @@ def _probes(zones: list[tuple[Path, str]]) -> Iterator[Probe]:
     for zone, label in zones:
         path = zone / "energy_uj"
         read_number(path)  # now, so that a missing permission is told once and as what it is
-        counter = Counter(read_number(zone / "max_energy_range_uj"))
+        counter = EnergyCounter(read_number(zone / "max_energy_range_uj"))
         if counter.range_uj <= 0:
             raise ValueError(f"{zone}/max_energy_range_uj is {counter.range_uj}, expected more than 0")
 
-        def read(_now_s: float, path: Path = path, counter: Counter = counter) -> float:
+        def read(_now_s: float, path: Path = path, counter: EnergyCounter = counter) -> float:
             return counter.add(read_number(path))
 
         # The folder's number keeps two memories or two sockets of one name apart.

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.service.sequential import Histogram, log_evidence, share_interval
+from edgekit_runtime.service.sequential import LogHistogram, log_evidence, share_interval
 
 _TESTS: Final = 5  # agreement, errors, p50, p99, energy: each gets its part of alpha
 
@@ -78,8 +78,8 @@ class Arm:
 
     answers: int = 0
     failed: int = 0
-    latency: Histogram = field(default_factory=Histogram)
-    energy: Histogram = field(default_factory=Histogram)
+    latency: LogHistogram = field(default_factory=LogHistogram)
+    energy: LogHistogram = field(default_factory=LogHistogram)
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ def _find_errors(observed: Observed, gates: Gates) -> _Finding:
 
 
 def _find_ratio(
-    gate: str, pair: tuple[Histogram, Histogram], quantile: float, limit: float, alpha: float
+    gate: str, pair: tuple[LogHistogram, LogHistogram], quantile: float, limit: float, alpha: float
 ) -> _Finding:
     """Hold a quantile of the candidate (first of the pair) against that of the current version."""
     part = alpha / _TESTS / 2

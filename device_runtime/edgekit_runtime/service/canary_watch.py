@@ -17,7 +17,7 @@ from edgekit_runtime.service.canary import (
     Rollback,
     judge,
 )
-from edgekit_runtime.service.sequential import Histogram
+from edgekit_runtime.service.sequential import LogHistogram
 
 Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`
@@ -170,6 +170,6 @@ def _arm_to_json(arm: Arm) -> dict[str, JsonValue]:
     }
 
 
-def _microseconds(latency: Histogram, quantile: float) -> float | None:
+def _microseconds(latency: LogHistogram, quantile: float) -> float | None:
     seconds = latency.quantile(quantile)
     return None if seconds is None else round(seconds * 1e6, 1)

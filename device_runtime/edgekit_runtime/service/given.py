@@ -8,7 +8,7 @@ from edgekit_runtime.archive import Limits, read_package
 from edgekit_runtime.errors import DigestError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load
 from edgekit_runtime.service.orders import Given
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.statements import Statement, read_unverified
 
 
@@ -54,11 +54,11 @@ class GivenPackages:
         """Return the name of the model."""
         return (self._name,)
 
-    def find(self, _name: str) -> Sequence[Installed]:
+    def find(self, _name: str) -> Sequence[Servable]:
         """Return what was handed over."""
-        return [Installed(self._name, version, path) for version, (_, path) in self._given.items()]
+        return [Servable(self._name, version, path) for version, (_, path) in self._given.items()]
 
-    def find_proven(self, _name: str) -> Installed | None:
+    def find_proven(self, _name: str) -> Servable | None:
         """Return None: what was handed over first serves already when another comes."""
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
 
@@ -32,12 +32,12 @@ class InstalledModels:
         """Return the names of all installed models."""
         return self._slots.models()
 
-    def find(self, name: str) -> Sequence[Installed]:
+    def find(self, name: str) -> Sequence[Servable]:
         """Return what would be opened of a model."""
         with (choice := self._slots.choose(name, counted=self._begun)).package:
-            return [Installed(name, choice.version, choice.path)]
+            return [Servable(name, choice.version, choice.path)]
 
-    def find_proven(self, name: str) -> Installed | None:
+    def find_proven(self, name: str) -> Servable | None:
         """Return the version that has proved itself, where a newer one is on trial, or None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
@@ -46,7 +46,7 @@ class InstalledModels:
         for other in others:
             if other.health == HEALTHY and other.version != state.current.version:
                 with (choice := self._slots.choose(name, other.version)).package:
-                    return Installed(name, choice.version, choice.path)
+                    return Servable(name, choice.version, choice.path)
         return None
 
     def open(self, name: str, options: ModelOptions) -> list[Loaded]:

@@ -19,7 +19,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, unload
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.served import Served
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 
 Result = TypeVar("Result")
 MakeServed: TypeAlias = Callable[[Loaded], Served]
@@ -46,14 +46,14 @@ class Source(Protocol):
             EdgekitError: they cannot be listed.
         """
 
-    def find(self, name: str) -> Sequence[Installed]:
+    def find(self, name: str) -> Sequence[Servable]:
         """Return the packages of a model that may be opened.
 
         Raises:
             EdgekitError: there are none, or they cannot be read.
         """
 
-    def find_proven(self, name: str) -> Installed | None:
+    def find_proven(self, name: str) -> Servable | None:
         """Return the version that should serve while a newer one is on trial, or None.
 
         Raises:

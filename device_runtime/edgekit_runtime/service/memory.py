@@ -8,7 +8,7 @@ from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md
 _SHARED: Final = ("ort",)  # backends whose sessions are concurrent
@@ -16,7 +16,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
-def needed_bytes(packages: Sequence[Installed]) -> int:
+def needed_bytes(packages: Sequence[Servable]) -> int:
     """Return about how much memory the sessions of `packages` take; 0 for those that cannot be read."""
     return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
 
@@ -43,7 +43,7 @@ def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None
     stated = _stated_bytes(manifest.figures)
     copies = sessions if governor is None else sessions * max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants
-        return copies * needed_bytes([Installed(manifest.name, manifest.version, path)])
+        return copies * needed_bytes([Servable(manifest.name, manifest.version, path)])
     if governor is None:
         return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]

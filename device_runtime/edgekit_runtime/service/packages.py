@@ -10,7 +10,7 @@ from edgekit_runtime.archive import DEFAULT_LIMITS, read_package, read_unverifie
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.statements import Verifier
 
 _SUFFIX = ".edgepkg"
@@ -40,7 +40,7 @@ class PackageFiles:
             _stat(path)
         self._paths = tuple(paths)
         self._trust, self.limits = trust, DEFAULT_LIMITS
-        self._seen: dict[tuple[Path, int, int], Installed] = {}
+        self._seen: dict[tuple[Path, int, int], Servable] = {}
         self._rejected: set[tuple[Path, int, int]] = set()
         self._unreadable: dict[Path, str] = {}
 
@@ -48,7 +48,7 @@ class PackageFiles:
         """Return the names of all models, in the order of the files."""
         return list(dict.fromkeys(package.name for package in self._read()))
 
-    def find(self, name: str) -> Sequence[Installed]:
+    def find(self, name: str) -> Sequence[Servable]:
         """Return the packages of a model.
 
         Raises:
@@ -81,7 +81,7 @@ class PackageFiles:
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
 
-    def find_proven(self, _name: str) -> Installed | None:
+    def find_proven(self, _name: str) -> Servable | None:
         """Return None: files do not say which version was in use before."""
         return None
 
@@ -95,10 +95,10 @@ class PackageFiles:
             self._rejected.update(own)
         return bool(others)
 
-    def _read(self) -> list[Installed]:
+    def _read(self) -> list[Servable]:
         return [package for key, package in self._read_keys() if key not in self._rejected]
 
-    def _read_keys(self) -> list[tuple[tuple[Path, int, int], Installed]]:
+    def _read_keys(self) -> list[tuple[tuple[Path, int, int], Servable]]:
         files = []
         for path in self._paths:
             files += _list_packages(path) if path.is_dir() else [path]
@@ -117,7 +117,7 @@ class PackageFiles:
             raise problem
         return found
 
-    def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Installed]:
+    def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Servable]:
         status = _stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise PackageError(f"cannot read package {path}: it is no file")
@@ -125,7 +125,7 @@ class PackageFiles:
         found = self._seen.get(key)
         if found is None:
             manifest = read_unverified_manifest(path).manifest
-            found = Installed(manifest.name, manifest.version, path)
+            found = Servable(manifest.name, manifest.version, path)
         return key, found
 
 

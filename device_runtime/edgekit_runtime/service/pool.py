@@ -124,8 +124,8 @@ class Threads:
             self._done.popleft().finish()
 
 
-class Client(Protocol):
-    """A model that runs its batches on the pool.
+class Flow(Protocol):
+    """A model that runs its batches on the pool: a flow, in the words of the paper.
 
     Attributes:
         used_s: time that it has had, on the pool's virtual clock; the pool keeps it.
@@ -151,48 +151,48 @@ class Pool:
         """
         self._hands = hands
         self._idle = hands.count
-        self._ready: list[Client] = []
+        self._ready: list[Flow] = []
         self._floor_s = 0.0
 
-    def enlist(self, client: Client) -> None:
-        """Have `client` asked for batches, as long as it has some, whenever it is its turn."""
-        if client not in self._ready:
-            client.used_s = max(client.used_s, self._floor_s)
-            self._ready.append(client)
+    def enlist(self, flow: Flow) -> None:
+        """Have `flow` asked for batches, as long as it has some, whenever it is its turn."""
+        if flow not in self._ready:
+            flow.used_s = max(flow.used_s, self._floor_s)
+            self._ready.append(flow)
         self._dispatch()
 
     def _dispatch(self) -> None:
         while self._idle and self._ready:
-            client = min(self._ready, key=_used)
-            batch = client.take()
+            flow = min(self._ready, key=_used)
+            batch = flow.take()
             if batch is None:
-                self._ready.remove(client)
+                self._ready.remove(flow)
                 continue
-            self._floor_s = client.used_s
-            client.used_s += batch.estimate_s
+            self._floor_s = flow.used_s
+            flow.used_s += batch.estimate_s
             self._idle -= 1
-            self._hands.start(_Turn(self, client, batch))
+            self._hands.start(_Turn(self, flow, batch))
 
-    def _finish(self, client: Client, batch: Batch) -> None:
+    def _finish(self, flow: Flow, batch: Batch) -> None:
         self._idle += 1
-        client.used_s += batch.seconds - batch.estimate_s
-        answer = client.finish(batch)
+        flow.used_s += batch.seconds - batch.estimate_s
+        answer = flow.finish(batch)
         self._dispatch()  # first, so that a thread works while the answers are written
         answer()
 
 
 class _Turn:
-    __slots__ = ("_batch", "_client", "_pool")
+    __slots__ = ("_batch", "_flow", "_pool")
 
-    def __init__(self, pool: Pool, client: Client, batch: Batch) -> None:
-        self._pool, self._client, self._batch = pool, client, batch
+    def __init__(self, pool: Pool, flow: Flow, batch: Batch) -> None:
+        self._pool, self._flow, self._batch = pool, flow, batch
 
     def run(self) -> None:
         self._batch.run()
 
     def finish(self) -> None:
-        self._pool._finish(self._client, self._batch)  # its own other half
+        self._pool._finish(self._flow, self._batch)  # its own other half
 
 
-def _used(client: Client) -> float:
-    return client.used_s
+def _used(flow: Flow) -> float:
+    return flow.used_s

@@ -15,7 +15,7 @@ from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.trial import Trial
-from edgekit_runtime.service.versions import Installed
+from edgekit_runtime.service.versions import Servable
 from edgekit_runtime.slots.versions import sort_key
 
 Report: TypeAlias = Callable[[str, Model, Trial, Promote | Rollback], None]
@@ -76,7 +76,7 @@ class Rollouts:
             await self._try(name, model, (current, fresh), options)
         return True
 
-    async def _bring_back(self, name: str, model: Model, newest: Installed, options: ModelOptions) -> bool:
+    async def _bring_back(self, name: str, model: Model, newest: Servable, options: ModelOptions) -> bool:
         """Serve the version that proved itself before the newest came, after a restart."""
         find = functools.partial(self._keeper.source.find_proven, name)
         proven = await self._keeper.on_thread(find)

@@ -24,7 +24,7 @@ from edgekit_runtime.service.memory import (
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.served import Served
-from edgekit_runtime.service.versions import Installed, SwapOrder, choose_order
+from edgekit_runtime.service.versions import Servable, SwapOrder, choose_order
 
 _POLL_S: Final = 0.02  # for a model in the way whose calls end
 
@@ -59,7 +59,7 @@ class ModelMemory:
             )
 
 
-def estimate_bytes(packages: Iterable[Installed], options: ModelOptions | None = None) -> int:
+def estimate_bytes(packages: Iterable[Servable], options: ModelOptions | None = None) -> int:
     """Return about what the models of `packages` take once they are loaded; see `model_bytes`.
 
     What `tune` found counts only once they are: asking for it would load the engine.

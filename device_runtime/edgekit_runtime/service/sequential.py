@@ -100,7 +100,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 @dataclass(slots=True)
-class Histogram:
+class LogHistogram:
     """Positive values in buckets 2 % wide; at most 1,280 buckets, whatever is added.
 
     Attributes:

@@ -12,7 +12,7 @@ SwapOrder: TypeAlias = Literal["availability", "resource"]
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class Servable:
     """A package that may be served.
 
     Attributes:
@@ -41,7 +41,7 @@ class VersionPolicy:
         """Return the specific versions, the newest first."""
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
 
-    def choose(self, name: str, installed: Sequence[Installed]) -> tuple[Installed, ...]:
+    def choose(self, name: str, installed: Sequence[Servable]) -> tuple[Servable, ...]:
         """Return what to serve of `installed`, the newest first.
 
         Raises:
