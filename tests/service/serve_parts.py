@@ -71,13 +71,11 @@ class Served:
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)
-        with self.process:
-            out, error = self.process.communicate(timeout=60)
-        return self.process.returncode, out + error
+        return self.end_by_itself()
 
     def end_by_itself(self) -> tuple[int, str]:
         try:
-            out, error = self.process.communicate(timeout=30)
+            out, error = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             out, error = self.process.communicate()

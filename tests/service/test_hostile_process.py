@@ -128,10 +128,8 @@ def test_model_that_hangs_does_not_keep_the_service_from_stopping(
 
 def test_only_package_that_is_none_ends_the_service_with_a_reason(folder: Path) -> None:
     (folder / "linear.edgepkg").write_bytes(b"nothing")
-    service = Served(folder)
-    with service.process:
-        _, printed = service.process.communicate(timeout=20)
-    assert service.process.returncode not in (0, -signal.SIGTERM)
+    code, printed = Served(folder).end_by_itself()
+    assert code not in (0, -signal.SIGTERM)
     assert "linear.edgepkg" in printed
     assert "Traceback" not in printed
 
