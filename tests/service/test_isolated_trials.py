@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, X, Y, infer_bytes, make_config, running
-from tests.service.wiring_parts import ask_many, index, infer, load, metrics, statistics, write
+from tests.service.wiring_parts import ENDLESS, ask_many, index, infer, load, metrics, statistics, write
 from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, kill, wait_backed
 from tests.waiting import is_running, wait_for
 
@@ -30,7 +30,6 @@ from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.worker_process import Worker
 from edgekit_runtime.slots import HEALTHY, Slots
 
-ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))
 SHORT = Rollout(
     kind="canary",
     share=0.5,

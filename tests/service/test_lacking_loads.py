@@ -23,9 +23,7 @@ from tests.service.service_parts import (
     post_bytes,
     running,
 )
-from tests.service.test_isolated_trials import ENDLESS
-from tests.service.test_registry import FailingVerifier
-from tests.service.wiring_parts import X, load, statistics, write
+from tests.service.wiring_parts import ENDLESS, FailingVerifier, X, load, statistics, write
 from tests.service.worker_parts import ask_again, kill
 from tests.waiting import wait_for
 

@@ -18,17 +18,16 @@ from tests.service.service_parts import (
     running,
     write_identity,
 )
-from tests.service.wiring_parts import index, load, served_version
+from tests.service.wiring_parts import FailingVerifier, index, load, served_version
 
 from edgekit_runtime import Client
-from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.memory import available_bytes
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.versions import Servable, SwapOrder, VersionPolicy, choose_order
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
-from edgekit_runtime.statements import Statement, Verifier
 
 
 def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = True) -> Path:
@@ -254,19 +253,6 @@ def test_version_that_is_loaded_often_by_one_process_is_not_rejected_for_it(
         state = slots.load("linear").state
         assert state.current is not None
         assert (state.rejected, state.current.health, state.current.begun) == ((), UNPROVEN, 1)
-
-
-@dataclasses.dataclass
-class FailingVerifier:
-    """One whose process may be gone."""
-
-    trust: Verifier
-    is_gone: bool = False
-
-    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        if self.is_gone:
-            raise UnavailableError("ended before it answered")
-        return self.trust.verify(envelope, predicate_type, where)
 
 
 def test_version_that_cannot_be_verified_now_is_loaded_later(maker: PackageMaker, packages: Path) -> None:

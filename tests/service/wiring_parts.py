@@ -12,10 +12,15 @@ import onnx
 from tests.runtime.conftest import CODES, OFFSET, SCALE, WEIGHT, PackageMaker
 from tests.service.service_parts import Running, X, ask, get_bytes, infer_bytes, post_bytes
 
+from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.golden import Golden, GoldenOutput
 from edgekit_runtime.manifest import BackendChoice, Variant
+from edgekit_runtime.service.canary import Gates
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.statements import Statement, Verifier
 
 LARGE = np.array([[1, 2, 3, 400]], np.float32)
+ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))
 _GOLDEN = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
 
 
@@ -146,3 +151,16 @@ def ask_many(service: Running, count: int, x: Any = X, pause_s: float = 0.0) -> 
 
 def read_json(text: str) -> Any:
     return json.loads(text)
+
+
+@dataclasses.dataclass
+class FailingVerifier:
+    """One whose process may be gone."""
+
+    trust: Verifier
+    is_gone: bool = False
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        if self.is_gone:
+            raise UnavailableError("ended before it answered")
+        return self.trust.verify(envelope, predicate_type, where)
