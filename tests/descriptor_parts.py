@@ -1,4 +1,4 @@
-"""Processes that have no descriptor free."""
+"""How many descriptors a process has open, and processes that have none free."""
 
 import contextlib
 import itertools
@@ -13,6 +13,10 @@ def list_free(pid: int) -> Iterator[int]:
     entries = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # at once: it has a descriptor of its own
     used = {int(name) for name in entries if Path(f"/proc/{pid}/fd/{name}").is_symlink()}
     return (number for number in itertools.count() if number not in used)
+
+
+def count_descriptors(pid: int | str = "self") -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @contextlib.contextmanager

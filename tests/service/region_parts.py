@@ -6,7 +6,6 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tests.service.service_parts import Replies, Reply, post_bytes
@@ -46,7 +45,3 @@ def infer_in(region: str, *, offset: int = 0, size: int = 16, out: int | None = 
         place = {**place, "shared_memory_offset": out, "shared_memory_byte_size": 8}
         request["outputs"] = [{"name": "y", "parameters": place}]
     return post_bytes("/v2/models/linear/infer", json.dumps(request).encode())
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

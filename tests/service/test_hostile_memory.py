@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
-from tests.service.region_parts import REGION, infer_in, memfd, open_descriptors, register
+from tests.service.region_parts import REGION, infer_in, memfd, register
 from tests.service.service_parts import (
     Manifest_,
     Replies,
@@ -38,7 +39,7 @@ from edgekit_runtime.service.sharedmem import RegionLimits
 
 
 def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) -> None:
-    before = open_descriptors()
+    before = count_descriptors()
     with linear.connect() as client, memfd(64) as descriptor:
         fields = "Expect: 100-continue\r\nEdgekit-Descriptor: 1\r\nContent-Length: 1000\r\n"
         client.sendall(f"POST {REGION}/many/register HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode())
@@ -46,19 +47,19 @@ def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) 
         for _ in range(200):
             socket.send_fds(client, [b" "], [descriptor] * 4)
         time.sleep(0.2)
-        assert open_descriptors() <= before + 10
+        assert count_descriptors() <= before + 10
         client.sendall(b" " * 800)
         assert Replies(client).next().status == 400
 
 
 def test_registering_again_and_again_on_one_connection_leaks_nothing(linear: Running) -> None:
     with linear.connect() as client, memfd(1 << 20) as descriptor:
-        before = open_descriptors()
+        before = count_descriptors()
         for _ in range(300):
             assert register(client, "again", [descriptor], byte_size=1 << 20).status == 200
             client.sendall(post_bytes(f"{REGION}/again/unregister", b""))
             assert Replies(client).next().status == 200
-        assert open_descriptors() <= before + 3
+        assert count_descriptors() <= before + 3
 
 
 @pytest.fixture

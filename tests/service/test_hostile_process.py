@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
 from tests.service.serve_parts import Served, served
@@ -196,7 +197,7 @@ def test_two_services_that_start_at_once_do_not_share_a_path(tmp_path: Path) -> 
 def test_process_out_of_descriptors_neither_spins_nor_floods_its_log(folder: Path) -> None:
     with served(folder) as service:
         pid = service.process.pid
-        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        used = count_descriptors(pid)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
         with contextlib.ExitStack() as stack:
             clients = []

@@ -6,8 +6,8 @@ import ssl
 import time
 from pathlib import Path
 
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
-from tests.service.region_parts import open_descriptors
 from tests.service.service_parts import Replies, X, Y, ask, infer_bytes, running_linear
 
 from edgekit_runtime.service.http_limits import HttpLimits
@@ -26,13 +26,13 @@ def test_half_handshakes_are_bounded_and_disturb_nobody(
         running_linear(maker, tmp_path, listen=listen, http=http) as service,
         contextlib.ExitStack() as stack,
     ):
-        open_before = open_descriptors()
+        open_before = count_descriptors()
         silent = [stack.enter_context(service.connect_tcp()) for _ in range(60)]
         for client in silent[::2]:
             client.sendall(b"\x16\x03\x01\x02\x00\x01")
         time.sleep(0.5)
         # Each of the test's own sockets is one; those that the service still holds are the rest.
-        held = open_descriptors() - open_before - len(silent)
+        held = count_descriptors() - open_before - len(silent)
         assert held <= 22
         assert ask(service, infer_bytes(X)).binary == Y
         for client in silent:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.region_parts import REGION, SEALS, infer_in, memfd, open_descriptors, register
+from tests.service.region_parts import REGION, SEALS, infer_in, memfd, register
 from tests.service.service_parts import (
     Replies,
     Reply,
@@ -102,7 +103,7 @@ def test_unregistering_all_leaves_the_memory_of_others_alone(linear: Running) ->
 
 
 def test_memory_of_a_client_that_ends_is_forgotten(linear: Running) -> None:
-    before = open_descriptors()
+    before = count_descriptors()
     for _ in range(100):
         with linear.connect() as client, memfd(64) as descriptor:
             assert register(client, "short", [descriptor], byte_size=64).status == 200
@@ -110,7 +111,7 @@ def test_memory_of_a_client_that_ends_is_forgotten(linear: Running) -> None:
         while ask(linear, get_bytes("/v2/systemsharedmemory/status")).json:
             assert time.monotonic() < deadline_s
     time.sleep(0.1)
-    assert open_descriptors() <= before + 5
+    assert count_descriptors() <= before + 5
 
 
 @pytest.mark.parametrize(
@@ -131,13 +132,13 @@ def test_memory_of_a_client_that_ends_is_forgotten(linear: Running) -> None:
 def test_memory_that_is_not_what_is_stated_is_refused(
     linear: Running, size: int, seals: int, stated: dict[str, Any], message: str
 ) -> None:
-    before = open_descriptors()
+    before = count_descriptors()
     with linear.connect() as client, memfd(size, seals) as descriptor:
         reply = register(client, "bad", [descriptor], **stated)
         assert (reply.status, message in reply.json["error"]) == (400, True), reply.body
     assert ask(linear, get_bytes("/v2/systemsharedmemory/status")).json == []
     time.sleep(0.05)
-    assert open_descriptors() <= before + 3
+    assert count_descriptors() <= before + 3
 
 
 def test_descriptor_of_something_else_is_refused(linear: Running, tmp_path: Path) -> None:
@@ -150,21 +151,21 @@ def test_descriptor_of_something_else_is_refused(linear: Running, tmp_path: Path
 
 def test_several_or_no_descriptors_leak_nothing(linear: Running) -> None:
     with linear.connect() as client, memfd(64) as descriptor:
-        before = open_descriptors()
+        before = count_descriptors()
         assert register(client, "many", [descriptor] * 4, byte_size=64).status == 200
         assert ask(linear, post_bytes(f"{REGION}/many/unregister", b"")).status == 200
         assert register(client, "none", [], byte_size=64).status == 400
         time.sleep(0.05)
-        assert open_descriptors() <= before + 2
+        assert count_descriptors() <= before + 2
 
 
 def test_descriptors_on_other_requests_are_dropped(linear: Running) -> None:
     with linear.connect() as client, memfd(64) as descriptor:
-        before = open_descriptors()
+        before = count_descriptors()
         for _ in range(50):
             socket.send_fds(client, [get_bytes("/v2/health/live")], [descriptor])
             assert Replies(client).next().status == 200
-        assert open_descriptors() <= before + 2
+        assert count_descriptors() <= before + 2
 
 
 def test_name_that_is_taken_is_refused(linear: Running) -> None:

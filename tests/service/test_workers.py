@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Replies, Running, X, Y, ask, get_bytes, infer_bytes
 from tests.service.wiring_parts import load
@@ -189,9 +190,6 @@ def test_statistics_outlive_the_worker(isolated: Running) -> None:
 
 
 def test_crashes_leak_no_descriptors(isolated: Running) -> None:
-    def count() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     def crash() -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(8):
@@ -203,11 +201,11 @@ def test_crashes_leak_no_descriptors(isolated: Running) -> None:
 
     crash()
     wait_for(lambda: count_lent(isolated) == 0, "all connections to end")
-    before = count()
+    before = count_descriptors()
     for _ in range(3):
         crash()
     wait_for(lambda: count_lent(isolated) == 0, "all connections to end")
-    wait_for(lambda: count() <= before, "all descriptors to be closed")
+    wait_for(lambda: count_descriptors() <= before, "all descriptors to be closed")
 
 
 def test_region_of_shared_memory_reaches_the_worker_and_ends_with_its_connection(isolated: Running) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import write_keys
 from tests.service.rogue_worker import ROGUES
@@ -222,12 +223,12 @@ def test_fault_while_a_process_is_begun_stops_no_other_loading(
 
         maker.write(packages / "linear.edgepkg")
         load_linear = post_bytes("/v2/repository/models/linear/load", b"")
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = count_descriptors()
         for name in ("__init__", "begin"):
             with monkeypatch.context() as patched:
                 patched.setattr(isolated_model.IsolatedModel, name, fail)
                 assert ask(service, load_linear).status == 503
-        wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "closed descriptors")
+        wait_for(lambda: count_descriptors() <= before, "closed descriptors")
         assert ask(service, post_bytes("/v2/repository/models/other/load", b"")).status == 200
         assert ask(service, load_linear).status == 200
         assert ask_again(service, infer_bytes(X)).binary == Y
