@@ -153,6 +153,7 @@ def test_service_that_ends_late_leaves_the_socket_of_its_successor(folder: Path)
         with second.connect() as client:
             client.sendall(infer_bytes(X))
             assert Replies(client).next().binary == Y
+        assert second.end()[0] == 0
 
 
 def test_service_that_does_not_accept_is_not_waited_for(tmp_path: Path) -> None:

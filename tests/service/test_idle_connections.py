@@ -61,7 +61,7 @@ def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder
     config.write_text("[http]\nidle_timeout_s = 600\n")
     service = Served(folder, "--config", str(config), command=("-c", FEW_DESCRIPTORS))
     with bounded(service.process):
-        service.wait_ready()
+        assert "ready at" in service.wait_ready()
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(150)]
             for client in clients:
@@ -74,3 +74,4 @@ def test_service_without_free_descriptors_turns_clients_away_and_recovers(folder
         with service.connect() as client:
             client.sendall(infer_bytes(X))
             assert Replies(client).next().status == 200
+        assert service.end()[0] == 0

@@ -38,11 +38,12 @@ UNUSED = (
 def test_service_imports_nothing_that_it_does_not_use(folder: Path) -> None:
     service = Served(folder, command=("-c", SERVE))
     with bounded(service.process):
-        service.wait_ready()
+        assert "ready at" in service.wait_ready()
         with Client(str(service.socket_path)) as client:
             client.infer("linear", {"x": np.zeros((1, 4), np.float32)})
         libraries = Path(f"/proc/{service.process.pid}/maps").read_text()
-        _, printed = service.end()
+        code, printed = service.end()
+    assert code == 0
     imported = set(printed.split())
     assert "edgekit_runtime.service.server" in imported
     assert {
