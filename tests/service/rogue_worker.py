@@ -21,7 +21,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.recvmsg(16, socket.CMSG_SPACE(3 * array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
     channel.send(bytes((Kind.WORKER_READY,)))
-    time.sleep(0.3)  # first it is lent a connection
+    while (packet := channel.recv(1 << 16)) and packet[0] != Kind.MAIN_LEND:
+        pass  # first it is lent a connection
     seed = int(os.environ["ROGUE"])
     source = random.Random(seed)
     for packet in ROGUES[seed] if seed < len(ROGUES) else [source.randbytes(source.randrange(1, 300))] * 3:
