@@ -91,6 +91,11 @@ def served(folder: Path, *arguments: str) -> Iterator[Served]:
         yield service
 
 
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def write_certificate(folder: Path) -> tuple[Path, Path]:
     """Write a certificate for 127.0.0.1 that signs itself, and its key; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -13,7 +13,7 @@ import pytest
 from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
 from tests.service.gates import ON_THREADS, Gate
-from tests.service.serve_parts import Served, served
+from tests.service.serve_parts import Served, cpu_s, served
 from tests.service.service_parts import (
     Replies,
     Running,
@@ -225,8 +225,3 @@ def test_process_out_of_descriptors_neither_spins_nor_floods_its_log(folder: Pat
         code, printed = service.end()
         assert code == 0
         assert len(printed) < 10_000
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,30 +7,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.descriptor_parts import without_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.region_parts import infer_in, memfd, register
+from tests.service.serve_parts import Served, cpu_s
 from tests.service.service_parts import (
     Replies,
     Reply,
+    X,
+    Y,
     get_bytes,
     infer_bytes,
     make_config,
     post_bytes,
     running,
 )
-from tests.service.test_hostile_process import cpu_s
-from tests.service.test_serve_command import Served, certificate, folder, token_file
-from tests.service.test_sharedmem import infer_in, memfd, register
 
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sharedmem import RegionLimits
 
-__all__ = ["certificate", "folder", "token_file"]
-
-X = np.array([[1, 2, 3, 4]], np.float32)
-Y = (X @ WEIGHT).tobytes()
 LOAD = post_bytes("/v2/repository/models/linear/load", b"")
 ISOLATED = "[models.linear]\nisolated = true\n[models.linear.isolation]\nmax_delay_s = 0.25\n"
 MOST = 16  # descriptors that a load needs at one time

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.gates import ON_THREADS, Gate
 from tests.service.service_parts import (
     Replies,
