@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -36,7 +37,11 @@ class Served:
     """
 
     def __init__(
-        self, folder: Path, *arguments: str, command: Sequence[str] = ("-m", "edgekit_runtime.cli")
+        self,
+        folder: Path,
+        *arguments: str,
+        command: Sequence[str] = ("-m", "edgekit_runtime.cli"),
+        **started: Any,
     ) -> None:
         self.socket_path = folder / "serve.sock"
         package = str(folder / "linear.edgepkg")
@@ -48,6 +53,7 @@ class Served:
             text=True,
             env=environment(folder),
             cwd=folder,
+            **started,
         )
 
     def connect(self) -> socket.socket:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from tests.runtime.backend_parts import install_backend
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.runtime.slot_cases import write_keys
-from tests.service.service_parts import Replies, make_config, post_bytes, running
-from tests.service.test_serve_command import Served
-from tests.service.wiring_parts import X, write
+from tests.service.serve_parts import Served
+from tests.service.service_parts import Replies, X, make_config, post_bytes, running
+from tests.service.wiring_parts import write
 from tests.waiting import bounded, wait_for
 
 from edgekit_runtime import Client
@@ -29,14 +28,6 @@ from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 THIRD = BackendChoice("third", "model.onnx", {})
 # As an engine that is called and does not come back.
 HANGING = "import time\ndef open_third(package, choice, threads):\n    time.sleep(3600)\n"
-
-
-@pytest.fixture
-def folder(maker: PackageMaker, tmp_path: Path) -> Path:
-    """A folder with a package, and the key that is trusted."""
-    maker.write(tmp_path / "linear.edgepkg")
-    write_keys(tmp_path / "keys")
-    return tmp_path
 
 
 @pytest.mark.parametrize("is_isolated", [False, True], ids=["own", "isolated"])
