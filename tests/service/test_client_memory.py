@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Running, ask, get_bytes, running_linear
-from tests.service.test_sharedmem import open_descriptors
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
@@ -60,12 +60,12 @@ def test_released_array_makes_room_for_another_and_is_one_like_any(cramped: Runn
 def test_many_arrays_one_after_the_other_leave_no_descriptors(cramped: Running) -> None:
     with Client(cramped.socket_path) as client:
         client.infer("linear", {"x": client.shared((1, 4))})
-        before = open_descriptors()
+        before = count_descriptors()
         for _ in range(100):
             x = client.shared((1, 4))
             client.infer("linear", {"x": x})
             client.release(x)
-        assert open_descriptors() <= before + 2
+        assert count_descriptors() <= before + 2
 
 
 def test_region_is_registered_anew_where_the_service_had_closed_the_connection(linear: Running) -> None:
@@ -86,18 +86,18 @@ def test_region_is_registered_anew_where_the_service_had_closed_the_connection(l
 def test_shared_array_that_no_tensor_can_be_is_refused(
     linear: Running, shape: tuple[int, ...], dtype: str
 ) -> None:
-    before = open_descriptors()
+    before = count_descriptors()
     with Client(linear.socket_path) as client, pytest.raises(DataError, match="shared memory"):
         client.shared(shape, dtype)
-    assert open_descriptors() <= before
+    assert count_descriptors() <= before
 
 
 @pytest.mark.parametrize("shape", [(1 << 62, 4), (1 << 62,), (1 << 70,)])
 def test_shared_array_beyond_all_memory_is_refused(linear: Running, shape: tuple[int, ...]) -> None:
-    before = open_descriptors()
+    before = count_descriptors()
     with Client(linear.socket_path) as client, pytest.raises(TransportError, match="cannot make"):
         client.shared(shape)
-    assert open_descriptors() <= before
+    assert count_descriptors() <= before
 
 
 def test_output_into_an_array_of_another_dtype_is_refused(linear: Running) -> None:
