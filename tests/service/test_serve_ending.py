@@ -105,7 +105,7 @@ def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_
 def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 0.5)
+    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 4.0)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0"))
     is_opening, may_open = threading.Event(), threading.Event()
