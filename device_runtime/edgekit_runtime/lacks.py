@@ -5,17 +5,24 @@ A full disk is none of it: reading needs no space, and what cannot be written sa
 
 import errno
 import os
+import resource
 from typing import Final
 
 from edgekit_runtime.errors import UnavailableError
 
-_LACKS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _RETRY_AFTER_S: Final = 1.0
 
 
 def is_lack(cause: BaseException) -> bool:
-    """Return whether `cause` says that the machine lacks descriptors or memory."""
-    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _LACKS)
+    """Return whether `cause` says that the machine lacks descriptors or memory.
+
+    Where this process has a limit of its own, what does not fit into that will not fit at the next start.
+    """
+    number = cause.errno if isinstance(cause, OSError) else None
+    if isinstance(cause, MemoryError) or number == errno.ENOMEM:
+        return resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+    return number in _DESCRIPTORS
 
 
 def check_lack(cause: BaseException, doing: str) -> None:

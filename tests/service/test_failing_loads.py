@@ -18,7 +18,7 @@ from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.stacking import Stacking
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_runtime.slots import Slots
+from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
 
 FAILING = """
 def open_third(package, choice, threads):
@@ -147,3 +147,18 @@ def test_setting_that_onnxruntime_does_not_take_is_a_refusal_of_the_backend(
     monkeypatch.setattr(onnxruntime, "SessionOptions", Choosy)
     with pytest.raises(BackendError, match="incompatible function arguments"):
         OrtSession(maker.artifacts["model.onnx"])
+
+
+@pytest.mark.parametrize("limit", [None, 4 << 30], ids=["machine", "own limit"])
+def test_memory_that_a_process_may_not_have_is_a_verdict_and_that_the_machine_lacks_is_none(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    fail_with("MemoryError", tmp_path, monkeypatch)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0", name="broken", backend=THIRD))
+    options = ModelOptions(isolation=Isolation(max_data_bytes=limit, max_crashes=1))
+    with running(make_config(tmp_path, models={"broken": options}), InstalledModels(slots)) as service:
+        reason_of(service, "broken")
+    current = slots.load("broken").state.current
+    assert current is not None
+    assert current.health == (UNPROVEN if limit is None else REJECTED)

@@ -114,6 +114,30 @@ def test_a_model_that_is_now_and_then_long_hardly_ever_freezes_the_loop() -> Non
     assert frozen == 1
 
 
+def test_a_batch_that_was_taken_apart_and_froze_the_loop_moves_the_model() -> None:
+    bench = Bench(seconds=50e-6, max_batch=2, max_delay_s=1e-3, **SHORT)
+    on_loop = []
+    for seconds, second in [(50e-6, 2)] * 8 + [(20e-3, -1)] * 4:
+        bench.session.seconds = seconds
+        bench.submit(1)
+        bench.submit(second)
+        on_loop.append(not bench.threads.jobs)
+        bench.finish()
+    assert on_loop[4:] == [True] * 5 + [False] * 3
+
+
+def test_a_stall_on_the_threads_costs_a_model_no_more_than_its_own_time() -> None:
+    bench = Bench(seconds=50e-6, **SHORT)
+    teach(bench, 50e-6)
+    freeze(bench, 1.0)
+    assert count_away(bench, 24_990) == 24_990
+    bench.session.seconds = 20e-3
+    bench.submit(1)
+    bench.finish()
+    bench.session.seconds = 50e-6
+    assert count_away(bench, 10_000) == 500
+
+
 def test_a_model_of_a_high_limit_may_take_eight_times_that_on_the_loop() -> None:
     bench = Bench(seconds=5e-3, short_s=10e-3)
     teach(bench, 5e-3)

@@ -11,4 +11,8 @@ from edgekit_toolkit.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+    code = main()
+    # Python ends a module by SIGINT if an interrupt struck in code that it made from a string, such as that
+    # of a dataclass, also when it was answered; the next such code clears that.
+    exec("")  # noqa: S102
+    sys.exit(code)

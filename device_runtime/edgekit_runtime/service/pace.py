@@ -73,7 +73,8 @@ class Pace:
         """Take in a run that was on a thread; after some of them the least decides where the next one is."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
-            self._left, self._least_s = self._patience, float("inf")
+            due = min(self._patience, math.ceil(seconds / _SAVED_S))
+            self._left, self._least_s = max(self._left, due), float("inf")
             return
         self._least_s = min(self._least_s, seconds)
         self._left -= 1

@@ -225,6 +225,11 @@ class Scheduler(Lane):
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
+        pace = self._paces.of(sum(queued.size_bytes for queued in batch.queued))
+        if on_loop:
+            pace.note_on_loop(ran.infer_s)
+        else:
+            pace.note_on_thread(ran.infer_s)
         if ran.is_apart:
             for _ in ran.answers:
                 self.metrics.note_run(1, 0.0, ran.infer_s / count, 0.0)
@@ -233,11 +238,6 @@ class Scheduler(Lane):
                 self._max_rows, self._batches, self._is_held = 1, False, False
             return
         self.metrics.note_run(count, ran.merge_s, ran.infer_s, ran.split_s)
-        pace = self._paces.of(sum(queued.size_bytes for queued in batch.queued))
-        if on_loop:
-            pace.note_on_loop(ran.infer_s)
-        else:
-            pace.note_on_thread(ran.infer_s)
 
     def _answer(self, batch: Batch) -> None:
         ran, metrics, now_s = batch.ran, self.metrics, self._clock()

@@ -125,15 +125,19 @@ class Watching:
         except OSError as cause:  # modules are imported when they are needed first, which takes a descriptor
             if not is_lack(cause):
                 raise
-            _logger.warning("neither sensors nor trials are looked at now: %s", cause)
-        except UnavailableError as cause:
-            _logger.warning("%s", cause)
+            _logger.warning("limits and trials are not looked at now: %s", cause)
 
     def _watch(self) -> None:
         if not self._has_begun:
             # Not before: who waits for the first answer does not need it.
-            self._begin()
             self._has_begun = True
+            try:
+                self._begin()
+            except (OSError, UnavailableError) as cause:
+                if isinstance(cause, OSError) and not is_lack(cause):
+                    raise
+                self._has_begun = False  # limits and trials go on without sensors until then
+                _logger.warning("no sensor is read now: %s", cause)
         self._models.look()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
