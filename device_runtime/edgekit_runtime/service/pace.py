@@ -8,7 +8,8 @@ A model may be short for most inputs and long for a few, and a long run on the l
 that freezes the loop leaves it at once, and comes back only after as many runs on threads as would have
 saved, on the loop, the time that was lost, and as many after a long one there as that would have cost: what
 freezing costs stays below what the loop brings. A hiccup of the machine looks the same, but costs little by
-that rule: 10 ms keep a model away for 250 runs. The first such run cannot be foreseen; `short_s = 0` keeps a model off the loop from the start.
+that rule: 10 ms keep a model away for 250 runs. The first such run cannot be foreseen; `short_s = 0` keeps a
+model off the loop from the start.
 """
 
 import math
