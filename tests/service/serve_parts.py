@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.waiting import bounded
 
 import edgekit_runtime
+from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.slots import Slots
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 
@@ -25,7 +27,14 @@ TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 def environment(home: Path) -> dict[str, str]:
     """Return that of a process which finds nothing of ours but the runtime."""
     runtime = Path(edgekit_runtime.__file__).parents[1]
-    return {**os.environ, "EDGEKIT_HOME": str(home), "PYTHONPATH": str(runtime)}
+    state = str(home / "state")
+    return {**os.environ, "EDGEKIT_HOME": str(home), "EDGEKIT_STATE": state, "PYTHONPATH": str(runtime)}
+
+
+def install(folder: Path) -> None:
+    """Install the package of `folder` in the state folder there, unless that was done."""
+    trust = TrustStore.from_folder(folder / "keys")
+    Slots(folder / "state", trust).install(folder / "linear.edgepkg")
 
 
 class Served:
@@ -41,11 +50,16 @@ class Served:
         folder: Path,
         *arguments: str,
         command: Sequence[str] = ("-m", "edgekit_runtime.cli"),
+        installed: bool = False,
         **started: Any,
     ) -> None:
+        """Start it with the package in `folder`, or with what is installed in the state folder there."""
         self.socket_path = folder / "serve.sock"
-        package = str(folder / "linear.edgepkg")
-        stated = ["--package", package, "--unix-socket", str(self.socket_path), "--port", "0"]
+        stated = ["--unix-socket", str(self.socket_path), "--port", "0"]
+        if installed:
+            install(folder)
+        else:
+            stated += ["--package", str(folder / "linear.edgepkg")]
         self.process = subprocess.Popen(
             [sys.executable, *command, "serve", *stated, *arguments],
             stderr=subprocess.PIPE,
@@ -55,6 +69,11 @@ class Served:
             cwd=folder,
             **started,
         )
+
+    @property
+    def tcp_port(self) -> str:
+        """The port of TCP, once it is ready."""
+        return self._ready.rsplit(":", 1)[1].strip()
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
@@ -72,6 +91,7 @@ class Served:
         for line in self.process.stderr:  # what loads slowly lets others speak first
             said.append(line)
             if "ready at" in line:
+                self._ready = line
                 return line
         raise AssertionError("".join(said))
 
@@ -90,8 +110,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *arguments: str) -> Iterator[Served]:
-    service = Served(folder, *arguments)
+def served(folder: Path, *arguments: str, installed: bool = False) -> Iterator[Served]:
+    service = Served(folder, *arguments, installed=installed)
     with bounded(service.process):
         service.wait_ready()
         yield service

@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import asyncio
+    import contextlib
     import dataclasses
 
     from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
@@ -75,6 +76,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.service.sparing import SparingTracebacks
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
+    from edgekit_runtime.slots.access import hold_for_service
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
@@ -92,15 +94,18 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
 
             handler.setFormatter(JsonLines())
     trust.check_keys()
-    source: Source
-    if arguments.package:
-        source = PackageFiles(arguments.package, trust)
-    else:
-        source = InstalledModels(Slots(find_state_folder(), trust, find_device_target()))
 
     def announce(addresses: Sequence[str]) -> None:
         trust.rest()
         _logger.info("ready at %s", ", ".join(addresses))
 
-    has_ended = asyncio.run(serve(config, source, announce))
+    source: Source
+    with contextlib.ExitStack() as stack:
+        if arguments.package:
+            source = PackageFiles(arguments.package, trust)
+        else:
+            folder = find_state_folder()
+            stack.enter_context(hold_for_service(folder))
+            source = InstalledModels(Slots(folder, trust, find_device_target()))
+        has_ended = asyncio.run(serve(config, source, announce))
     return Outcome({"stopped": True}, ["stopped"], has_ended=has_ended)

@@ -28,7 +28,7 @@ from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sdnotify import Notifier
 from edgekit_runtime.service.sharedmem import Regions
-from edgekit_runtime.service.sockets import listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.sockets import SocketFile, listen_tcp, listen_unix, take_inherited
 from edgekit_runtime.service.stacking import Stacking
 from edgekit_runtime.service.watching import Watching
 from edgekit_runtime.service.workers import Workers
@@ -92,7 +92,7 @@ class Service:
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source.limits, self._token)
         self.workers.served = self.registry
-        self._socket_path: Path | None = None
+        self._socket_file: SocketFile | None = None
         self._tls: TlsListener | None = None
 
     async def listen(self) -> list[str]:
@@ -105,8 +105,9 @@ class Service:
         inherited = take_inherited()
         listeners = list(inherited)
         if listen.unix_socket and not inherited:
-            self._socket_path = Path(listen.unix_socket)
-            listeners.append(listen_unix(self._socket_path))
+            path = Path(listen.unix_socket)
+            listeners.append(listen_unix(path))
+            self._socket_file = SocketFile.find(path)
         if listen.host and listen.tls_certificate is None:
             listeners.append(listen_tcp(listen.host, listen.port))
         for listener in listeners:
@@ -132,9 +133,8 @@ class Service:
         if self._watching is not None:
             self._watching.stop()
         self.workers.begin_stop()
-        if self._socket_path is not None:
-            # While it listens, so that it is surely its own and not a successor's.
-            self._socket_path.unlink(missing_ok=True)
+        if self._socket_file is not None:
+            self._socket_file.remove()  # while it listens: later its inode may be that of another file
         await self.http.drain(self._config.inference.drain_timeout_s)
         has_closed = True
         try:

@@ -5,8 +5,10 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,33 @@ _MODE: Final = 0o660  # the user and the group of the service
 _LOCK_TRIES: Final = 100
 _LOCK_PAUSE_S: Final = 0.01
 _FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group; 0 where there is no peer
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The file of a Unix socket that listens: this one, not another one that comes to lie at its path.
+
+    Attributes:
+        path: of the file.
+        device, inode: of the file. While its socket is open, no other file gets this inode.
+    """
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def find(cls, path: Path) -> "SocketFile":
+        """Return the file that lies at `path` now."""
+        status = path.lstat()
+        return cls(path, status.st_dev, status.st_ino)
+
+    def remove(self) -> None:
+        """Remove the file; another one at its path stays."""
+        with contextlib.suppress(OSError), _alone_in(self.path.parent):  # the folder may be gone, too
+            if SocketFile.find(self.path) == self:
+                self.path.unlink()
 
 
 def find_socket() -> Path:
@@ -138,5 +167,13 @@ def _remove_stale(path: Path) -> None:
         except BlockingIOError:
             pass
         raise TransportError(
-            f"another service listens at {path}; stop it, or set unix_socket to another path"
+            f"another service{_name_peer(probe)} listens at {path};"
+            " stop it, or set unix_socket to another path"
         )
+
+
+def _name_peer(probe: socket.socket) -> str:
+    """Return which process listens, to follow the word 'service'; empty where that is not known."""
+    credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _, _ = _CREDENTIALS.unpack(credentials)
+    return f" (process {pid})" if pid else ""

@@ -7,6 +7,7 @@ same reason root does not use the folder of another user: that user could lead i
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import time
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.files import Disk
+from edgekit_runtime.files import DISK, Disk
 from edgekit_runtime.lacks import check_lack
 
 _LOCK_TIMEOUT_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.02
+
+_logger = logging.getLogger(__name__)
 
 
 class RecordError(SlotError):
@@ -68,6 +71,55 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SlotError(f"{folder}: other users can write there; chmod go-w {folder}")
+
+
+@contextlib.contextmanager
+def hold_for_service(folder: Path) -> Iterator[None]:
+    """Hold a state folder as the one service that counts starts and verdicts there.
+
+    Installations go on meanwhile: they hold other folders. Without locks in the file system nothing is held.
+
+    Args:
+        folder: the state folder; it is made where it is missing.
+
+    Raises:
+        SlotError: another service holds it, or it cannot be made or read.
+        UnavailableError: it cannot be held now.
+    """
+    make_folder(folder, 0o755, DISK)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as cause:
+        check_lack(cause, f"{folder}: cannot be locked")
+        raise SlotError(f"{folder}: cannot be read: {cause.strerror}") from cause
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        try:
+            is_free = _try_lock(descriptor, folder)
+        except RecordError as cause:
+            _logger.warning("%s; make sure yourself that no other service uses it", cause)
+            is_free = True
+        if not is_free:
+            raise SlotError(
+                f"another service{_name_holder(descriptor)} uses the state folder {folder}; stop it, or set"
+                " EDGEKIT_STATE to another folder"
+            )
+        yield
+
+
+def _name_holder(descriptor: int) -> str:
+    """Return which process has locked a file, to follow the word 'service'; empty where that is not known.
+
+    Source: proc_locks(5).
+    """
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place and int(fields[4]) > 0:
+                return f" (process {fields[4]})"
+    return ""
 
 
 @contextlib.contextmanager

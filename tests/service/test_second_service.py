@@ -1,0 +1,65 @@
+"""A second `edgekit-device serve` beside one that runs: it refuses, and leaves what is not its own."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.service.serve_parts import Served, served
+from tests.service.service_parts import Replies, X, Y, infer_bytes, make_config, running
+
+from edgekit_runtime.errors import SlotError, TransportError
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.sockets import listen_unix
+
+
+def is_answered(service: Served) -> bool:
+    with service.connect() as client:
+        client.sendall(infer_bytes(X))
+        return Replies(client).next().binary == Y
+
+
+def test_second_service_names_the_first_and_leaves_its_socket(folder: Path) -> None:
+    with served(folder) as first:
+        code, printed = Served(folder).end_by_itself()
+        assert code == TransportError.exit_code
+        assert f"process {first.process.pid}" in printed, printed
+        assert str(first.socket_path) in printed
+        assert is_answered(first)
+
+
+def test_second_service_that_finds_its_port_taken_leaves_no_socket(folder: Path, tmp_path: Path) -> None:
+    with served(folder) as first:
+        second = Served(folder, "--unix-socket", str(tmp_path / "other.sock"), "--port", first.tcp_port)
+        code, printed = second.end_by_itself()
+        assert (code, "choose another port" in printed) == (TransportError.exit_code, True), printed
+        assert not (tmp_path / "other.sock").exists()
+        assert is_answered(first)
+
+
+def test_stop_leaves_a_socket_that_another_process_bound_at_its_path(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    path = Path(config.listen.unix_socket)
+    with running(config, PackageFiles([], None)):  # type: ignore[arg-type]  # nothing to verify
+        path.unlink()
+        other = listen_unix(path)
+    with other:
+        assert path.is_socket()
+
+
+def test_second_service_on_one_state_folder_refuses_also_at_another_socket(folder: Path) -> None:
+    with served(folder, installed=True) as first:
+        second = Served(folder, "--unix-socket", str(folder / "other.sock"), installed=True)
+        code, printed = second.end_by_itself()
+        assert code == SlotError.exit_code
+        assert f"process {first.process.pid}" in printed, printed
+        assert str(folder / "state") in printed
+        assert not (folder / "other.sock").exists()
+        assert is_answered(first)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_state_folder_of_a_service_that_ended_is_free(folder: Path, number: int) -> None:
+    with served(folder, installed=True) as first:
+        first.end(number)
+    with served(folder, installed=True) as second:
+        assert is_answered(second)
