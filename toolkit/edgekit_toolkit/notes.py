@@ -5,8 +5,9 @@ from typing import Any
 
 from edgekit_toolkit.attachments import find_labels_problem
 from edgekit_toolkit.found import Found
+from edgekit_toolkit.input_codes import input_code_ranges
 from edgekit_toolkit.measure import PeakMemory
-from edgekit_toolkit.range_trap import find_range_trap
+from edgekit_toolkit.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.runs import Judged, Prepared, Request, measures_here
 from edgekit_toolkit.samples import feeds_only
 
@@ -16,6 +17,9 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
     samples = prepared.samples
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
+    if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
+        codes = input_code_ranges(prepared.source.model)
+        notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
     if request.labels is not None:
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])

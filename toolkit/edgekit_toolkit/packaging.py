@@ -24,6 +24,7 @@ from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims, free_dims
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
+from edgekit_toolkit.input_codes import input_code_ranges
 from edgekit_toolkit.judge import (
     Contestant,
     find_memory,
@@ -133,7 +134,11 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
         source = load_model(request.model)
         dims = _settled_dims(source, request)
-        samples = choose_samples(_fixed(source, request.batch), request.calibration, request.evaluation, dims)
+        codes = input_code_ranges(source.model)
+        samples = choose_samples(
+            _fixed(source, request.batch), request.calibration, request.evaluation, dims,
+            {name: (held.low, held.high) for name, held in codes.items()},
+        )  # fmt: skip
     feeds = _parity_feeds(samples)
     floats, steps = source.model, tuple[Step, ...]()
     if isinstance(floats, onnx.ModelProto):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _CALIBRATION_SHARE = 0.5
 _MAX_CALIBRATION = 512
 # Golden inputs are drawn from what these hold.
 _RANGE_FEEDS = 16
+
+Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,11 @@ class Samples:
 
 
 def choose_samples(
-    inputs: Sequence[TensorSpec], calibration: Path | None, evaluation: Path | None, dims: Mapping[str, int]
+    inputs: Sequence[TensorSpec],
+    calibration: Path | None,
+    evaluation: Path | None,
+    dims: Mapping[str, int],
+    ranges: Ranges | None = None,
 ) -> Samples:
     """Return disjoint calibration and evaluation samples.
 
@@ -62,6 +69,7 @@ def choose_samples(
         calibration: the user's unlabelled samples, or None.
         evaluation: the user's samples to judge by, or None.
         dims: sizes of free dimensions for generated samples.
+        ranges: input name -> smallest and largest generated value; by default as for `generate_feeds`.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.
@@ -76,7 +84,7 @@ def choose_samples(
     ]
     if first is None:
         if second is None:
-            return _all_generated(inputs, dims, notes)
+            return _all_generated(inputs, dims, ranges, notes)
         return _from_one(second, "--eval", "user", notes)
     if second is None:
         return _from_one(first, "--calibration", "held-out part of calibration", notes)
@@ -85,16 +93,21 @@ def choose_samples(
     return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
 
 
-def _all_generated(inputs: Sequence[TensorSpec], dims: Mapping[str, int], notes: list[str]) -> Samples:
+def _all_generated(
+    inputs: Sequence[TensorSpec], dims: Mapping[str, int], ranges: Ranges | None, notes: list[str]
+) -> Samples:
     notes.append(
         "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not"
         " known; give --calibration and --eval with real samples"
     )
-    return Samples(
-        _generated("generated", inputs, dims, _GENERATED_CALIBRATION, _GENERATED_SEED),
-        _generated("generated", inputs, dims, _GENERATED_EVALUATION, _GENERATED_SEED + 1),
-        tuple(notes),
+    calibration, evaluation = (
+        _generated(partial(generate_feeds, inputs, 1, dims=dims, ranges=ranges), inputs, count, seed)
+        for count, seed in (
+            (_GENERATED_CALIBRATION, _GENERATED_SEED),
+            (_GENERATED_EVALUATION, _GENERATED_SEED + 1),
+        )
     )
+    return Samples(calibration, evaluation, tuple(notes))
 
 
 def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]) -> Samples:
@@ -145,13 +158,13 @@ def _part(kind: str, source: DataSource) -> Part:
 
 
 def _generated(
-    kind: str, inputs: Sequence[TensorSpec], dims: Mapping[str, int], count: int, seed: int
+    generate: Callable[[int], list[Feeds]], inputs: Sequence[TensorSpec], count: int, seed: int
 ) -> Part:
     def stream(_batch: int) -> Iterator[Batch]:
         for number in range(count):
-            yield generate_feeds(inputs, 1, seed * 1000 + number, dims)[0], None
+            yield generate(seed * 1000 + number)[0], None
 
-    return Part(kind, count * (Batching.of(inputs).size or 1), None, False, stream)
+    return Part("generated", count * (Batching.of(inputs).size or 1), None, False, stream)
 
 
 def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
