@@ -48,9 +48,31 @@ def test_data_without_labels_yields_none(tmp_path):
     assert not source.labelled
 
 
-def test_array_named_x_feeds_the_only_input_and_further_arrays_are_left_alone(tmp_path):
-    path = saved(tmp_path / "d.npz", x=images(2), classes=np.array(["cat", "dog"]))
-    assert len(open_data(path, FREE)) == 2
+def test_array_named_x_feeds_the_only_input(tmp_path):
+    assert len(open_data(saved(tmp_path / "d.npz", x=images(2)), FREE)) == 2
+
+
+@pytest.mark.parametrize("name", ["labels", "label", "target", "classes", "y_true", "Y"])
+def test_labels_under_another_name_are_refused_with_the_right_one(tmp_path, name):
+    path = saved(tmp_path / "d.npz", image=images(2), **{name: np.arange(2)})
+    message = (
+        rf"no input takes: '{name}'; expected 'image' \(or 'x'\), and 'y' for labels; rename '{name}' to 'y'"
+    )
+    with pytest.raises(DataError, match=message):
+        open_data(path, FREE)
+
+
+def test_further_arrays_are_refused_with_the_names_expected(tmp_path):
+    path = saved(tmp_path / "d.npz", image=images(2), y=np.arange(2), ids=np.arange(2), note=np.arange(2))
+    with pytest.raises(DataError, match=r"no input takes: 'ids', 'note'; expected 'image' .*; remove them"):
+        open_data(path, FREE)
+
+
+def test_further_file_in_a_folder_of_arrays_is_refused(tmp_path):
+    for name in ("image", "labels"):
+        np.save(tmp_path / f"{name}.npy", images(2) if name == "image" else np.arange(2))
+    with pytest.raises(DataError, match="rename 'labels' to 'y'"):
+        open_data(tmp_path, FREE)
 
 
 def test_array_under_the_input_name_goes_before_x(tmp_path):

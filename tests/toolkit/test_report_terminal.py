@@ -103,6 +103,13 @@ def test_chosen_candidate_is_listed_even_when_dominated() -> None:
     assert _line(_printed(document), "C5 int8").startswith(">")
 
 
+def test_closest_candidate_of_a_refusal_is_listed_even_when_dominated() -> None:
+    document = report_sample.refused()
+    document["candidates"][5]["pareto"] = False
+
+    assert any(line.startswith("x  C5") for line in _printed(document).splitlines())
+
+
 def test_common_origin_stands_in_the_heading_and_mixed_ones_in_the_cells() -> None:
     document = report_sample.packaged()
     document["candidates"][4]["figures"]["latency"]["label"] = "modelled"

@@ -24,7 +24,13 @@ UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "energy": ("mJ", {"uJ": 1e-3, "µJ": 1e-3, "mJ": 1, "J": 1e3}),
     "drop": ("points", {"%": 1, "pt": 1}),
 }
-_DEFAULT_UNIT = {"size": "B", "latency": "ms", "memory": "B", "energy": "mJ", "drop": "%"}
+_EXAMPLES = {
+    "size": "size=2MB or size=500kB",
+    "latency": "latency=5ms or latency=0.1s",
+    "memory": "memory=64MB or memory=64MiB",
+    "energy": "energy=20mJ or energy=0.5J",
+    "drop": "drop=1% or drop=1pt, a point of the metric",
+}
 _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*)")
 
 
@@ -63,8 +69,10 @@ class Budget:
 def parse_budget(text: str) -> Budget:
     """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; size=10MB and drop=1% unless given.
 
+    A limit has a unit, except 0: `size=2` may mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
+
     Raises:
-        click.BadParameter: an unknown limit or unit, a limit twice, or no number.
+        click.BadParameter: an unknown limit, no unit or an unknown one, a limit twice, or no number.
     """
     limits: dict[str, float] = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
@@ -75,7 +83,11 @@ def parse_budget(text: str) -> Budget:
             raise click.BadParameter(f"{name} is given twice")
         match = _NUMBER.fullmatch(value)
         unit, factors = UNITS[name]
-        suffix = (match.group(2) or _DEFAULT_UNIT[name]) if match else ""
+        if match is not None and not match.group(2) and Decimal(match.group(1)):
+            raise click.BadParameter(
+                f"{part!r}: has no unit; give one of {', '.join(factors)}, for example {_EXAMPLES[name]}"
+            )
+        suffix = (match.group(2) or next(iter(factors))) if match else ""
         if match is None or suffix not in factors:
             raise click.BadParameter(
                 f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"

@@ -3,8 +3,9 @@
 Layouts: an `.npz` with one array [N, ...] an input, under the input's name (or `x` where there is one input),
 and labels [N] under `y` if there are any; a `.npy` for a model with one input; a folder of such files, each
 with any number of samples, or with one sample and no N axis; a folder of `.npy` files named after the inputs.
-Further arrays are left alone. A model whose inputs do not share a leading batch axis (a scalar, a state)
-takes arrays [N, *shape of the input], and each sample is a run of its own.
+An array under any other name is an error: labels under another name would go unnoticed. A model whose inputs
+do not share a leading batch axis (a scalar, a state) takes arrays [N, *shape of the input], and each sample
+is a run of its own.
 """
 
 import difflib
@@ -19,6 +20,10 @@ from edgekit_toolkit.npy import StoredArray, read_npy, read_npz
 
 LABELS: Final = "y"
 ONLY_INPUT: Final = "x"
+# What others call labels, in lower case.
+_LABEL_NAMES: Final = frozenset(
+    {"y", "label", "labels", "target", "targets", "class", "classes", "y_true", "ground_truth", "gt"}
+)
 
 Arrays = Mapping[str, StoredArray]
 
@@ -90,19 +95,47 @@ def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arr
     """Yield each file (or folder of one array an input), its arrays, and the names of all that it holds."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    wanted = {spec.name for spec in inputs} | {LABELS} | ({ONLY_INPUT} if len(inputs) == 1 else set())
+    wanted = _wanted(inputs)
     if not path.is_dir():
-        yield path, *_read(path, frozenset(wanted), inputs)
+        yield path, *_read(path, wanted, inputs)
         return
     files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz") and file.is_file())
     if not files:
         raise DataError(f"{path}: the folder holds no .npz or .npy file")
     named = {file.stem: file for file in files if file.suffix == ".npy" and file.stem in wanted}
     if named.keys() - {LABELS}:
+        _check_names(path, [file.stem for file in files], wanted, inputs)
         yield path, {name: read_npy(file) for name, file in named.items()}, list(named)
         return
     for file in files:
-        yield file, *_read(file, frozenset(wanted), inputs)
+        yield file, *_read(file, wanted, inputs)
+
+
+def _wanted(inputs: Sequence[TensorSpec]) -> frozenset[str]:
+    """Return the names that an array may have."""
+    only = {ONLY_INPUT} if len(inputs) == 1 else set()
+    return frozenset({spec.name for spec in inputs} | {LABELS} | only)
+
+
+def _check_names(
+    where: Path, names: Sequence[str], wanted: frozenset[str], inputs: Sequence[TensorSpec]
+) -> None:
+    """Refuse arrays that nothing would read.
+
+    Raises:
+        DataError: there are some.
+    """
+    unknown = [name for name in names if name not in wanted]
+    if not unknown:
+        return
+    expected = ", ".join(f"'{spec.name}'" for spec in inputs)
+    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 else ""
+    labels = [] if LABELS in names else [name for name in unknown if name.lower() in _LABEL_NAMES]
+    hint = f"rename '{labels[0]}' to '{LABELS}' if it holds the labels" if labels else "remove them"
+    raise DataError(
+        f"{where}: has arrays that no input takes: {', '.join(map(repr, unknown))}; expected"
+        f" {expected}{also}, and '{LABELS}' for labels; {hint}"
+    )
 
 
 def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> tuple[Arrays, Sequence[str]]:
@@ -119,12 +152,14 @@ def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> t
 def _shard(
     arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[TensorSpec], limits: DataLimits
 ) -> Shard:
+    wanted = _wanted(inputs)
     columns = {}
     for spec in inputs:
         name = ONLY_INPUT if len(inputs) == 1 and spec.name not in arrays else spec.name
         if name not in arrays:
             raise DataError(_missing(where, spec.name, names, inputs))
         columns[spec.name] = arrays[name]
+    _check_names(where, names, wanted, inputs)
     labels = None if LABELS in columns else arrays.get(LABELS)
     stacked = Batching.of(inputs).stacked
     if all(len(columns[spec.name].shape) == len(spec.shape) - stacked for spec in inputs):

@@ -168,7 +168,8 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
 
 
 def _print_candidates(report: Report, console: Console) -> None:
-    shown = [c for c in report["candidates"] if c["pareto"] or c["chosen"]]
+    closest = report["outcome"]["closest"]  # the refusal names it
+    shown = [c for c in report["candidates"] if c["pareto"] or c["chosen"] or c["id"] == closest]
     if not shown:
         return
     names = _columns(shown)
