@@ -49,6 +49,7 @@ def test_a_session_states_its_inputs_and_outputs(session: OrtSession) -> None:
         OrtOptions(threads=2, spinning=True),
         OrtOptions(threads=1, optimise=False),
         OrtOptions(arena=False),
+        OrtOptions(fold_weights=True),
     ],
 )
 def test_options_do_not_change_the_result(options: OrtOptions, maker: Any) -> None:

@@ -4,6 +4,7 @@ What differs between the kinds beside quantization is here, so that judge, packe
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.measure import Engine
-from edgekit_toolkit.nesting import computes_in_integers
+from edgekit_toolkit.nesting import computes_in_integers, has_foldable_weights
 from edgekit_toolkit.node_costs import node_costs
 from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.quantizer import Runner
@@ -88,7 +89,12 @@ def open_session(model: Model, *, threads: int) -> Session:
         from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 
         return LiteRtSession(model, LiteRtOptions(threads=threads))
-    return OrtSession(content_of(model), OrtOptions(threads=threads))
+    return OrtSession(content_of(model), replace(ort_options(model), threads=threads))
+
+
+def ort_options(model: onnx.ModelProto) -> OrtOptions:
+    """Return the options with which onnxruntime runs the model here and on a device."""
+    return OrtOptions(fold_weights=has_foldable_weights(model))
 
 
 def computes_in_codes(model: Model) -> bool:

@@ -19,7 +19,7 @@ from onnx import helper
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.feeds import bound_shape
-from edgekit_toolkit.nesting import stored_tensors
+from edgekit_toolkit.nesting import has_foldable_weights, stored_tensors
 from edgekit_toolkit.specs import real_inputs, tensor_specs
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
@@ -128,6 +128,8 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
         path = Path(folder) / "optimised.onnx"
         settings = _settings()
         settings.optimized_model_filepath = str(path)
+        if has_foldable_weights(model):
+            settings.add_session_config_entry("session.disable_quant_qdq", "1")
         disabled = [] if blocked_layout else ["NchwcTransformer"]
         onnxruntime.InferenceSession(
             model.SerializeToString(),

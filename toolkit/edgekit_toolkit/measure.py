@@ -67,6 +67,7 @@ def measure_peak_memory(
     *,
     engine: Engine = "ort",
     threads: int = 1,
+    fold_weights: bool = False,
     limits: MemoryLimits | None = None,
 ) -> PeakMemory:
     """Peak memory of a fresh process on this machine that loads `model` from a file and runs it.
@@ -76,6 +77,7 @@ def measure_peak_memory(
         engine: which runs it.
         feeds: input name -> array, one for each input.
         threads: of one inference, at least 1.
+        fold_weights: as for `OrtOptions`; onnxruntime only.
         limits: by default `MemoryLimits()`.
 
     Raises:
@@ -83,7 +85,8 @@ def measure_peak_memory(
     """
     limits = limits or MemoryLimits()
     engine_bytes = measure_engine_bytes(engine, threads)
-    return PeakMemory(_peak_bytes(model, feeds, engine, threads, limits), engine_bytes)
+    request = {"engine": engine, "threads": threads, "fold_weights": fold_weights}
+    return PeakMemory(_peak_bytes(model, feeds, request, limits), engine_bytes)
 
 
 @functools.cache
@@ -97,11 +100,12 @@ def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
     """
     feeds: Feeds = {"x": np.zeros(1, np.float32)}
     trivial = _trivial_model()
+    request = {"engine": engine, "threads": threads, "fold_weights": False}
     if engine == "litert":
         from edgekit_toolkit.tflite.convert import convert
 
-        return _peak_bytes(convert(trivial, {}), feeds, engine, threads, MemoryLimits())
-    return _peak_bytes(trivial.SerializeToString(), feeds, engine, threads, MemoryLimits())
+        return _peak_bytes(convert(trivial, {}), feeds, request, MemoryLimits())
+    return _peak_bytes(trivial.SerializeToString(), feeds, request, MemoryLimits())
 
 
 def _trivial_model() -> onnx.ModelProto:
@@ -114,14 +118,13 @@ def _trivial_model() -> onnx.ModelProto:
 def _peak_bytes(
     model: bytes | Path,
     feeds: Mapping[str, NDArray[Any]],
-    engine: Engine,
-    threads: int,
+    request: Mapping[str, Any],
     limits: MemoryLimits,
 ) -> int:
     if not _PROC_STATUS.exists():
         raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
     try:
-        return _measure_child(model, feeds, engine, threads, limits)
+        return _measure_child(model, feeds, request, limits)
     except OSError as error:
         raise BackendError(
             f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
@@ -131,8 +134,7 @@ def _peak_bytes(
 def _measure_child(
     model: bytes | Path,
     feeds: Mapping[str, NDArray[Any]],
-    engine: Engine,
-    threads: int,
+    request: Mapping[str, Any],
     limits: MemoryLimits,
 ) -> int:
     with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
@@ -144,14 +146,8 @@ def _measure_child(
         for index, (input_name, array) in enumerate(feeds.items()):
             paths[input_name] = str(folder / f"{index}.npy")
             np.save(paths[input_name], array, allow_pickle=False)
-        request = {
-            "model": str(model.resolve()),
-            "engine": engine,
-            "feeds": paths,
-            "threads": threads,
-            "runs": limits.runs,
-        }
-        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": limits.runs}
+        (folder / "request.json").write_text(json.dumps(whole), encoding="utf-8")
         return _run_child(folder / "request.json", limits)
 
 

@@ -16,32 +16,34 @@ import numpy as np
 Run = Callable[[Mapping[str, Any]], object]
 
 
-def _open_ort(model: str, threads: int) -> Run:
+def _open_ort(request: Mapping[str, Any]) -> Run:
     import onnxruntime
 
     from edgekit_runtime.ort_memory import lean_loading, make_lean
 
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = threads
+    settings.intra_op_num_threads = request["threads"]
     settings.inter_op_num_threads = 1
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if request["fold_weights"]:
+        settings.add_session_config_entry("session.disable_quant_qdq", "1")
     make_lean(settings)
     with lean_loading():
         session = onnxruntime.InferenceSession(
-            model, settings, providers=["CPUExecutionProvider"], enable_fallback=0
+            request["model"], settings, providers=["CPUExecutionProvider"], enable_fallback=0
         )
     return lambda feeds: session.run(None, feeds)
 
 
-def _open_litert(model: str, threads: int) -> Run:
+def _open_litert(request: Mapping[str, Any]) -> Run:
     # Our session, which knows names and codes of files without a signature.
     from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 
-    return LiteRtSession(Path(model), LiteRtOptions(threads=threads)).run
+    return LiteRtSession(Path(request["model"]), LiteRtOptions(threads=request["threads"])).run
 
 
-_OPEN: Mapping[str, Callable[[str, int], Run]] = {"ort": _open_ort, "litert": _open_litert}
+_OPEN: Mapping[str, Callable[[Mapping[str, Any]], Run]] = {"ort": _open_ort, "litert": _open_litert}
 
 
 def _peak_bytes() -> int:
@@ -53,7 +55,7 @@ def _peak_bytes() -> int:
 
 def _main(request_path: str) -> None:
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    run = _OPEN[request["engine"]](request["model"], request["threads"])
+    run = _OPEN[request["engine"]](request)
     feeds = {name: np.load(path, allow_pickle=False) for name, path in request["feeds"].items()}
     for _ in range(request["runs"]):
         run(feeds)  # the outputs are dropped before the next run

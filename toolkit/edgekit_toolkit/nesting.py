@@ -49,6 +49,15 @@ def computes_in_integers(model: onnx.ModelProto) -> bool:
     return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))
 
 
+def has_foldable_weights(model: onnx.ModelProto) -> bool:
+    """Return whether the model stores quantized weights and computes in float.
+
+    onnxruntime is told to widen such weights when it loads the model (`OrtOptions.fold_weights`).
+    """
+    is_quantized = any(node.op_type == "DequantizeLinear" for node in nodes(model))
+    return is_quantized and not computes_in_integers(model)
+
+
 def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the float types in which nodes compute, by name and sorted; conversions do not count.
 

@@ -20,6 +20,7 @@ from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open_model, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
+from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import common_specs
 
@@ -92,7 +93,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         inputs=inputs,
         outputs=outputs,
         artifacts=_describe(contents, roles),
-        backend=_backend(recipe, path),
+        backend=_backend(recipe, path, model),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
@@ -174,12 +175,16 @@ def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[
     return dict(zip(names, open_model(model, names, threads=1)(feeds), strict=True))
 
 
-def _backend(recipe: Recipe, path: str) -> BackendChoice:
+def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
-    if recipe.backend != "tensorrt":
+    if isinstance(model, bytes):
         return BackendChoice(recipe.backend, path, {})
+    # Only what differs from the defaults: a runtime that does not know an option refuses the package.
+    options: dict[str, JsonValue] = {"fold_weights": True} if has_foldable_weights(model) else {}
+    if recipe.backend != "tensorrt":
+        return BackendChoice(recipe.backend, path, options)
     # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
-    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, {}))
+    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, options))
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:

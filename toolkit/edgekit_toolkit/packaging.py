@@ -33,6 +33,7 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
+from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.notes import find_warnings
 from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
@@ -123,7 +124,12 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
     if isinstance(known, PeakMemory):
         return replace(run, peak=known)
     try:
-        peak = measure_peak_memory(content_of(model), run.prepared.feeds[0], engine=engine_of(model))
+        peak = measure_peak_memory(
+            content_of(model),
+            run.prepared.feeds[0],
+            engine=engine_of(model),
+            fold_weights=not isinstance(model, bytes) and has_foldable_weights(model),
+        )
     except BackendError as error:
         reason = str(error).splitlines()[0]
         return replace(run, warnings=[*run.warnings, f"peak memory was not measured here: {reason}"])

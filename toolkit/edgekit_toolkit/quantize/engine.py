@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.nesting import has_foldable_weights
 
 # Only errors that say that a graph or node could not be used; the rest (warnings of fallbacks) is noise here.
 _LOG_FATAL = 4
@@ -27,6 +28,8 @@ def session_for(
     options.log_severity_level = _LOG_FATAL
     # Many sessions are open at once here; idle threads that spin would take the cores from the one that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if isinstance(model, onnx.ModelProto) and has_foldable_weights(model):
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     content = model if isinstance(model, bytes) else model.SerializeToString()
