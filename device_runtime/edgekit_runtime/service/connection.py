@@ -33,6 +33,7 @@ class Connection:
         is_local: whether it came over the Unix socket, whose permissions say who may.
         descriptors: that came with the body under way; whoever takes one removes it from the list.
         on_close: called once when the connection ends here, or None.
+        on_admit: called once the first request has passed the screen; None from then on, or from the start.
         is_busy: a request is under way: it was handed to the handler, and its answer is not sent.
         closes: no further request is taken.
         is_lingering: the last answer is sent; what the client still sends is thrown away.
@@ -41,7 +42,16 @@ class Connection:
 
     __slots__ = (
         *("_head", "_lease", "_moved", "_outgoing", "_receiver", "_server", "_socket", "closes"),
-        *("descriptors", "expires", "is_busy", "is_lingering", "is_local", "looked_at", "on_close"),
+        *(
+            "descriptors",
+            "expires",
+            "is_busy",
+            "is_lingering",
+            "is_local",
+            "looked_at",
+            "on_admit",
+            "on_close",
+        ),
     )
 
     def __init__(
@@ -53,6 +63,7 @@ class Connection:
         unread: bytes = b"",
         lease: Lease | None = None,
         on_close: Callable[[], None] | None = None,
+        on_admit: Callable[[], None] | None = None,
     ) -> None:
         """Take over `connected`, which must not block; see `HttpServer.adopt`."""
         self._server = server
@@ -60,6 +71,7 @@ class Connection:
         self.is_local = is_local
         self.descriptors: list[int] = []
         self.on_close = on_close
+        self.on_admit = on_admit
         self.expires = self.looked_at = NEVER
         self._lease = lease
         self._head: Head | None = None  # of the request under way
@@ -67,7 +79,8 @@ class Connection:
         self._outgoing: Outgoing | None = None
         self.is_busy = self.closes = self.is_lingering = False
         server.remember(self)
-        server.wheel.expire(self, server.limits.idle_timeout_s)
+        limits = server.limits
+        server.wheel.expire(self, limits.idle_timeout_s if on_admit is None else limits.read_timeout_s)
         self._receiver = Receiver(self, server, connected, unread, lease)
         if unread:
             self._receiver.advance(self)
@@ -78,6 +91,12 @@ class Connection:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
         self._receiver.unread = unread
         self._receiver.advance(self)
+
+    def admit(self) -> None:
+        """Count as a client that may ask: a request has passed the screen."""
+        on_admit, self.on_admit = self.on_admit, None
+        if on_admit is not None:
+            on_admit()
 
     def begin(self, head: Head, body: memoryview) -> None:
         """Have a request handled that has come whole."""
@@ -257,6 +276,7 @@ class Connection:
 
         For `screen`, or between requests.
         """
+        self.admit()
         unread = self._receiver.unread
         connected = self._detach()
         if connected is None:

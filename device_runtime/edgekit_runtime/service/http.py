@@ -106,6 +106,7 @@ class HttpServer:
         unread: bytes = b"",
         lease: Lease | None = None,
         on_close: Callable[[], None] | None = None,
+        on_admit: Callable[[], None] | None = None,
     ) -> Connection:
         """Serve a connection that somebody else has accepted.
 
@@ -115,9 +116,19 @@ class HttpServer:
             unread: what was received from it and not answered.
             lease: where to say what happens to it, or None.
             on_close: called once when it ends here, or None.
+            on_admit: called once its first request has passed the screen, for which it has
+                `read_timeout_s`; None where one has passed before.
         """
         connected.setblocking(False)
-        return Connection(self, connected, is_local=is_local, unread=unread, lease=lease, on_close=on_close)
+        return Connection(
+            self,
+            connected,
+            is_local=is_local,
+            unread=unread,
+            lease=lease,
+            on_close=on_close,
+            on_admit=on_admit,
+        )
 
     def remember(self, connection: Connection) -> None:
         """A connection has begun."""
@@ -191,7 +202,7 @@ class HttpServer:
             connected.setblocking(False)
             if not is_local:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Connection(self, connected, is_local=is_local)
+            Connection(self, connected, is_local=is_local, on_admit=None if is_local else _nothing)
 
     def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
         """Turn clients away with the spare descriptor; without one, pause: the loop would call for ever."""
@@ -220,6 +231,10 @@ class HttpServer:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._spare = -1
+
+
+def _nothing() -> None:
+    pass
 
 
 def _refuse(connected: socket.socket) -> None:

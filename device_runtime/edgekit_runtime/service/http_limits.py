@@ -17,9 +17,11 @@ class HttpLimits:
         max_sending_bytes: of all answers that clients have not yet taken; beyond them a connection is closed.
         max_connections: beyond them a connection gets 503 and is closed. Where clients come both over the
             Unix socket and over TCP, so does one beyond three quarters of them that come over one of these.
-        max_tls_connections: of those, over TLS, unfinished handshakes among them.
+        max_tls_connections: of those, over TLS, unfinished handshakes among them. Where no place is left, a
+            new client takes the place of the one that has been there longest without a request that may ask.
         idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: for a head. For a body or an answer it is how often its progress is looked at.
+        read_timeout_s: for a head; over TCP the first one counts from the start of the connection. For a body
+            or an answer it is how often its progress is looked at.
         min_bytes_per_s: the slowest client that is waited for, sending or receiving.
 
     Raises:

@@ -176,7 +176,7 @@ class Receiver:
         data, limits = self.unread, self._server.limits
         end = find_end(data, self._scanned, limits.max_head_bytes)
         if end is None:
-            if not self._scanned:
+            if not self._scanned and connection.on_admit is None:  # else the time runs since it connected
                 self._server.wheel.expire(connection, limits.read_timeout_s)
             self._scanned = max(len(data) - 3, 1)
             return False
@@ -186,6 +186,8 @@ class Receiver:
         head = self._server.heads[connection.is_local].parse(data[:end])
         if not head.is_cleared and self._server.screen(connection, head):
             return False
+        if connection.on_admit is not None:
+            connection.admit()
         self._scanned = 0
         length = head.body_bytes
         if length is not None and len(data) >= end + length and not head.passes_descriptor:

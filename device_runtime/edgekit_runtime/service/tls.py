@@ -5,7 +5,7 @@ a copy and two calls of the system each way, off the path of what is fast.
 """
 
 import asyncio
-import contextlib
+import functools
 import logging
 import socket
 import ssl
@@ -43,8 +43,9 @@ def make_context(certificate: str, key: str) -> ssl.SSLContext:
 class TlsListener:
     """Accepts TLS connections and hands them to an HTTP server.
 
-    There are bounds on them of their own, from before the handshake on: it is other machines that speak TLS,
-    a connection takes three descriptors and 256 KiB, and nobody has shown a token yet.
+    They have a limit of their own, from before the handshake on: it is other machines that speak TLS, and a
+    connection takes three descriptors and 256 KiB. A stranger is a client that has not yet sent a request
+    with the token. Strangers cannot lock others out: where no place is left, the oldest stranger has to go.
     """
 
     def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -58,6 +59,8 @@ class TlsListener:
         self._http, self._listener, self._context = http, listener, context
         self._tasks: set[asyncio.Task[None]] = set()
         self._shaking: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._leaving: set[asyncio.Task[None]] = set()  # no longer counted, not quite gone
         listener.setblocking(False)
         http.expect(is_local=False)
         http.loop.add_reader(listener.fileno(), self._accept)
@@ -82,27 +85,47 @@ class TlsListener:
                 return
             is_full = self._http.is_full(is_local=False)
             if is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
-                connected.close()
-                continue
+                if not self._strangers:
+                    connected.close()
+                    continue
+                self._evict(next(iter(self._strangers)))
             connected.setblocking(False)
             task = self._http.loop.create_task(self._serve(connected))
             self._tasks.add(task)
             self._shaking.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(self._shaking.discard)
+            self._strangers[task] = None
+            task.add_done_callback(functools.partial(self._forget, connected))
+
+    def _evict(self, stranger: "asyncio.Task[None]") -> None:
+        self._admit(stranger)
+        self._tasks.discard(stranger)
+        self._leaving.add(stranger)
+        stranger.cancel()
+
+    def _admit(self, task: "asyncio.Task[None] | None") -> None:
+        if task is not None:
+            self._strangers.pop(task, None)
+
+    def _forget(self, connected: socket.socket, task: "asyncio.Task[None]") -> None:
+        for tasks in (self._tasks, self._shaking, self._leaving):
+            tasks.discard(task)
+        self._admit(task)
+        connected.close()  # of a task that was cancelled before it began
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
             self._http.loop.add_reader(self._listener.fileno(), self._accept)
 
     async def _serve(self, connected: socket.socket) -> None:
+        task = asyncio.current_task()
         try:
             reader, writer = await _shake_hands(connected, self._context)
         except OSError as cause:
             _logger.debug("a TLS handshake failed: %s", cause)
             return
         finally:
-            self._shaking.discard(asyncio.current_task())
+            self._shaking.discard(task)
+        timeout_s = self._http.limits.read_timeout_s
         try:
             outer, inner = socket.socketpair()
             outer.setblocking(False)
@@ -110,15 +133,22 @@ class TlsListener:
                 if self._http.is_full(is_local=False):
                     inner.close()
                 else:
-                    self._http.adopt(inner, is_local=False)
-                timeout_s = self._http.limits.read_timeout_s
-                await asyncio.gather(_inwards(reader, outer), _outwards(outer, writer, timeout_s))
+                    on_admit = functools.partial(self._admit, task)
+                    self._http.adopt(inner, is_local=False, on_admit=on_admit)
+                await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:
             _logger.debug("a TLS connection ended: %s", cause)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            try:  # a client may never answer that it has heard of the end
+                await asyncio.wait_for(writer.wait_closed(), timeout_s)
+            except (OSError, asyncio.TimeoutError):
+                pass
+            finally:
+                writer.transport.abort()
 
 
 async def _shake_hands(
@@ -135,6 +165,29 @@ async def _shake_hands(
         connected.close()
         raise
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _bridge(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outer: socket.socket, timeout_s: float
+) -> None:
+    """Carry bytes both ways until the service ends the connection or one way fails.
+
+    Neither way is left waiting when this returns: the loop would go on watching a descriptor that is closed
+    next, and would never poll the next socket that gets its number.
+    """
+    ways = [
+        asyncio.ensure_future(_inwards(reader, outer)),
+        asyncio.ensure_future(_outwards(outer, writer, timeout_s)),
+    ]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+    for way in ways:
+        if not way.cancelled():
+            way.result()
 
 
 async def _inwards(reader: asyncio.StreamReader, outer: socket.socket) -> None:
