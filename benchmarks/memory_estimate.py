@@ -7,6 +7,8 @@ right, accuracy is not), PP-OCRv4 from a folder (--ocr) and the light_* graphs t
 What is absent is skipped with a line.
 """
 
+import telemetry_off  # noqa: F401
+
 import argparse
 import json
 import platform

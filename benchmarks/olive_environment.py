@@ -4,6 +4,8 @@ It is apart from the project's because Olive brings torch (several GB with its G
 older pydantic.
 """
 
+import telemetry_off  # noqa: F401
+
 from pathlib import Path
 
 import onnxruntime

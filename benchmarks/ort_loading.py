@@ -8,6 +8,8 @@ interleaved in random order; printed are medians. Without
 arguments: a generated model of 100 MB and the models of models/tiny.
 """
 
+import telemetry_off  # noqa: F401
+
 import json
 import random
 import statistics

@@ -8,6 +8,8 @@ leaves edgekit only the calibration samples, too. The peers run first, because t
 best of them. Works whose model or data is absent are skipped with a line.
 """
 
+import telemetry_off  # noqa: F401
+
 import dataclasses
 import json
 import os

@@ -16,6 +16,8 @@ Needs `wrk` (apt-get install wrk) and two cores; makes the environments of the o
 Every figure is of this machine and this run: compare ratios.
 """
 
+import telemetry_off  # noqa: F401
+
 import argparse
 import json
 import os

@@ -15,6 +15,8 @@
 Every figure is of this machine and this run: compare ratios.
 """
 
+import telemetry_off  # noqa: F401
+
 import argparse
 import hashlib
 import json

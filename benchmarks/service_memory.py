@@ -9,6 +9,8 @@ the service with that model. PSS shares pages with whoever maps the same files a
 this machine); RSS does not, so it is what PSS would be for the only Python of a device. MB are 10^6 bytes.
 """
 
+import telemetry_off  # noqa: F401
+
 import argparse
 import json
 import subprocess

@@ -4,6 +4,8 @@ All serve models/tiny/digits_cnn.onnx (float32, one thread) on TCP at 127.0.0.1;
 Other projects run in environments of their own, made on first use.
 """
 
+import telemetry_off  # noqa: F401
+
 import contextlib
 import json
 import os

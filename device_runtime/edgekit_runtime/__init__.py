@@ -2,8 +2,12 @@
 
 It does not convert, quantize or measure models (see `edgekit_toolkit`), and imports none of the other
 edgekit packages, so that a device installs nothing that it does not run.
+
+Importing it switches the telemetry of onnxruntime off for this process and its children, unless the
+environment says otherwise.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "__version__", "open_session"]
 __version__ = "0.1.0"
+
+# From 1.29 on onnxruntime keeps an id and a database in the user's cache and sends events, unless this is set
+# before its import; its own function that disables telemetry comes too late. Source: its Privacy.md.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,17 @@ def install(folder: Path) -> None:
     Slots(folder / "state", trust).install(folder / "linear.edgepkg")
 
 
+def wait_ready(process: "subprocess.Popen[str]") -> str:
+    """Return the line on which a service says that it is ready."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:  # what loads slowly lets others speak first
+        said.append(line)
+        if "ready at" in line:
+            return line
+    raise AssertionError("".join(said))
+
+
 class Served:
     """`edgekit-device serve` with the model `linear`.
 
@@ -86,14 +97,8 @@ class Served:
         return client
 
     def wait_ready(self) -> str:
-        assert self.process.stderr is not None
-        said = []
-        for line in self.process.stderr:  # what loads slowly lets others speak first
-            said.append(line)
-            if "ready at" in line:
-                self._ready = line
-                return line
-        raise AssertionError("".join(said))
+        self._ready = wait_ready(self.process)
+        return self._ready
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(number)

@@ -17,6 +17,7 @@ NotifyAccess=main
 ExecStart={command} serve
 # Packages are trusted that the keys in /etc/edgekit/keys have signed.
 Environment=EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit EDGEKIT_CACHE=/var/cache/edgekit
+Environment=ORT_DISABLE_TELEMETRY=1
 Restart=always
 RestartSec=100ms
 WatchdogSec=10s
