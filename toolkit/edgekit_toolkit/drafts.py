@@ -8,16 +8,11 @@ from typing import Any
 from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.memory import MemoryEstimate
-from edgekit_toolkit.pack import assemble, golden_reference, package_bytes
+from edgekit_toolkit.pack import GOLDEN_SEED, assemble, package_bytes
 from edgekit_toolkit.recipe import Recipe, tool_versions
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
-from edgekit_toolkit.samples import value_ranges
 from edgekit_toolkit.search import Measured
 from edgekit_toolkit.sign import StatementSigner
-
-_GOLDEN_SEED = 0
-
-Ranges = Mapping[str, tuple[float, float]]
 
 
 def draft_packages(
@@ -33,15 +28,13 @@ def draft_packages(
         BackendError: a model does not run on the golden inputs.
         DataError: the ranges of the inputs do not suit the model.
     """
-    ranges = value_ranges(prepared.source.inputs, prepared.samples.calibration)
-    reference = golden_reference(prepared.floats, prepared.dims, ranges, _GOLDEN_SEED)
     recipes = [
-        _recipe(request, prepared, ranges, candidate, _figures(candidate, prepared, judged, place))
+        _recipe(request, prepared, candidate, _figures(candidate, prepared, judged, place))
         for place, candidate in enumerate(found.candidates)
     ]
     drafts = []
     for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
-        package = assemble(recipe, reference, candidate.model)
+        package = assemble(recipe, prepared.golden, candidate.model)
         costs = _costs(request, judged, place, package_bytes(package, signer))
         drafts.append(Draft(recipe, package, Measured(f"C{place}", candidate.label, costs)))
     return tuple(drafts)
@@ -50,7 +43,6 @@ def draft_packages(
 def _recipe(
     request: Request,
     prepared: Prepared,
-    ranges: Ranges,
     candidate: Candidate[Any],
     figures: Mapping[str, Any],
 ) -> Recipe:
@@ -65,8 +57,8 @@ def _recipe(
         steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,
         model_sha256=hashlib.sha256(content_of(candidate.model)).hexdigest(),
-        golden_seed=_GOLDEN_SEED,
-        golden_ranges=ranges,
+        golden_seed=GOLDEN_SEED,
+        golden_ranges=prepared.ranges,
         budget=request.budget.limits,
         figures=figures,
         labels=request.labels,

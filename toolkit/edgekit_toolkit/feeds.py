@@ -110,7 +110,33 @@ def bind_dims(
             return trial
     wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled and name not in batch)
     advice = f"give {wanted}" if wanted else "give other sizes, or export the model again"
-    raise ModelError(f"the model does not run with the input sizes that were tried; {advice}. Last: {reason}")
+    raise ModelError(
+        f"the model does not run with the input sizes that were tried; {advice}."
+        f"{advise_on_integers(inputs, ranges or {})} Last: {reason}"
+    )
+
+
+def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Return what to do where a model may refuse the integers that were generated, if it takes any.
+
+    Args:
+        inputs: what the model takes.
+        ranges: as they were given to `generate_feeds`.
+    """
+    integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
+    if not integers:
+        return ""
+    unknown = [f"'{spec.name}'" for spec in integers if spec.name not in ranges]
+    if unknown:
+        return (
+            f" Values of the integer inputs {', '.join(unknown)} were made up: give --calibration with real"
+            " samples, in whose range they are generated then."
+        )
+    known = [f"'{spec.name}' in {'..'.join(f'{end:.0f}' for end in ranges[spec.name])}" for spec in integers]
+    return (
+        f" Values of integer inputs were generated as in the samples ({', '.join(known)}): if the model takes"
+        " only some of them together, export it with these inputs fixed."
+    )
 
 
 def _refusal(session: OrtSession, feeds: Feeds) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -23,6 +23,8 @@ from edgekit_toolkit.golden import golden_feeds, golden_outputs
 from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import common_specs
+
+GOLDEN_SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from edgekit_toolkit.acceptance import choose_accepted
 from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_model, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
-from edgekit_toolkit.data import open_data
 from edgekit_toolkit.drafts import draft_packages
-from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims, free_dims
+from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, bind_dims, free_dims
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
@@ -35,6 +34,7 @@ from edgekit_toolkit.judge import (
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
 from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.notes import find_warnings
+from edgekit_toolkit.pack import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
@@ -42,7 +42,7 @@ from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
 from edgekit_toolkit.reference import drift_reference
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
-from edgekit_toolkit.samples import Samples, choose_samples, feeds_only, first_feeds
+from edgekit_toolkit.samples import Ranges, Samples, choose_samples, feeds_only, first_feeds, read_ranges
 from edgekit_toolkit.search import pareto_front
 from edgekit_toolkit.sign import StatementSigner
 
@@ -139,18 +139,17 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
 def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
         source = load_model(request.model)
-        dims = _settled_dims(source, request)
-        codes = input_code_ranges(source.model)
+        dims, ranges = _settled_dims(source, request)
         samples = choose_samples(
-            _fixed(source, request.batch), request.calibration, request.evaluation, dims,
-            {name: (held.low, held.high) for name, held in codes.items()},
-        )  # fmt: skip
+            _fixed(source, request.batch), request.calibration, request.evaluation, dims, ranges
+        )
     feeds = _parity_feeds(samples)
     floats, steps = source.model, tuple[Step, ...]()
     if isinstance(floats, onnx.ModelProto):
         with phases.phase("optimise"):
             optimised = optimise(floats, batch=request.batch, feeds=feeds)
             floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+    golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
@@ -161,9 +160,26 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         feeds=feeds,
         steps=steps,
         floats=floats,
+        ranges=ranges,
+        golden=golden,
         reference=reference,
         class_output=classes,
     )
+
+
+def _golden(source: SourceModel, floats: Model, dims: Mapping[str, int], ranges: Ranges) -> Reference:
+    """The golden inputs, before any search: they are generated, and a model may refuse them.
+
+    Raises:
+        ModelError: the model does not run on them.
+    """
+    try:
+        return golden_reference(floats, dims, ranges, GOLDEN_SEED)
+    except BackendError as error:
+        raise ModelError(
+            f"{source.path}: the model does not run on the golden inputs, which are generated."
+            f"{advise_on_integers(source.inputs, ranges)} Reason: {error}"
+        ) from error
 
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
@@ -252,21 +268,24 @@ def _scheme(request: Request) -> Scheme:
     return SCHEMES["asymmetric-7bit" if stated.reduce_range else "asymmetric"]
 
 
-def _settled_dims(source: SourceModel, request: Request) -> dict[str, int]:
-    """Sizes of all free dimensions: as given, as in the user's samples, or found by trial."""
+def _settled_dims(source: SourceModel, request: Request) -> tuple[dict[str, int], Ranges]:
+    """Sizes of all free dimensions (as given, as in the user's samples, or found by trial); value ranges."""
     given = dict(request.dims)
     path = request.calibration or request.evaluation
-    if path is not None:
-        feeds, _ = next(open_data(path, source.inputs).stream(1))
+    if path is None:
+        codes = input_code_ranges(source.model)
+        ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
+    else:
+        first, ranges = read_ranges(path, source.inputs)
         for spec in source.inputs:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):
-                    given.setdefault(size, feeds[spec.name].shape[axis])
+                    given.setdefault(size, first[spec.name].shape[axis])
     if isinstance(source.model, bytes):
-        return _tflite_dims(source, request, given)
+        return _tflite_dims(source, request, given), ranges
     if request.batch is not None:
         given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
-    return bind_dims(source.model, given)
+    return bind_dims(source.model, given, ranges), ranges
 
 
 def _tflite_dims(source: SourceModel, request: Request, given: Mapping[str, int]) -> dict[str, int]:

@@ -15,10 +15,10 @@ from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import Modelled, Scores
 from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.memory import MemoryEstimate
-from edgekit_toolkit.pack import Assembled
+from edgekit_toolkit.pack import Assembled, Reference
 from edgekit_toolkit.passes.pipeline import Step
 from edgekit_toolkit.recipe import Recipe
-from edgekit_toolkit.samples import Samples
+from edgekit_toolkit.samples import Ranges, Samples
 from edgekit_toolkit.search import Choice, Measured
 from edgekit_toolkit.targets import Target
 from edgekit_toolkit.tensorrt_check import TensorRtCheck
@@ -74,6 +74,8 @@ class Prepared:
         feeds: the first calibration samples, at least one.
         steps: what each pass did; none for a `.tflite`.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
+        ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
+        golden: the golden inputs, and what `floats` makes of them.
         reference: how inputs and outputs look on the calibration samples; None without real ones.
         class_output: name of the first output where the request says that it holds class scores, or None.
     """
@@ -84,6 +86,8 @@ class Prepared:
     feeds: Sequence[Feeds]
     steps: Sequence[Step]
     floats: Model
+    ranges: Ranges
+    golden: Reference
     reference: Mapping[str, Any] | None
     class_output: str | None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ _GENERATED_SEED = 1
 # Of data that serve both, the share that calibrates, and the most samples that help a range.
 _CALIBRATION_SHARE = 0.5
 _MAX_CALIBRATION = 512
-# Golden inputs are drawn from what these hold.
+# Values are generated in the range of what these hold.
 _RANGE_FEEDS = 16
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -178,13 +179,30 @@ def first_feeds(part: Part, count: int) -> list[Feeds]:
     return list(islice(feeds_only(part), count))
 
 
-def value_ranges(inputs: Sequence[TensorSpec], part: Part) -> dict[str, tuple[float, float]]:
-    """Return the smallest and largest value of each float input over a part's first samples."""
+def read_ranges(path: Path, inputs: Sequence[TensorSpec]) -> tuple[Feeds, dict[str, tuple[float, float]]]:
+    """Return the first of the user's samples, and the ranges from which values like theirs can be generated.
+
+    Floats and integers alike range from the smallest to the largest value of the first samples. An integer
+    that stands alone (a sampling rate, a length) is that of the first sample, as it has to suit its sizes.
+
+    Raises:
+        DataError: as for `open_data` and `DataSource.stream`.
+    """
+    first: Feeds = {}
     found: dict[str, tuple[float, float]] = {}
-    for feeds in islice(feeds_only(part), _RANGE_FEEDS):
-        for spec in inputs:
-            value = feeds[spec.name]
-            if value.dtype.kind == "f" and value.size:
-                low, high = found.get(spec.name, (float("inf"), float("-inf")))
-                found[spec.name] = (min(low, float(value.min())), max(high, float(value.max())))
-    return {name: pair if pair[0] < pair[1] else DEFAULT_RANGE for name, pair in found.items()}
+    for feeds, _ in islice(open_data(path, inputs).stream(1), _RANGE_FEEDS):
+        for name, value in feeds.items():
+            if value.dtype.kind not in "fiu" or not value.size or (first and _stands_alone(value)):
+                continue
+            low, high = found.get(name, (float("inf"), float("-inf")))
+            found[name] = (min(low, float(value.min())), max(high, float(value.max())))
+        first = first or feeds
+    known = {
+        name: pair if pair[0] < pair[1] or first[name].dtype.kind != "f" else DEFAULT_RANGE
+        for name, pair in found.items()
+    }
+    return first, known
+
+
+def _stands_alone(value: NDArray[Any]) -> bool:
+    return value.size == 1 and value.dtype.kind != "f"
