@@ -170,13 +170,24 @@ class Versions:
 
     def make(self, count: int) -> None:
         """Make the versions from 1 to `count`."""
+        manifest, contents = self._describe("small", MODEL.read_bytes())
+        for number in range(1, count + 1):
+            path = self._made / f"small-{number}.edgepkg"
+            write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self._signer)
+
+    def write(self, name: str, model: bytes) -> None:
+        """Put a package of another model with the same inputs and outputs where the service looks."""
+        write_package(self._folder / f"{name}.edgepkg", *self._describe(name, model), self._signer)
+
+    def _describe(self, name: str, model: bytes) -> tuple[Manifest, dict[str, bytes]]:
+        """Return the manifest of a model and the artifacts that it names."""
         contents = {
-            "model.onnx": MODEL.read_bytes(),
+            "model.onnx": model,
             "golden/in.bin": self.values.tobytes(),
             "golden/out.bin": self.expected.tobytes(),
         }
         manifest = Manifest(
-            name="small",
+            name=name,
             version="1.0.0",
             target="x86-64",
             inputs=(self._given,),
@@ -196,9 +207,7 @@ class Versions:
                 (GoldenOutput(self._got.name, "float32", self.expected.shape, "golden/out.bin", 1e-4, 1e-4),),
             ),
         )
-        for number in range(1, count + 1):
-            path = self._made / f"small-{number}.edgepkg"
-            write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self._signer)
+        return manifest, contents
 
 
 @contextmanager

@@ -18,6 +18,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _LOADING_THRESHOLD_BYTES: Final = 64 * 1024
 # The values that glibc itself reaches in a process which has freed large blocks; they keep runs fast.
 _RUNNING_THRESHOLD_BYTES: Final = 32 * 1024 * 1024
+_OTHERS_S: Final = 10.0  # for the session that is created now: longer than most take
 _loading = threading.Lock()
 
 
@@ -38,21 +39,25 @@ def lean_loading() -> Iterator[None]:
     """Give back to the system what the body frees: for the time in which a session is created.
 
     Blocks from 64 KiB are mapped one by one while the body runs, and free pages are given back at its end.
-    The thresholds are those of the whole process. Does nothing where the C library is not glibc.
+    The thresholds are those of the whole process, so one body runs at a time; one that hangs holds up another
+    for ten seconds at most. Does nothing where the C library is not glibc.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
         yield
         return
-    with _loading:
+    if not _loading.acquire(timeout=_OTHERS_S):
+        yield  # with the thresholds of the body that hangs
+        return
+    try:
         library.mallopt(_M_MMAP_THRESHOLD, _LOADING_THRESHOLD_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, 2 * _LOADING_THRESHOLD_BYTES)
-        try:
-            yield
-        finally:
-            library.malloc_trim(0)
-            library.mallopt(_M_MMAP_THRESHOLD, _RUNNING_THRESHOLD_BYTES)
-            library.mallopt(_M_TRIM_THRESHOLD, 2 * _RUNNING_THRESHOLD_BYTES)
+        yield
+    finally:
+        library.malloc_trim(0)
+        library.mallopt(_M_MMAP_THRESHOLD, _RUNNING_THRESHOLD_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * _RUNNING_THRESHOLD_BYTES)
+        _loading.release()
 
 
 def trim_memory() -> None:

@@ -73,6 +73,42 @@ def make_model(
     return data
 
 
+def make_endless_model() -> bytes:
+    """Y = X @ WEIGHT, after a loop that never ends."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["last"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("round", kinds.INT64, []),
+            helper.make_tensor_value_info("go", kinds.BOOL, []),
+            helper.make_tensor_value_info("last", kinds.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
+            helper.make_tensor_value_info("next", kinds.FLOAT, None),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Loop", ["", "yes", "x"], ["last_x"], body=body),
+            helper.make_node("MatMul", ["last_x", "w"], ["y"]),
+        ],
+        "endless",
+        [helper.make_tensor_value_info("x", kinds.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", kinds.FLOAT, ["N", 2])],
+        [onnx.numpy_helper.from_array(np.array(True), "yes"), onnx.numpy_helper.from_array(WEIGHT, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def endless(maker: PackageMaker) -> PackageMaker:
+    """Return a maker of packages whose self-test never ends."""
+    return dataclasses.replace(maker, artifacts={**maker.artifacts, "model.onnx": make_endless_model()})
+
+
 def changed(maker: PackageMaker, factor: float = 1.0, **model: Any) -> PackageMaker:
     """Return a maker of packages whose model is `make_model(factor, ...)` and passes its own self-test."""
     golden = (_GOLDEN @ (WEIGHT * np.float32(factor))).astype(np.float32)

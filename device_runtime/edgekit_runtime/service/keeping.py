@@ -1,18 +1,19 @@
 """Opening, confirming and freeing versions of models, on behalf of the registry.
 
-Reading packages and opening sessions happens on one thread of its own: two models that load at once would
-need twice the memory for loading. Listing and recording have another. All else is on the thread of the event
-loop.
+Each piece of work that reads packages, or opens or closes sessions, has a thread of its own, so that a model
+that hangs holds up no other; who changes a model holds its lock, so its changes are in order. Listing and
+recording share one thread. All else is on the thread of the event loop.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from edgekit_runtime.archive import Limits
 from edgekit_runtime.errors import EdgekitError, UnavailableError
@@ -113,7 +114,7 @@ class Keeper:
         self.source, self.make_served = source, make_served
         self.leaving: set[Served] = set()
         self._metrics, self._drain_timeout_s = metrics, drain_timeout_s
-        self._thread = ThreadPoolExecutor(1, "edgekit-load")
+        self._working: set[Future[Any]] = set()
         self._disk = ThreadPoolExecutor(1, "edgekit-disk")  # what shall not wait for a model that is loading
         self._unconfirmed: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
@@ -163,22 +164,30 @@ class Keeper:
 
     async def retire(self, old: Iterable[Served]) -> None:
         """Let what is under way end, then free the sessions; those of a call that hangs once it ends."""
-        await asyncio.gather(*map(self._retire, old))
+        going = list(old)
+        self.leaving.update(going)  # now: a load that runs before they do must see their memory
+        await asyncio.gather(*map(self._retire, going))
 
     async def _retire(self, served: Served) -> None:
-        self.leaving.add(served)
         free = functools.partial(self._free, served)
         if await self.drain(served, free):
             await free()
 
     def _free(self, served: Served) -> "asyncio.Future[None]":
-        freed = asyncio.get_running_loop().run_in_executor(self._thread, unload, served.loaded.sessions)
+        freed = self._start(functools.partial(unload, served.loaded.sessions))
         freed.add_done_callback(lambda _: self.leaving.discard(served))
         return freed
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns on the thread for loading."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Return what `work` returns on a thread of its own."""
+        return await self._start(work)
+
+    def _start(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
+        done: Future[Result] = Future()
+        self._working.add(done)
+        done.add_done_callback(self._working.discard)
+        threading.Thread(target=_work, args=(work, done), name="edgekit-change", daemon=True).start()
+        return asyncio.wrap_future(done)
 
     def confirm_later(self, fresh: Sequence[Served]) -> None:
         """Count versions as good once they have served for a while: crashes come with the first requests."""
@@ -212,15 +221,14 @@ class Keeper:
 
     async def shutdown(self) -> None:
         """End the threads, after what they have to do."""
-        for thread in (self._disk, self._thread):
-            # Ending one waits for what it does, on the thread of the loop.
-            await asyncio.get_running_loop().run_in_executor(thread, _do_nothing)
-            thread.shutdown()
+        # Ending it waits for what it does, on the thread of the loop.
+        await asyncio.get_running_loop().run_in_executor(self._disk, _do_nothing)
+        self._disk.shutdown()
+        await asyncio.gather(*map(asyncio.wrap_future, list(self._working)), return_exceptions=True)
 
     def abandon(self) -> None:
         """End without what they still have to do; what they do now goes on."""
-        for thread in (self._thread, self._disk):
-            thread.shutdown(wait=False, cancel_futures=True)
+        self._disk.shutdown(wait=False, cancel_futures=True)
 
     def _confirm_after(self, name: str, version: str, delay_s: float) -> None:
         confirm = functools.partial(self.confirm, name, version)
@@ -248,6 +256,16 @@ class Keeper:
     def _record_later(self, name: str, version: str) -> None:
         if (name, version) in self._confirmed:  # it still serves
             self._confirm_after(name, version, _RECORD_AGAIN_S)
+
+
+def _work(work: Callable[[], Result], done: "Future[Result]") -> None:
+    if done.set_running_or_notify_cancel():
+        try:
+            result = work()
+        except BaseException as error:  # raised where the result is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
 
 def _do_nothing() -> None:

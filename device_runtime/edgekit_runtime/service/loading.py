@@ -1,16 +1,17 @@
-"""From a verified package to sessions that have proved themselves: open, self-test, warm-up.
+"""From a verified package to sessions that have proved themselves in time: open, self-test, warm-up.
 
 It blocks, so it runs on a thread; it touches nothing of the service.
 """
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import BackendError, EdgekitError
@@ -18,6 +19,7 @@ from edgekit_runtime.lacks import check_descriptors, check_lack
 from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
+from edgekit_runtime.service.attempt import Attempt
 from edgekit_runtime.service.batching import rows_are_independent
 from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
@@ -35,6 +37,8 @@ from edgekit_runtime.sessions.session import (
 )
 from edgekit_runtime.sessions.tuned import recall_tuned
 from edgekit_runtime.variants import DEFAULT_VARIANT
+
+_LOAD_TIMEOUT_S: Final = 120.0
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +60,8 @@ class ModelOptions:
         policy: which of its versions are served.
         swap: order of a swap, or None to choose by the memory that is free.
         threads: of one inference, or None as its package says.
+        load_timeout_s: for a version to be opened, tested and run first, or it is rejected; None for 120 s,
+            and for as long as TensorRT may build where it does so first.
         instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
         scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
         isolation: of the process of its own that runs it, or None to run it in the service's.
@@ -70,6 +76,7 @@ class ModelOptions:
     policy: VersionPolicy = field(default_factory=VersionPolicy)
     swap: SwapOrder | None = None
     threads: int | None = None
+    load_timeout_s: float | None = None
     instances: int = 1
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation | None = None
@@ -145,13 +152,18 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
     Raises:
-        BackendError: no engine for it is here, the engine refused it or raised what nobody expects, or it
-            computes something else than the package promises.
+        BackendError: no engine for it is here, the engine refused it or raised what nobody expects, it
+            computes something else than the package promises, or it takes too long.
         UnavailableError: it cannot be opened now, which says nothing of it.
     """
+    what = f"{package.path}: {package.manifest.name} {package.manifest.version}"
     try:
-        with explained(f"{package.path}: {package.manifest.name} {package.manifest.version}"):
-            loaded = (options.opener or _load_here)(package, options)
+        with explained(what):
+            if options.opener is not None:
+                loaded = options.opener(package, options)
+            else:
+                work = functools.partial(_load_here, package, options)
+                loaded = Attempt(what, work, _unload_late).result_within(_find_limit(package, options))
             sessions = len({id(session) for session in loaded.instances})
             if options.opener is not None:  # what is open elsewhere stands for all of it
                 sessions = count_sessions(package.manifest, options.instances)
@@ -164,19 +176,36 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
         raise
 
 
-def _load_here(package: OpenedPackage, options: ModelOptions) -> Loaded:
+def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
+    """Return for how many seconds a package may be loading."""
+    if options.load_timeout_s is not None:
+        return options.load_timeout_s
+    backends = [variant.backend for variant in package.manifest.all_variants]
+    if all(backend.name != "tensorrt" or backend.fallback is not None for backend in backends):
+        return _LOAD_TIMEOUT_S
+    from edgekit_runtime.sessions.tensorrt.build import BUILD_TIME_LIMIT_S  # only where there is TensorRT
+
+    return BUILD_TIME_LIMIT_S + _LOAD_TIMEOUT_S
+
+
+def _unload_late(loaded: Loaded) -> None:
+    unload(loaded.sessions)
+
+
+def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[Loaded]) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
     variant, session = open_preferred(package, threads or options.threads)
+    attempt.note(session)
     options = _apply_tuned(package, variant, options)
-    first = _prove(package, variant, threads, options, session)
+    first = _prove(package, (variant, threads), options, attempt, session)
     ways = [first]
     try:
         scheduling = options.scheduling
         if governor is not None:
             for name, count in _list_ways(package, (variant, threads), governor):
                 try:
-                    ways.append(_prove(package, name, count, options))
+                    ways.append(_prove(package, (name, count), options, attempt))
                 except EngineMissingError as cause:  # noqa: PERF203  # the others do
                     _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
         scheduling = _limit_batches(scheduling, ways, package.path)
@@ -210,9 +239,14 @@ def unload(sessions: Sequence[Session]) -> None:
 
 
 def _prove(
-    package: OpenedPackage, variant: str, threads: int, options: ModelOptions, first: Session | None = None
+    package: OpenedPackage,
+    way: tuple[str, int],
+    options: ModelOptions,
+    attempt: Attempt[Loaded],
+    first: Session | None = None,
 ) -> LoadedWay:
     """Return a variant, open with so many threads (0: as the options say), that proved itself."""
+    variant, threads = way
     selected = package.select(variant)
     golden = read_golden(selected)
     opened = [] if first is None else [first]
@@ -220,7 +254,7 @@ def _prove(
     def open_one() -> Session:
         if opened:
             return opened.pop()
-        return open_session(package, variant=variant, threads=threads or options.threads)
+        return attempt.note(open_session(package, variant=variant, threads=threads or options.threads))
 
     instances = open_instances(open_one, options.instances)
     try:

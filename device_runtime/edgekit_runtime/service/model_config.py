@@ -27,6 +27,7 @@ class _Single:
     swap: Literal["auto", "availability", "resource"] = "auto"
     rollout: RolloutKind = "swap"
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
+    load_timeout_s: float | None = None
     instances: Annotated[int, Range(1, MAX_THREADS)] = 1
     isolated: bool = False
     cache: bool = False
@@ -39,6 +40,8 @@ class _Single:
                 f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
                 " room for latest and specific"
             )
+        if self.load_timeout_s == 0:
+            raise ValueError("load_timeout_s is 0, expected more: no version is loaded in no time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ def read_model(name: str, table: object) -> ModelOptions:
         VersionPolicy(single.latest, single.specific),
         None if single.swap == "auto" else single.swap,
         single.threads,
+        single.load_timeout_s,
         single.instances,
         scheduling,
         isolation if single.isolated else None,

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.call import Lane
@@ -21,6 +21,8 @@ from edgekit_runtime.service.model import Model
 from edgekit_runtime.service.rollouts import Rollouts
 from edgekit_runtime.service.room import LoadPlan, ModelMemory, Room
 from edgekit_runtime.service.served import Served
+
+_NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
 
 _logger = logging.getLogger(__name__)
 
@@ -95,16 +97,20 @@ class Registry:
         return self.models.describe(names)
 
     async def load_all(self) -> None:
-        """Load all installed models; one that fails is said in the log and does not stop the others."""
+        """Load all installed models; one that fails is said in the log and does not stop the others.
+
+        They are loaded one after the other, which takes the least memory; one that takes long does not hold
+        up those after it.
+        """
         names = await self._keeper.list_names()
         for name in names:
             self.models.by_name.setdefault(name, Model()).state = "LOADING"
         self.models.is_listed = True
+        loads = []
         for name in names:
-            try:
-                await self.load(name, for_others=False)
-            except EdgekitError as error:  # noqa: PERF203  # one that fails stops no other
-                _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+            loads.append(self._start(self._load_at_start(name)))
+            await asyncio.wait(loads[-1:], timeout=_NEXT_AFTER_S)
+        await asyncio.gather(*loads)
         await self._keeper.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
@@ -203,6 +209,12 @@ class Registry:
         """Wait for nothing any more, where `close` takes too long."""
         self._keeper.abandon()
 
+    async def _load_at_start(self, name: str) -> None:
+        try:
+            await self.load(name, for_others=False)
+        except EdgekitError as error:
+            _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+
     async def _find_or_add(self, name: str) -> Model:
         model = self.models.by_name.get(name)
         if model is None:  # added only where it is installed: any client could make up names that stay
@@ -240,16 +252,18 @@ class Registry:
         before = model.take_out(self._keeper)
         await self._keeper.retire(before)
         try:
-            async with self._room.make(plan):
+            async with self._room.make(name, plan):
                 return await self._keeper.open(name, options)
         except Exception:
-            await self._bring_back(model, [served.loaded for served in before], options)
+            await self._bring_back(name, model, [served.loaded for served in before], options)
             raise
 
-    async def _bring_back(self, model: Model, before: Sequence[Loaded], options: ModelOptions) -> None:
+    async def _bring_back(
+        self, name: str, model: Model, before: Sequence[Loaded], options: ModelOptions
+    ) -> None:
         size_bytes = sum(loaded.memory_bytes for loaded in before)
         try:
-            async with self._room.make(LoadPlan("resource", size_bytes, for_others=True)):
+            async with self._room.make(name, LoadPlan("resource", size_bytes, for_others=True)):
                 back = await self._reopen([loaded.path for loaded in before], options)
         except MemoryCapError as error:
             _logger.warning("what served before waits for its next request: %s", error)

@@ -115,8 +115,8 @@ class Room:
         """
         self._keeper, self._models, self._options = keeper, models, options
         self._memory, self._metrics = memory, metrics
-        self._lock = asyncio.Lock()
         self._going = 0  # models that are being unloaded for others
+        self._promised: list[Resident] = []  # models that are being loaded
 
     @contextlib.asynccontextmanager
     async def plan(
@@ -136,20 +136,21 @@ class Room:
             MemoryCapError: the cap leaves no room.
         """
         wanted = await self._want(name, model, for_others=for_others)
-        async with self._hold(lambda: self._decide(name, model, wanted), patience_s) as plan:
+        async with self._hold(name, lambda: self._decide(name, model, wanted), patience_s) as plan:
             yield plan
 
     @contextlib.asynccontextmanager
-    async def make(self, plan: LoadPlan) -> AsyncIterator[None]:
+    async def make(self, name: str, plan: LoadPlan) -> AsyncIterator[None]:
         """Make room that no other is given during the block, once what makes way itself is unloaded.
 
         Args:
+            name: of the model.
             plan: of what is to be loaded.
 
         Raises:
             MemoryCapError: the cap leaves no room.
         """
-        async with self._hold(lambda: (plan, self._choose_victim(plan)), 0.0):
+        async with self._hold(name, lambda: (plan, self._choose_victim(plan)), 0.0):
             yield
 
     async def _want(self, name: str, model: Model, *, for_others: bool) -> LoadPlan:
@@ -182,25 +183,29 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def _hold(
-        self, decide: Callable[[], Decision], patience_s: float
+        self, name: str, decide: Callable[[], Decision], patience_s: float
     ) -> AsyncIterator[LoadPlan | None]:
-        """Unload others until there is room, and keep it; locked only while it is chosen and used."""
+        """Unload others until there is room, and keep it; who needs none of that room does not wait."""
         end_s = time.monotonic() + patience_s
         while True:
-            async with self._lock:
-                try:
-                    plan, victim = decide()
-                except MemoryCapError as error:
-                    if error.retry_after_s is None or not (self._going or time.monotonic() < end_s):
-                        raise
-                    going = asyncio.sleep(_POLL_S)
-                else:
-                    if victim is None:
-                        yield plan
-                        return
-                    going = self._unload(self._take_out(victim))
-            # No other load waits for what goes, unless it needs that room too.
-            await going
+            try:
+                plan, victim = decide()
+            except MemoryCapError as error:  # noqa: PERF203  # each is a try of its own
+                may_change = self._going or self._promised or time.monotonic() < end_s
+                if error.retry_after_s is None or not may_change:
+                    raise
+                await asyncio.sleep(_POLL_S)
+            else:
+                if victim is None:
+                    break
+                await self._unload(self._take_out(victim))
+        needed_bytes = 0 if plan is None else plan.needed_bytes
+        promise = Resident(name, needed_bytes, 0.0, is_busy=True)
+        self._promised.append(promise)
+        try:
+            yield plan
+        finally:
+            self._promised.remove(promise)
 
     def _choose_victim(self, plan: LoadPlan, *, without: str = "") -> str | None:
         """Return the model to unload next, or None where there is room.
@@ -244,7 +249,7 @@ class Room:
             for name, model in self._models.items()
             if model.versions and name != without
         ]
-        return [*loaded, *leaving]
+        return [*loaded, *leaving, *self._promised]
 
     def _describe(self, name: str, model: Model, *, is_busy: bool) -> Resident:
         versions = model.versions.values()

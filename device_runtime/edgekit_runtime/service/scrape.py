@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edgekit_runtime.service.attempt import count_hung
 from edgekit_runtime.service.exposition import Family, lane_families, service_families, write_exposition
 from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.served import Served
@@ -26,6 +27,12 @@ def write_metrics(
             *lane_families(one.metrics for one in served),
             *service_families(service),
             Family("edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)),
+            Family(
+                "edgekit_hung_loads",
+                "gauge",
+                "Loads that were given up and still run; each keeps a thread and memory until a restart.",
+                (({}, count_hung()),),
+            ),
             restarts,
             *_trial_families(trials),
             *_governor_families(served),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.service.attempt import count_hung
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
@@ -149,7 +150,7 @@ class Service:
         if not has_ended:
             _logger.error("an inference does not come to its end; stopping without it")
         self._regions.remove_all()
-        return has_closed and has_ended
+        return has_closed and has_ended and not count_hung()
 
     def _screen(self, connection: Connection, head: Head) -> bool:
         """Turn away who may not ask; returns whether the request was passed on to a worker."""

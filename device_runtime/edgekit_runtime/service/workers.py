@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.service.registry import Registry
 
 _POLL_S: Final = 0.005
+_OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
 _TRIES: Final = 3  # to load a version for the first time
 _SPARE_S: Final = 30.0  # for the waits between them, and for processes to end
 _RETRY_AFTER_S: Final = 1.0
@@ -211,7 +212,10 @@ class Workers:
                 opened.set_exception(_not_now(manifest, repr(cause)))
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
-        alone = dataclasses.replace(options, isolation=None, opener=None)
+        # Less than the process has, which then says why it refuses a version, and need not be killed.
+        limit_s = _OWN_SHARE * isolation.start_timeout_s
+        limit_s = min(limit_s, options.load_timeout_s or limit_s)
+        alone = dataclasses.replace(options, isolation=None, opener=None, load_timeout_s=limit_s)
         config = dataclasses.replace(
             self._config,
             listen=Listen(unix_socket="-", host=""),

@@ -82,7 +82,7 @@ class OrtSession:
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
     """
 
-    __slots__ = ("_checks", "_names", "_output_names", "_run", "_session", "inputs", "outputs")
+    __slots__ = ("_checks", "_names", "_output_names", "_run", "_session", "_settings", "inputs", "outputs")
 
     is_concurrent: ClassVar[bool] = True
 
@@ -99,6 +99,7 @@ class OrtSession:
                 tensors.
         """
         session = _load(model, options or OrtOptions())
+        self._settings = _make_run_settings()
         self._session: onnxruntime.InferenceSession | None = session
         # The compiled session under the public one, whose `run` in Python takes a tenth of a short model's
         # time for checks that are made here too. Where there is none, the public one takes the same.
@@ -128,10 +129,14 @@ class OrtSession:
             raise BackendError("backend 'ort': the session is closed")
         try:
             # onnxruntime takes a dict and nothing else.
-            values = run(self._output_names, inputs if type(inputs) is dict else dict(inputs), None)
+            values = run(self._output_names, inputs if type(inputs) is dict else dict(inputs), self._settings)
         except Exception as cause:  # its exceptions have no common base but this
             raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
         return dict(zip(self._output_names, values, strict=True))
+
+    def interrupt(self) -> None:
+        """End all runs with an error, those under way at their next node; from any thread."""
+        self._settings.terminate = True
 
     def close(self) -> None:
         """Free the model once the runs that are under way have ended; a second call does nothing."""
@@ -194,6 +199,14 @@ def _make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
         settings.add_session_config_entry("session.disable_quant_qdq", "1")
     level = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL
+    return settings
+
+
+def _make_run_settings() -> "onnxruntime.RunOptions":
+    import onnxruntime
+
+    settings = onnxruntime.RunOptions()
+    settings.log_severity_level = _LOG_FATAL_ONLY
     return settings
 
 

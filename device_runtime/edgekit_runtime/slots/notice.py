@@ -13,7 +13,7 @@ from typing import Final
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.slots.places import SOCKET_NAME
 
-_TIMEOUT_S: Final = 120.0  # a big model is loaded, tested and warmed up meanwhile
+_TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
 _INDEX_TIMEOUT_S: Final = 5.0  # it needs neither the disk nor an engine
 _MAX_ANSWER_BYTES: Final = 64 << 10
 _MAX_INDEX_BYTES: Final = 4 << 20

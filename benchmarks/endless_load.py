@@ -1,0 +1,138 @@
+"""A model whose self-test never ends beside others: their clients' p99, and how long changes of them take.
+
+    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/endless_load.py [--rounds 10] [--seconds 4]
+
+One service process serves models/tiny/digits_cnn.onnx to one client that asks without a pause. In turn: some
+seconds without a load, and as many in which a signed package with an endless ONNX Loop is loading
+(`load_timeout_s`), with a swap of the first model in each. The goal: p99 at most twice that of before (median
+of all rounds), no failed request, every swap done, and every endless load refused. Figures are of this
+machine and this run: compare ratios. It ends with exit code 1 where the goal is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import service_soak
+from edgekit_runtime import Client
+from edgekit_runtime.errors import EdgekitError
+from service_soak import MODEL, Versions, serve, swap
+from soak_clients import asking
+
+SPARE_S = 3.0  # for the rest of a load
+
+
+def main() -> int:
+    """Measure, print, and return whether the goal was missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        found = measure(Path(name), arguments.rounds, arguments.seconds)
+    return report(found)
+
+
+def make_endless() -> bytes:
+    """Return the model with a loop in front that never ends."""
+    model, helper = onnx.load(MODEL), onnx.helper
+    graph, kinds = model.graph, onnx.TensorProto
+    given = graph.input[0].name
+    for node in graph.node:
+        node.input[:] = ["looped" if name == given else name for name in node.input]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["last"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("round", kinds.INT64, []),
+            helper.make_tensor_value_info("go", kinds.BOOL, []),
+            helper.make_tensor_value_info("last", kinds.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
+            helper.make_tensor_value_info("next", kinds.FLOAT, None),
+        ],
+    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    graph.node.insert(0, helper.make_node("Loop", ["", "yes", given], ["looped"], body=body))
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the figures of all phases."""
+    versions = Versions(folder)
+    versions.make(2 * rounds + 1)
+    versions.publish()
+    versions.write("endless", make_endless())
+    service_soak.CONFIG += f"[models.endless]\nload_timeout_s = {seconds}\n"
+    names = ("start", *(f"{what} {number}" for number in range(rounds) for what in ("before", "during")))
+    swaps: dict[str, list[float]] = {"before": [], "during": []}
+    refused: list[str] = []
+
+    def load_endless(path: str) -> None:
+        with Client(path) as client:
+            try:
+                client.load("endless")
+            except EdgekitError as error:
+                refused.append(str(error))
+
+    with (
+        serve(folder) as (_, path),
+        Client(path) as control,
+        asking(path, 1, versions.question, names) as load,
+    ):
+        load.begin("start", seconds + SPARE_S)  # the endless load of the start, too
+        for number in range(rounds):
+            for what in ("before", "during"):
+                loading = threading.Thread(target=load_endless, args=(path,))
+                if what == "during":
+                    loading.start()
+                    time.sleep(0.1 * seconds)
+                load.begin(f"{what} {number}")
+                begin_s = time.monotonic()
+                swaps[what].append(swap(control, versions))
+                time.sleep(max(0.0, 0.8 * seconds - (time.monotonic() - begin_s)))
+                load.begin("start")
+                if what == "during":
+                    loading.join()
+    described = {name: load.describe(name) for name in (*names, "before", "during")}
+    ratios = [
+        described[f"during {number}"]["p99_us"] / described[f"before {number}"]["p99_us"]
+        for number in range(rounds)
+    ]
+    return {
+        "phases": {what: described[what] for what in ("before", "during")},
+        "ratios": ratios,
+        "swaps": swaps,
+        "refused": refused,
+        "errors": load.errors,
+    }
+
+
+def report(found: dict[str, Any]) -> int:
+    """Print what was found; return the exit code."""
+    for name, phase in found["phases"].items():
+        swap_ms = 1e3 * np.median(found["swaps"][name])
+        print(
+            f"{name:7} {phase['requests']:8} requests, {phase['failed']} failed, p50 {phase['p50_us']} us,"
+            f" p99 {phase['p99_us']} us, swap of another model {swap_ms:.0f} ms (median)"
+        )
+    ratio, rounds = float(np.median(found["ratios"])), len(found["ratios"])
+    print(f"p99 during over before: median {ratio:.2f}, all {[round(each, 2) for each in found['ratios']]}")
+    print(f"{len(found['refused'])} of {rounds} endless loads refused; the last: {found['refused'][-1:]}")
+    failed = sum(phase["failed"] for phase in found["phases"].values())
+    return int(ratio > 2 or failed > 0 or bool(found["errors"]) or len(found["refused"]) != rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A load with a deadline: it runs on a thread of its own, which is given up where it takes too long.
+
+A thread cannot be ended from outside. A session that can be told to stop (it has `interrupt`) is told so.
+With any other engine the thread goes on until the process ends; the error says so, and it is counted.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.session import Session
+
+Result = TypeVar("Result")
+
+_STOPPING_S: Final = 2.0  # for an engine that was told to stop
+_NAME: Final = "edgekit-load"
+_HUNG_NAME: Final = "edgekit-hung-load"
+
+
+class Attempt(Generic[Result]):
+    """A load that may take too long."""
+
+    def __init__(
+        self, what: str, work: "Callable[[Attempt[Result]], Result]", discard: Callable[[Result], None]
+    ) -> None:
+        """Make it; `result_within` starts it.
+
+        Args:
+            what: is loaded, for messages.
+            work: loads it, and calls `note` with each session that it opens.
+            discard: frees a result that comes too late.
+        """
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._what, self._work, self._discard = what, work, discard
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._is_given_up = False
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+    def result_within(self, limit_s: float) -> Result:
+        """Return the result of the work.
+
+        Raises:
+            BackendError: it took longer than `limit_s`.
+            BaseException: whatever the work raised.
+        """
+        self._thread.start()
+        self._thread.join(limit_s)
+        with self._lock:
+            self._is_given_up = self._result is None and self._error is None
+            opened = tuple(self._sessions)
+        if self._is_given_up:
+            raise BackendError(f"{self._what}: {self._stop(opened, limit_s)}")
+        if self._result is None:
+            assert self._error is not None  # noqa: S101  # for the type checker: one of both is there
+            raise self._error
+        return self._result
+
+    def note(self, session: Session) -> Session:
+        """Return `session`, which is told to stop where this is given up.
+
+        Raises:
+            BackendError: it was given up already; the session is closed.
+        """
+        with self._lock:
+            if not self._is_given_up:
+                self._sessions.append(session)
+                return session
+        session.close()
+        raise BackendError(f"{self._what}: is loaded no more: it took too long")
+
+    def _run(self) -> None:
+        result: Result | None = None
+        error: BaseException | None = None
+        try:
+            result = self._work(self)
+        except BaseException as cause:  # raised again where the result is waited for
+            error = cause
+        with self._lock:
+            self._sessions.clear()
+            is_late = self._is_given_up
+            if not is_late:
+                self._result, self._error = result, error
+        if is_late and result is not None:
+            self._discard(result)
+
+    def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
+        """Tell the sessions to stop; return what became of it, for people."""
+        self._thread.name = _HUNG_NAME
+        for session in opened:
+            interrupt = getattr(session, "interrupt", None)
+            if interrupt is not None:
+                interrupt()
+        self._thread.join(_STOPPING_S)
+        said = f"opening, self-test and first runs took longer than {limit_s:g} s (load_timeout_s)"
+        if not self._thread.is_alive():
+            return said
+        return (
+            f"{said}; its engine cannot be stopped, so it keeps a thread and its memory until this process"
+            " ends: restart the service, or set isolated = true for this model"
+        )
+
+
+def count_hung() -> int:
+    """Return how many loads of this process were given up and still run."""
+    return sum(thread.name == _HUNG_NAME for thread in threading.enumerate())
