@@ -263,7 +263,8 @@ def test_search_finds_and_ranks_forms_of_a_tflite_model() -> None:
     assert found.dropped == []
     noise = {one.label: one.snr_db for one in found.candidates}
     assert noise["float32"] == 200
-    assert noise["float16 weights"] > noise["int8 per-channel, all layers"] > 15
+    static = max(noise[label] for label in noise if label.startswith("int8 per-channel"))
+    assert noise["float16 weights"] > static > 15
     assert len(found.noises) == 3
     assert found.candidates[0].model == quantizer.model
 

@@ -10,7 +10,7 @@ import onnx
 
 from edgekit_toolkit.graph import GraphIndex
 from edgekit_toolkit.judge import cost_of_nodes
-from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers
+from edgekit_toolkit.quantize.forms import StoredLayer, stored_layers, weight_inputs
 from edgekit_toolkit.runs import Run
 
 _FLOATS = {
@@ -114,9 +114,11 @@ def _tflite_layers(content: bytes) -> Mapping[str, StoredLayer]:
 
 
 def _float_name(index: GraphIndex, output: str) -> str:
-    weight = index.initializers.get(index.producers[output].input[1])
+    weight = index.initializers.get(weight_inputs(index.producers[output])[0])
     return "fp32" if weight is None else _FLOATS.get(weight.data_type, "fp32")
 
 
 def _weight_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
-    return sum(index.initializers[name].ByteSize() for name in node.input[1:] if name in index.initializers)
+    return sum(
+        index.initializers[name].ByteSize() for name in weight_inputs(node) if name in index.initializers
+    )

@@ -89,7 +89,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     type=click.FloatRange(min=0),
     default=50.0,
     show_default=True,
-    help="Time for the mixed-precision search.",
+    help="Wall-clock time for the search of ranges and mixed precisions.",
 )
 @click.option(
     "--key",

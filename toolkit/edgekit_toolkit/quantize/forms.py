@@ -8,6 +8,7 @@ import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +16,14 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
-from edgekit_toolkit.graph import GraphIndex
+from edgekit_toolkit.graph import GraphIndex, opset
 from edgekit_toolkit.quantize import storage
 from edgekit_toolkit.quantize.compact import shorten_names
 from edgekit_toolkit.quantize.equalize import apply_factors
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.scheme import SCHEMES
+from edgekit_toolkit.quantize.tables import int8_tables, is_table_lookup, stored_table
 
 FLOAT32: Final = "float32"
 FLOAT16_WEIGHTS: Final = "float16-weights"
@@ -30,13 +32,6 @@ INT4_WEIGHTS: Final = "int4-weights"
 DYNAMIC_INT8: Final = "dynamic-int8"
 STATIC_INT8: Final = "static-int8"
 KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_INT8, STATIC_INT8)
-
-_STORED: Final[Mapping[str, Callable[[onnx.ModelProto], onnx.ModelProto | None]]] = {
-    FLOAT16_WEIGHTS: storage.half_weights,
-    INT8_WEIGHTS: storage.int8_weights,
-    INT4_WEIGHTS: storage.int4_weights,
-    DYNAMIC_INT8: storage.dynamic_int8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +42,25 @@ class Form:
         kind: of `KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
         factors: channel factors of equalized tensors, float32 [channels], only with a plan.
+        layers: of `int8-weights`: the layers whose weights are int8, by their first output; the others have
+            float16 weights. None stands for all layers.
     """
 
     kind: str
     plan: Plan | None = None
     factors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    layers: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or (self.plan is not None) != (self.kind == STATIC_INT8):
             raise ValueError(f"form {self.kind!r} with plan {self.plan!r}")
+        if self.layers is not None and self.kind != INT8_WEIGHTS:
+            raise ValueError(f"form {self.kind!r} with chosen layers")
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `from_json` reads."""
+        if self.layers is not None:
+            return {"kind": self.kind, "layers": sorted(self.layers)}
         if self.plan is None:
             return {"kind": self.kind}
         return {
@@ -85,12 +87,14 @@ class Form:
         kind = value.get("kind")
         if kind not in KINDS:
             raise RecipeError(f"recipe: form.kind is {kind!r}, expected one of {', '.join(KINDS)}")
-        if kind != STATIC_INT8:
-            return cls(kind)
         try:
+            if kind == INT8_WEIGHTS and "layers" in value:
+                return cls(kind, layers=frozenset(_names("layers", value["layers"])))
+            if kind != STATIC_INT8:
+                return cls(kind)
             plan = Plan(
                 scheme=SCHEMES[value["scheme"]],
-                kernels=frozenset(_kernels(value["kernels"])),
+                kernels=frozenset(_names("kernels", value["kernels"])),
                 ranges={name: _range(name, pair) for name, pair in value["ranges"].items()},
                 per_channel=_flag("per_channel", value["per_channel"]),
             )
@@ -99,9 +103,9 @@ class Form:
             raise RecipeError(f"recipe: form is malformed: {error!r}") from error
 
 
-def _kernels(value: Any) -> list[str]:
+def _names(field_name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"kernels are {value!r}, expected a list of names")
+        raise TypeError(f"{field_name} are {value!r}, expected a list of names")
     return value
 
 
@@ -141,14 +145,60 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
 
 def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     """The form's model with the names of `model`."""
+    if form.kind == FLOAT32:
+        return model
+    if form.kind == FLOAT16_WEIGHTS:
+        return storage.half_weights(model)
+    if form.kind == INT8_WEIGHTS:
+        return _int8_weights(model, form.layers)
+    made = _quantized(model, form)
+    # What the form leaves in float: tables as int8, other weights in half precision.
+    return None if made is None else _changed(made, int8_tables, storage.half_weights) or made
+
+
+def _quantized(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
+    if form.kind == INT4_WEIGHTS:
+        return storage.int4_weights(model)
     if form.plan is None:
-        return model if form.kind == FLOAT32 else _STORED[form.kind](model)
+        return storage.dynamic_int8(model)
     try:
         floats = apply_factors(model, form.factors) if form.factors else model
-        quantized = write_qdq(floats, form.plan)
+        return write_qdq(floats, form.plan)
     except (KeyError, ValueError) as error:
         raise RecipeError(f"recipe: the form does not fit the model: {error!r}") from error
-    return storage.half_weights(quantized) or quantized
+
+
+def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx.ModelProto | None:
+    """Weights and tables of `layers` as int8, the rest in half precision; None where none is int8."""
+    known = frozenset(int8_layers(model))
+    if layers is not None and not layers <= known:
+        raise RecipeError(
+            f"recipe: the form does not fit the model: no int8 weight in {min(layers - known)!r}"
+        )
+    chosen = known if layers is None else layers
+    made = _changed(model, partial(storage.int8_weights, layers=chosen), partial(int8_tables, layers=chosen))
+    return None if made is None else storage.half_weights(made) or made
+
+
+def _changed(
+    model: onnx.ModelProto, *changes: Callable[[onnx.ModelProto], onnx.ModelProto | None]
+) -> onnx.ModelProto | None:
+    """Apply changes one after the other; None where none of them changes anything."""
+    result = None
+    for change in changes:
+        result = change(result or model) or result
+    return result
+
+
+def int8_layers(model: onnx.ModelProto) -> list[str]:
+    """Return the layers whose weights `int8-weights` can change, in order, by their first output."""
+    index = GraphIndex(model.graph)
+    has_scales = opset(model) >= storage.OPSET_INT8
+    return [
+        node.output[0]
+        for node in model.graph.node
+        if (has_scales and storage.int8_weight(index, node) is not None) or is_table_lookup(index, node)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +215,13 @@ class StoredLayer:
 
 
 _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
+
+
+def weight_inputs(node: onnx.NodeProto) -> list[str]:
+    """Return the inputs of a layer that can be weights: of a lookup the table, else all but the first."""
+    return list(node.input[:1] if node.op_type == "Gather" else node.input[1:])
+
+
 _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "int4 weights"}
 
 
@@ -173,9 +230,11 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
     made = _build_named(model, form)
     if made is None:
         return {}
-    index = GraphIndex(made.graph)
+    index, floats = GraphIndex(made.graph), GraphIndex(model.graph)
     layers = {}
     for node in model.graph.node:
+        if is_table_lookup(floats, node):
+            layers[node.output[0]] = _stored_lookup(index, node)
         if node.op_type not in _LAYERS:
             continue
         kernel = form.plan is not None and node.output[0] in form.plan.kernels
@@ -197,8 +256,17 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
     return layers
 
 
+def _stored_lookup(index: GraphIndex, node: onnx.NodeProto) -> StoredLayer:
+    if codes := stored_table(index, node.output[0]):
+        return StoredLayer("int8 weights", sum(tensor.ByteSize() for tensor in codes))
+    twin = index.producers[node.output[0]]
+    return StoredLayer(
+        _precision(index, twin), sum(tensor.ByteSize() for tensor in _roots(index, twin.input[0]))
+    )
+
+
 def _precision(index: GraphIndex, node: onnx.NodeProto) -> str:
-    source = index.producers.get(node.input[1])
+    source = index.producers.get(weight_inputs(node)[0])
     if source is None or not source.input or source.input[0] not in index.initializers:
         return "fp32"
     kind = index.initializers[source.input[0]].data_type

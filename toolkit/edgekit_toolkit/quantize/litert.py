@@ -8,7 +8,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from edgekit_toolkit.quantize.litert_weights import weight_bounds
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.storage import fits_half
 from edgekit_toolkit.tflite_file import (
+    Model,
     Operator,
     SubGraph,
     constant,
@@ -136,10 +137,32 @@ class _Order:
             return False
         if form.kind == forms.FLOAT16_WEIGHTS:
             return self._ask_half()
+        if form.layers is not None:
+            return self._ask_int8(form.layers)
         self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 8)
+        self._ask_tables(_ALL)
         if form.kind == forms.DYNAMIC_INT8:
             self._ask_dynamic()
         return True
+
+    def _ask_int8(self, layers: Collection[str]) -> bool:
+        """Ask for int8 weights in these layers and float16 weights in the others.
+
+        Raises:
+            RecipeError: the model has no such layer.
+        """
+        known = _layer_scopes(self._model)
+        if strangers := set(layers) - set(known):
+            raise RecipeError(f"recipe: the form does not fit the model: no layer makes {min(strangers)!r}")
+        self._ask_half()
+        scopes = [known[name] for name in sorted(layers)]
+        self._quantizer.add_weight_only_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8)
+        self._ask_tables(_exactly(scopes))
+        return bool(layers)
+
+    def _ask_tables(self, scopes: str) -> None:
+        """Ask for embedding tables whose rows are widened when they are looked up, not all of them each time."""
+        self._quantizer.add_dynamic_config(scopes, self._kinds.EMBEDDING_LOOKUP, 8)
 
     def _ask_dynamic(self) -> None:
         """Ask for what computes: an input that is a constant would become int8 like weights."""
@@ -188,6 +211,8 @@ class _Order:
             if large and shape_of(weight)[1] % _INT4_BLOCK == 0:
                 scopes.append(scope(graph, operator))
         if scopes:
+            self._ask_half()
+            self._ask_tables(_ALL)
             blocks = self._library.qtyping.QuantGranularity[f"BLOCKWISE_{_INT4_BLOCK}"]
             kind = self._kinds.FULLY_CONNECTED
             self._quantizer.add_dynamic_config(_exactly(scopes), kind, 4, granularity=blocks)
@@ -205,6 +230,7 @@ class _Order:
                 f"recipe: the form does not fit the model: no operator makes {error}"
             ) from error
         self._ask_half()  # of what stays in float
+        self._ask_tables(_ALL)
         scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
         # Its kernel takes one scale of a constant, and makes zeros of a scale a channel.
@@ -220,6 +246,20 @@ class _Order:
             self._spans[name] = np.full(ones, low, np.float32), np.full(ones, high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
             self._spans[name] = -bound, bound
+
+
+def int8_layers(prepared: bytes) -> list[str]:
+    """Return the layers whose weights can be int8, in order, by the name of their output."""
+    return list(_layer_scopes(parsed(prepared)))
+
+
+def _layer_scopes(model: Model) -> dict[str, str]:
+    """The expression that the library knows each layer by, by the name of the layer's output."""
+    return {
+        tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) in _LAYERS
+    }
 
 
 def _exactly(scopes: Sequence[str]) -> str:

@@ -12,10 +12,10 @@ from edgekit_toolkit.quantize import forms, litert
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert_kernels import blocks, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.litert_prepare import prepare
-from edgekit_toolkit.quantize.litert_ranges import collect
+from edgekit_toolkit.quantize.litert_ranges import activation_reader, collect
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Runner
-from edgekit_toolkit.quantize.ranges import Range
+from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
 from edgekit_toolkit.shards import Batching
 from edgekit_toolkit.tflite_file import operator_name, parsed, tensor_name
@@ -93,6 +93,10 @@ class LiteRtQuantizer:
         session = LiteRtSession(model, LiteRtOptions(threads=self._threads))
         return lambda feeds: list(session.run(feeds).values())
 
+    def size_bytes(self, model: bytes) -> int:
+        """Return the size of a model's file."""
+        return len(model)
+
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it (always the last), or None."""
         model = parsed(self._prepared)
@@ -126,6 +130,17 @@ class LiteRtQuantizer:
         """Return the extremes of the activations that a plan with these kernels needs."""
         names = touched_tensors(parsed(self._prepared), kernels)
         return collect(self._prepared, names, samples, threads=self._threads, progress=progress)
+
+    def histograms(
+        self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
+    ) -> dict[str, Histogram]:
+        """Return how the values of the activations of these kernels are spread over their ranges."""
+        names = touched_tensors(parsed(self._prepared), kernels)
+        return count_values(samples, activation_reader(self._prepared, names, threads=self._threads), ranges)
+
+    def int8_layers(self) -> Sequence[str]:
+        """Return the layers whose weights can be int8, by the name of their output."""
+        return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
         """Return no factors: see docs/litert.md for why LiteRT models are not equalized."""

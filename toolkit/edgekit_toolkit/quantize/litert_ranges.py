@@ -1,6 +1,6 @@
-"""Ranges of the activations of a LiteRT model, in memory that does not grow with the number of samples.
+"""Activations of a LiteRT model and their extremes, in memory that does not grow with the number of samples.
 
-Tensors are fetched in groups, as extra outputs of the model; only their extremes are kept.
+Tensors are fetched in groups, as extra outputs of the model.
 """
 
 import math
@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.quantize.ranges import Limits, Range, gather, no_samples, split_by_bytes
+from edgekit_toolkit.quantize.ranges import (
+    Limits,
+    Range,
+    ReadActivations,
+    gather,
+    no_samples,
+    split_by_bytes,
+)
 from edgekit_toolkit.tflite_file import pack, parse, parsed, schema, shape_of, tensor_name
 
 _FLOAT_BYTES = 4
@@ -26,19 +33,29 @@ def collect(
     limits: Limits | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Return the extremes of the activations `names`, of the tensor as a whole.
-
-    Args:
-        prepared: float model with a name of its own for each tensor.
-        names: activations; inputs may be among them.
-        samples: makes a fresh stream of samples.
-        threads: of the engine.
-        limits: bounds on memory.
-        progress: called once a sample.
+    """Return the extremes of the activations `names`, of the tensor as a whole; see `activation_reader`.
 
     Raises:
         DataError: there are no samples, or a value is not finite.
         BackendError: the model does not run on a sample.
+    """
+    read = activation_reader(prepared, names, threads=threads, limits=limits)
+    found = gather(samples, read, progress, axis=None)
+    if not found:
+        raise no_samples()
+    return found
+
+
+def activation_reader(
+    prepared: bytes, names: Sequence[str], *, threads: int, limits: Limits | None = None
+) -> ReadActivations:
+    """Return a call that runs a model on a sample and yields the activations `names`.
+
+    Args:
+        prepared: float model with a name of its own for each tensor.
+        names: activations; inputs may be among them.
+        threads: of the engine.
+        limits: bounds on memory.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
@@ -46,14 +63,11 @@ def collect(
     options = LiteRtOptions(threads=threads, float_io=False)
     sessions = [LiteRtSession(_with_outputs(prepared, group), options) for group in groups]
 
-    def values(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
+    def read(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
         for session in sessions:
             yield from session.run(feeds).items()
 
-    found = gather(samples, values, progress, axis=None)
-    if not found:
-        raise no_samples()
-    return found
+    return read
 
 
 def _with_outputs(prepared: bytes, names: Sequence[str]) -> bytes:

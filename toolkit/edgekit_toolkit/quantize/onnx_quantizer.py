@@ -16,7 +16,7 @@ from edgekit_toolkit.quantize.forms import Form, build
 from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.quantizer import Factors, Runner
-from edgekit_toolkit.quantize.ranges import Range, collect
+from edgekit_toolkit.quantize.ranges import Histogram, Range, activation_reader, collect, count_values
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import Block, blocks, softmax_axes
 from edgekit_toolkit.shards import Batching
@@ -84,6 +84,10 @@ class OnnxQuantizer:
         """Return a call that runs `model` in onnxruntime."""
         return partial(run_session, session_for(model, threads=self._threads))
 
+    def size_bytes(self, model: onnx.ModelProto) -> int:
+        """Return the size of a model's file."""
+        return int(model.ByteSize())
+
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it, or None."""
         return softmax_axes(self.model)
@@ -102,6 +106,18 @@ class OnnxQuantizer:
         """Return the extremes of the activations that a plan with these kernels needs."""
         names = touched_tensors(self.model, kernels)
         return collect(self.model, names, samples, threads=self._threads, progress=progress)
+
+    def histograms(
+        self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
+    ) -> dict[str, Histogram]:
+        """Return how the values of the activations of these kernels are spread over their ranges."""
+        names = touched_tensors(self.model, kernels)
+        read = activation_reader(self.model, names, samples[0], threads=self._threads)
+        return count_values(samples, read, ranges)
+
+    def int8_layers(self) -> Sequence[str]:
+        """Return the layers whose weights can be int8, by their first output."""
+        return forms.int8_layers(self.model)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
         """Return channel factors, and the ranges with them."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.quantize.ranges import Range
+from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
 
 M = TypeVar("M")
@@ -58,6 +58,9 @@ class Quantizer(Protocol[M]):
             BackendError: the engine refuses the model.
         """
 
+    def size_bytes(self, model: M) -> int:
+        """Return the size of a model's file."""
+
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it, or None."""
 
@@ -83,6 +86,18 @@ class Quantizer(Protocol[M]):
             DataError: there are no samples, or a value is not finite.
             BackendError: the model does not run on a sample.
         """
+
+    def histograms(
+        self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
+    ) -> dict[str, Histogram]:
+        """Return how the values of these activations are spread over their ranges, on a few samples.
+
+        Raises:
+            BackendError: the model does not run on a sample.
+        """
+
+    def int8_layers(self) -> Sequence[str]:
+        """Return the layers that `int8-weights` can change, in order, by their first output."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
         """Return channel factors, and the ranges with them; no factors where the model takes none."""

@@ -1,7 +1,7 @@
-"""Ranges of activations from a stream of samples, in memory that does not grow with their number.
+"""Extremes and histograms of activations from a stream of samples, in memory that does not grow with it.
 
-Only extremes are kept, a pair a channel. Tensors are fetched in groups that fit `Limits.group_bytes`, so that
-a large image does not bring every activation into memory at once.
+Tensors are fetched in groups that fit `Limits.group_bytes`, so that a large image does not bring every
+activation into memory at once. `clipping` makes narrower ranges of the histograms.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +45,28 @@ class Range:
         return float(self.low.min()), float(self.high.max())
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often the values of one activation fall into bins of equal width.
+
+    Attributes:
+        low, high: of the first and the last bin; low < high.
+        counts: int64 [`HISTOGRAM_BINS`].
+    """
+
+    low: float
+    high: float
+    counts: NDArray[np.int64]
+
+
+HISTOGRAM_BINS = 4096
+# An activation whose values differ by less counts as constant.
+_LEAST_WIDTH = 1e-12
+
+# Runs a model on one sample and yields the activations that were asked for, by name.
+ReadActivations = Callable[[Feeds], Iterable[tuple[str, NDArray[Any]]]]
+
+
 def collect(
     model: onnx.ModelProto,
     names: Sequence[str],
@@ -54,15 +76,7 @@ def collect(
     limits: Limits | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Return the extremes of the activations `names`.
-
-    Args:
-        model: float model.
-        names: activations; graph inputs may be among them.
-        samples: makes a fresh stream of samples; the first sample is read twice.
-        threads: threads of the engine.
-        limits: bounds on memory.
-        progress: called once a sample.
+    """Return the extremes of the activations `names`; see `activation_reader` and `gather`.
 
     Raises:
         DataError: there are no samples, or a value is not finite.
@@ -71,6 +85,30 @@ def collect(
     first = next(iter(samples()), None)
     if first is None:
         raise no_samples()
+    read = activation_reader(model, names, first, threads=threads, limits=limits)
+    return gather(samples, read, progress, axis=1)
+
+
+def activation_reader(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    first: Feeds,
+    *,
+    threads: int,
+    limits: Limits | None = None,
+) -> ReadActivations:
+    """Return a call that runs `model` on a sample and yields the activations `names`.
+
+    Args:
+        model: float model.
+        names: activations; graph inputs may be among them.
+        first: a sample, on which the sizes of the activations are measured.
+        threads: threads of the engine.
+        limits: bounds on memory.
+
+    Raises:
+        BackendError: the model does not run on the sample.
+    """
     inner = [name for name in names if name not in first]
     sizes = _measured_bytes(model, inner, first, threads)
     groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
@@ -81,7 +119,7 @@ def collect(
         for group, session in zip(groups, sessions, strict=True):
             yield from zip(group, run_session(session, feeds, group), strict=True)
 
-    return gather(samples, values, progress, axis=1)
+    return values
 
 
 def no_samples() -> DataError:
@@ -104,7 +142,7 @@ def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 def gather(
     samples: Callable[[], Iterable[Feeds]],
-    values: Callable[[Feeds], Iterable[tuple[str, NDArray[Any]]]],
+    read: ReadActivations,
     progress: Callable[[], None],
     *,
     axis: int | None,
@@ -113,7 +151,7 @@ def gather(
 
     Args:
         samples: makes the stream.
-        values: the activations of one sample, by name.
+        read: gives the activations of one sample.
         progress: called once a sample.
         axis: of the channels, which have extremes of their own; None for the tensor as a whole.
 
@@ -122,9 +160,33 @@ def gather(
     """
     found: dict[str, Range] = {}
     for feeds in samples():
-        for name, value in values(feeds):
+        for name, value in read(feeds):
             _update(found, name, value, axis)
         progress()
+    return found
+
+
+def count_values(
+    samples: Iterable[Feeds], read: ReadActivations, ranges: Mapping[str, tuple[float, float]]
+) -> dict[str, Histogram]:
+    """Return a histogram of each activation over its range; of one that is constant there is none.
+
+    Args:
+        samples: a part of those that the ranges were taken from.
+        read: gives the activations of one sample.
+        ranges: (low, high) by name; values beyond count at the ends.
+    """
+    found: dict[str, Histogram] = {}
+    for feeds in samples:
+        for name, value in read(feeds):
+            low, high = ranges[name]
+            if not value.size or high - low < _LEAST_WIDTH:
+                continue
+            bins_per_unit = np.float32(HISTOGRAM_BINS / (high - low))
+            places = ((value.reshape(-1) - np.float32(low)) * bins_per_unit).astype(np.int64)
+            counts = np.bincount(np.clip(places, 0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS)
+            known = found.get(name)
+            found[name] = Histogram(low, high, counts if known is None else known.counts + counts)
     return found
 
 

@@ -3,6 +3,7 @@
 Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
 """
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,7 @@ _MIN_ELEMENTS: Final = 128
 _MIN_INT4_ELEMENTS: Final = 4096
 _HALF_ROUNDING: Final = 2.0**-11
 _BLOCK: Final = 32
-_OPSET_INT8: Final = 13
+OPSET_INT8: Final = 13
 _OPSET_INT4: Final = 21
 _IR_INT4: Final = 10
 # Inputs that are weights: position of the first one. Others (sizes, limits of a Clip) must stay constants.
@@ -93,13 +94,17 @@ def fits_half(weight: NDArray[Any]) -> bool:
     return bool(np.linalg.norm(error) <= _HALF_ROUNDING * np.linalg.norm(wide))
 
 
-def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
     """Return `model` with the weights of its matrix products stored as int8, a scale a channel.
+
+    Args:
+        model: float model.
+        layers: first outputs of the products to change; None for all.
 
     Returns:
         None where the model has no layer that this fits, or an operator set without a scale a channel.
     """
-    if opset(model) < _OPSET_INT8:
+    if opset(model) < OPSET_INT8:
         return None
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -109,8 +114,8 @@ def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     for node in graph.node:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        weight = index.constant(node.input[1]) if node.op_type in COMPUTE else None
-        if weight is not None and _fits_int8(node, weight):
+        weight = int8_weight(index, node)
+        if weight is not None and (layers is None or node.output[0] in layers):
             axis = weight_axis(node)
             codes, params = quantize_weight(weight, axis)
             copy.input[1] = emitter.constant(node.input[1], codes, params, axis=axis)
@@ -123,10 +128,13 @@ def int8_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     return result
 
 
-def _fits_int8(node: onnx.NodeProto, weight: NDArray[Any]) -> bool:
+def int8_weight(index: GraphIndex, node: onnx.NodeProto) -> NDArray[np.float32] | None:
+    """Return the constant weight of a matrix product that `int8_weights` changes; None for other nodes."""
+    weight = index.constant(node.input[1]) if node.op_type in COMPUTE else None
+    if weight is None or weight.dtype != np.float32 or weight.size < _MIN_ELEMENTS:
+        return None
     # MatMul by a stack of matrices has no single axis of output channels.
-    flat = weight.ndim == 2 or (node.op_type == "Conv" and weight.ndim > 2)
-    return flat and weight.dtype == np.float32 and weight.size >= _MIN_ELEMENTS
+    return weight if weight.ndim == 2 or (node.op_type == "Conv" and weight.ndim > 2) else None
 
 
 def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:

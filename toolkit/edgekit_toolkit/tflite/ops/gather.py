@@ -1,5 +1,7 @@
 """Elements by index, and blocks of channels that become space and back."""
 
+import math
+
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
@@ -20,12 +22,36 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Gather", rule=_rule)
 def write_gather(step: Step) -> None:
-    """Write GATHER with indices that count from the begin."""
+    """Write GATHER with indices that count from the begin; of a table's rows EMBEDDING_LOOKUP."""
+    if _is_table_lookup(step):
+        _write_lookup(step)
+        return
     axis = step.attribute("axis", 0) % len(step.shape(0))
     size = step.shape(0)[axis]
     place = step.axis(axis) if step.form else axis
     options = Options("GatherOptions", {"axis": place})
     step.give(step.emit("GATHER", [step.read(0), _from_begin(step, size)], step.held(), options, version=2))
+
+
+def _is_table_lookup(step: Step) -> bool:
+    """Whether rows of a constant matrix are read, by indices that are computed."""
+    table = step.value(0)
+    is_matrix = table is not None and table.ndim == 2 and table.dtype == np.float32
+    return is_matrix and step.attribute("axis", 0) in {0, -2} and step.value(1) is None
+
+
+def _write_lookup(step: Step) -> None:
+    """Write EMBEDDING_LOOKUP, the only reader of rows that takes a table in int8."""
+    rows, columns = step.shape(0)
+    indices = _from_begin(step, rows)
+    if indices.dtype != np.int32:
+        indices = step.emit(
+            "CAST", [indices], indices.shape, Options("CastOptions"), dtype=np.dtype(np.int32)
+        )
+    count = math.prod(indices.shape)
+    flat = step.builder.reshape(indices, (count,))
+    found = step.emit("EMBEDDING_LOOKUP", [flat, step.read(0)], (count, columns), dtype=np.dtype(np.float32))
+    step.give(step.builder.reshape(found, step.held()))
 
 
 def _from_begin(step: Step, size: int) -> Tensor:
