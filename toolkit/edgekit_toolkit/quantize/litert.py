@@ -161,7 +161,7 @@ class _Order:
         return bool(layers)
 
     def _ask_tables(self, scopes: str) -> None:
-        """Ask for embedding tables whose rows are widened when they are looked up, not all of them each time."""
+        """Ask for int8 embedding tables; a lookup widens the rows that it reads, not the whole table."""
         self._quantizer.add_dynamic_config(scopes, self._kinds.EMBEDDING_LOOKUP, 8)
 
     def _ask_dynamic(self) -> None:
