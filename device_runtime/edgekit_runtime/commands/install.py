@@ -5,6 +5,7 @@ from pathlib import Path
 
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots, switch
+from edgekit_runtime.sessions.session import check_engines
 from edgekit_runtime.slots import UNPROVEN, Permissions
 
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Install the package, and let a running service switch to it."""
     slots = open_slots(arguments)
     allowed = Permissions(pin=arguments.pin, downgrade=arguments.allow_downgrade, retry=arguments.retry)
-    receipt = slots.install(arguments.package, allowed, factory=arguments.factory)
+    receipt = slots.install(arguments.package, allowed, factory=arguments.factory, check=check_engines)
     switched = receipt.active and switch(arguments, slots, receipt.model)
     current = slots.load(receipt.model).state.current
     on_trial = receipt.active and current is not None and current.health == UNPROVEN

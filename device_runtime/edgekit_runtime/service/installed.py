@@ -5,15 +5,17 @@ takes its place.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Servable
+from edgekit_runtime.sessions.session import EngineMissingError, check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
+from edgekit_runtime.slots.choice import NothingToOpenError
 
 _logger = logging.getLogger(__name__)
 
@@ -84,23 +86,30 @@ class InstalledModels:
         choice.package.close()
         return True
 
-    def _begin(self, name: str, version: str | None = None) -> Choice:
-        choice = self._slots.begin_start(name, version, counted=self._begun)
+    def _begin(self, name: str, version: str | None = None, without: Collection[str] = ()) -> Choice:
+        choice = self._slots.begin_start(name, version, counted=self._begun, without=without)
         self._begun.add(choice.sha256)
         return choice
 
-    def _reject(self, name: str, version: str, reason: str) -> Choice | None:
-        choice = self._slots.reject(name, version, reason, counted=self._begun)
+    def _begin_another(self, name: str, without: Collection[str]) -> Choice | None:
+        try:
+            return self._begin(name, without=without)
+        except NothingToOpenError:
+            return None
+
+    def _reject(self, name: str, version: str, reason: str, without: Collection[str] = ()) -> Choice | None:
+        choice = self._slots.reject(name, version, reason, counted=self._begun, without=without)
         if choice is not None:
             self._begun.add(choice.sha256)
         return choice
 
     def _load(self, choice: Choice, options: ModelOptions) -> Loaded:
-        """Return what was begun; where it cannot be tried now, that start does not count."""
+        """Return what was begun; a start does not count where it cannot be tried, now or on this device."""
         try:
             with choice.package as package:
+                check_engines(package.manifest)  # also for a process of its own, which would start in vain
                 return load(package, options)
-        except UnavailableError:
+        except (UnavailableError, EngineMissingError):
             try:
                 self._slots.take_back_start(choice)
             except EdgekitError as error:
@@ -113,13 +122,19 @@ class InstalledModels:
     def _open_active(self, name: str, options: ModelOptions) -> Loaded:
         choice: Choice | None = self._begin(name)
         failure: EdgekitError | None = None
+        tried: set[str] = set()
         while choice is not None:
+            tried.add(choice.sha256)
             try:
                 return self._load(choice, options)
-            except UnavailableError:  # says nothing of the version  # noqa: PERF203
+            except UnavailableError:  # says nothing of the version
                 raise
+            except EngineMissingError as error:  # nor does this, until somebody installs the engine
+                failure = error
+                _logger.warning("%s %s stays installed and is not opened: %s", name, choice.version, error)
+                choice = self._begin_another(name, tried)
             except EdgekitError as error:  # each version is a try of its own
                 failure = error
                 _logger.warning("%s %s is rejected: %s", name, choice.version, error)
-                choice = self._reject(name, choice.version, str(error))
+                choice = self._reject(name, choice.version, str(error), tried)
         raise failure if failure is not None else EdgekitError(f"{name}: nothing to open")

@@ -45,6 +45,7 @@ from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.snapshots import write_snapshots
 from edgekit_runtime.service.sparing import SparingTracebacks
 from edgekit_runtime.service.trial import Trial
+from edgekit_runtime.sessions.session import EngineMissingError
 
 _DESCRIPTORS: Final = 3
 
@@ -82,7 +83,7 @@ class _Worker:
         self._beat()
         try:
             await self._registry.load(self._name)
-        except UnavailableError as error:
+        except (UnavailableError, EngineMissingError) as error:
             self._channel.send(Kind.WORKER_LACKS, str(error).encode())
         except EdgekitError as error:
             self._channel.send(Kind.WORKER_FAILED, str(error).encode())
@@ -205,7 +206,8 @@ class _Worker:
             self._registry.models.find(self._name, given.version)
         except EdgekitError as error:
             self._source.remove([given.version])
-            outcome: Outcome = "lacking" if isinstance(error, UnavailableError) else "refused"
+            is_lack = isinstance(error, UnavailableError | EngineMissingError)
+            outcome: Outcome = "lacking" if is_lack else "refused"
             word = TrialWord(given.version, outcome, reason=str(error)[:MAX_REASON])
         else:
             word = TrialWord(given.version, "tried")

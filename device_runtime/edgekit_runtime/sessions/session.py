@@ -1,30 +1,63 @@
 """The session protocol, and the choice of the backend that opens one for a package."""
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.tuned import apply_tuned
 from edgekit_runtime.statements import Verifier
 from edgekit_runtime.tensors import TensorSpec
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
 
-# Imported when used: each needs an engine, and a device has one or two of them.
-_BUILT_IN: Final[Mapping[str, tuple[str, str]]] = {
-    "ort": ("edgekit_runtime.sessions.ort", "open_ort"),
-    "tensorrt": ("edgekit_runtime.sessions.tensorrt", "open_tensorrt"),
-    "litert": ("edgekit_runtime.sessions.litert", "open_litert"),
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    """A backend of ours, imported when it is used: each needs an engine, and a device has one or two of them.
+
+    Attributes:
+        module, function: what opens a package.
+        engines: packages of which it needs one.
+        advice: how to install one.
+    """
+
+    module: str
+    function: str
+    engines: tuple[str, ...]
+    advice: str
+
+
+_BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
+    "ort": _BuiltIn(
+        "edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), "pip install 'edgekit[device]'"
+    ),
+    "tensorrt": _BuiltIn(
+        "edgekit_runtime.sessions.tensorrt",
+        "open_tensorrt",
+        ("tensorrt",),
+        "on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
+    ),
+    "litert": _BuiltIn(
+        "edgekit_runtime.sessions.litert",
+        "open_litert",
+        ("ai_edge_litert", "tflite_runtime"),
+        "pip install 'edgekit[litert]'",
+    ),
 }
 
 _logger = logging.getLogger(__name__)
@@ -174,21 +207,56 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
 
 
+def check_engines(manifest: Manifest) -> None:
+    """Return if an engine is installed here for one of the backends that the manifest names.
+
+    No engine is imported, so this takes no memory; one that is installed and cannot be imported is not found
+    out here.
+
+    Raises:
+        EngineMissingError: none is; the message has what to install for each.
+    """
+    choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
+    lacks = [_find_lack(backend) for backend in dict.fromkeys(choices)]
+    if all(lacks):
+        raise EngineMissingError(
+            f"{manifest.name} {manifest.version}: no engine for it is installed here: {'; or '.join(lacks)}"
+        )
+
+
+def _find_lack(backend: str) -> str:
+    """Return what has to be installed for a backend, or nothing."""
+    built_in = _BUILT_IN.get(backend)
+    if built_in is None:
+        try:
+            _find_entry_point(backend)
+        except EngineMissingError as cause:
+            return str(cause)
+    elif not any(importlib.util.find_spec(engine) for engine in built_in.engines):
+        return f"backend '{backend}' needs {' or '.join(built_in.engines)}; {built_in.advice}"
+    return ""
+
+
 def _find_backend(name: str) -> OpenBackend:
     if name in _BUILT_IN:
         # Not an entry point, so that it also works where edgekit is not installed but on the path.
-        module, function = _BUILT_IN[name]
-        built_in: OpenBackend = getattr(importlib.import_module(module), function)
+        module = importlib.import_module(_BUILT_IN[name].module)
+        built_in: OpenBackend = getattr(module, _BUILT_IN[name].function)
         return built_in
+    entry_point = _find_entry_point(name)
+    try:
+        backend: OpenBackend = entry_point.load()
+    except ImportError as cause:
+        raise EngineMissingError(f"backend '{name}' ({entry_point.value}): {cause}") from cause
+    return backend
+
+
+def _find_entry_point(name: str) -> "EntryPoint":
     from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
 
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name == name:
-            try:
-                backend: OpenBackend = entry_point.load()
-            except ImportError as cause:
-                raise EngineMissingError(f"backend '{name}' ({entry_point.value}): {cause}") from cause
-            return backend
+            return entry_point
     raise EngineMissingError(
         f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
         f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(_BUILT_IN)})"

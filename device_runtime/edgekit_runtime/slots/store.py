@@ -15,6 +15,7 @@ from typing import Final
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
 from edgekit_runtime.errors import SlotError, UnavailableError
 from edgekit_runtime.files import DISK, Disk
+from edgekit_runtime.manifest import Manifest
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
@@ -122,7 +123,14 @@ class Slots:
                     raise
         raise SlotError(f"{folder.path}: changes all the time; try again")
 
-    def begin_start(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
+    def begin_start(
+        self,
+        model: str,
+        version: str | None = None,
+        *,
+        counted: Collection[str] = (),
+        without: Collection[str] = (),
+    ) -> Choice:
         """Return what to open like `choose`, after its start has been counted on the disk if it is unproven.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
@@ -134,6 +142,8 @@ class Slots:
             version: as for `choose`.
             counted: sha256 of the choices that this process has begun: a crash ends the process, so what it
                 opens again has not crashed since it was counted.
+            without: sha256 of versions that this device cannot open, such as for want of an engine; they are
+                passed by and stay as they are.
 
         Raises:
             SlotError: as from `choose`.
@@ -141,7 +151,7 @@ class Slots:
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
             state = transitions.give_up(state, self.max_begun, counted)
-            return state, select(state, version)
+            return state, tuple(item for item in select(state, version) if item.sha256 not in without)
 
         return begin(self._folders.find(model), decide, counted)
 
@@ -166,7 +176,13 @@ class Slots:
         self._change(model, lambda state: transitions.confirm(state, version))
 
     def reject(
-        self, model: str, version: str, reason: str, *, counted: Collection[str] = ()
+        self,
+        model: str,
+        version: str,
+        reason: str,
+        *,
+        counted: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> Choice | None:
         """Record that `version` failed, and return what to open in its place, begun, or None.
 
@@ -177,6 +193,7 @@ class Slots:
             version: that failed; the active one or another.
             reason: for people, such as what the self-test found.
             counted: as for `begin_start`.
+            without: as for `begin_start`.
 
         Raises:
             SlotError: no such model.
@@ -186,7 +203,9 @@ class Slots:
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
             state = transitions.reject(state, version, reason)
             good = (item for item in select(state, None) if item.health != REJECTED)
-            return state, tuple(item for item in good if item.version != version)
+            return state, tuple(
+                item for item in good if item.version != version and item.sha256 not in without
+            )
 
         def record() -> None:
             try:
@@ -229,19 +248,30 @@ class Slots:
         """
         return self._change(model, lambda state: transitions.pin(state, pinned))
 
-    def install(self, path: Path, allowed: Permissions = _AS_USUAL, *, factory: bool = False) -> Receipt:
+    def install(
+        self,
+        path: Path,
+        allowed: Permissions = _AS_USUAL,
+        *,
+        factory: bool = False,
+        check: Callable[[Manifest], None] | None = None,
+    ) -> Receipt:
         """Install the package at `path`; what was active stays so until the last step, which is atomic.
 
         Args:
             path: of a package; it is verified before anything is written.
             allowed: what is refused otherwise.
             factory: as the package that always remains, beside the slots.
+            check: raises where this device cannot run a package, before anything is written.
 
         Raises:
             PackageError: of a subclass that says what is wrong with the package.
             SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
+            EdgekitError: from `check`.
         """
         with self._folders.reading.open(path) as package:
+            if check is not None:
+                check(package.manifest)
             new = identify(package.manifest)
 
             def change(state: ModelState) -> ModelState:
