@@ -203,6 +203,12 @@ def packaged() -> dict[str, Any]:
             "binding": ["drop"],
             "closest": None,
             "needed": None,
+            "latency_to_float": {
+                "modelled": _figure(0.41, "modelled", "rpi5"),
+                "uncertainty": 1.4,
+                "measured": _figure(0.47, "measured", "host"),
+                "measured_to_source": _figure(0.45, "measured", "host"),
+            },
         },
         "layers": layers(64),
         "package": {
@@ -247,6 +253,7 @@ def refused() -> dict[str, Any]:
         "binding": ["size"],
         "closest": "C5",
         "needed": "A size limit of 5.25 MB at this drop, or a drop limit of 7.2 points at this size.",
+        "latency_to_float": None,
     }
     report["package"] = report["recipe"] = report["evidence"] = None
     report["provenance"]["recipe_sha256"] = None

@@ -25,9 +25,11 @@ def candidate(
     memory: float = 1e6,
     energy: float = 1.0,
     drop: float = 0.0,
+    uncertainty: float = 1.0,
+    host: float = math.inf,
 ) -> Measured:
     figures = {"size": size, "latency": latency, "memory": memory, "energy": energy, "drop": drop}
-    return Measured(name, f"form {name}", figures)
+    return Measured(name, f"form {name}", figures, latency_uncertainty=uncertainty, host_ratio=host)
 
 
 def test_fastest_candidate_that_keeps_every_limit_is_chosen() -> None:
@@ -125,7 +127,90 @@ def test_refusal_tells_known_and_unknown_figures_apart() -> None:
     assert found.needed.startswith("allow size=20MB and set no limit on energy")
 
 
-def test_candidates_of_unknown_latency_are_chosen_by_size() -> None:
+def modelled(name: str, latency: float, host: float, size: float = 1e6) -> Measured:
+    return candidate(name, latency=latency, host=host, size=size, uncertainty=1.4)
+
+
+def test_modelled_latency_decides_beyond_its_uncertainty() -> None:
+    found = choose([modelled("float", 10, 1.0), modelled("int8", 6, 1.3)], Budget({}))
+    assert found.chosen == "int8"
+    assert "the fastest as modelled for the target, by more than its uncertainty of 1.4 x" in found.reason
+
+
+def test_within_the_uncertainty_of_the_model_the_measured_order_decides() -> None:
+    found = choose([modelled("float", 10, 1.0), modelled("int8", 8, 1.3, size=1e5)], Budget({}))
+    assert found.chosen == "float"
+    assert (
+        "the fastest measured on this machine, of 2 alike within 1.4 x as modelled for the target"
+        in found.reason
+    )
+
+
+def test_smallest_of_the_fastest_is_only_said_of_several() -> None:
+    some = [
+        modelled("float", 10, 1.0, size=4e6),
+        modelled("half", 10, 1.01, size=2e6),
+        modelled("slow", 9, 2.0, 1),
+    ]
+    found = choose(some, Budget({}))
+    assert found.chosen == "half"
+    assert "the smallest of the fastest measured on this machine" in found.reason
+
+
+def test_candidate_that_cannot_be_modelled_is_compared_by_what_was_measured_here() -> None:
+    dynamic = candidate("dynamic", latency=math.inf, host=0.5, size=5e5, uncertainty=1.4)
+    found = choose([modelled("float", 10, 1.0), modelled("slow", 16, 0.1), dynamic], Budget({}))
+    assert found.chosen == "dynamic"
+    assert "of 1 alike within 1.4 x as modelled for the target and 1 that cannot be modelled" in found.reason
+    slower = candidate("dynamic", latency=math.inf, host=1.2, size=5e5, uncertainty=1.4)
+    assert choose([modelled("float", 10, 1.0), slower], Budget({})).chosen == "float"
+
+
+def test_without_a_model_the_fastest_here_is_chosen_and_not_the_smallest() -> None:
+    some = [
+        candidate("large", latency=math.inf, host=0.5, size=2e6, uncertainty=1.4),
+        candidate("small", latency=math.inf, host=1.0, uncertainty=1.4),
+    ]
+    found = choose(some, Budget({}))
+    assert found.chosen == "large"
+    assert "measured on this machine, since latency on the target cannot be modelled" in found.reason
+
+
+def test_latency_that_was_measured_on_the_target_is_not_held_against_this_machine() -> None:
+    assert (
+        choose([candidate("A", latency=1, host=9.0), candidate("B", latency=2, host=1.0)], Budget({})).chosen
+        == "A"
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1.0, 1.2, 1.5, 3.0, math.inf]), st.sampled_from([0.5, 1.0, 1.01, 2.0])),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_nothing_shows_another_candidate_to_be_faster_than_the_choice(
+    points: list[tuple[float, float]],
+) -> None:
+    some = {str(number): modelled(str(number), *point) for number, point in enumerate(points)}
+    found = choose(list(some.values()), Budget({})).chosen
+    assert found is not None
+    latency, host = some[found].figures["latency"], some[found].host_ratio
+    least = min(one.figures["latency"] for one in some.values())
+    assert latency <= 1.4 * least or math.isinf(latency)
+    for one in some.values():
+        if one.figures["latency"] <= 1.4 * least or math.isinf(one.figures["latency"]):
+            assert host <= one.host_ratio * (1 + SAME_LATENCY)
+
+
+@pytest.mark.parametrize("wrong", [{"uncertainty": 0.9}, {"uncertainty": math.nan}, {"host": 0.0}])
+def test_impossible_evidence_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="'A': expected an uncertainty of at least 1"):
+        candidate("A", **wrong)
+
+
+def test_candidates_of_which_no_latency_is_known_at_all_are_chosen_by_size() -> None:
     some = [candidate("A", latency=math.inf, size=2e6), candidate("B", latency=math.inf)]
     assert choose(some, Budget({})).chosen == "B"
 

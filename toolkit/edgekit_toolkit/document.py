@@ -8,6 +8,7 @@ from typing import Any
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
+from edgekit_toolkit.float_ratio import find_float_ratio
 from edgekit_toolkit.graph import opset
 from edgekit_toolkit.layers import describe_layers, stored, tflite_counts
 from edgekit_toolkit.measure import PeakMemory
@@ -78,6 +79,19 @@ def _outcome(run: Run) -> dict[str, Any]:
         "binding": list(run.choice.binding),
         "closest": run.choice.closest,
         "needed": run.choice.needed,
+        "latency_to_float": _latency_to_float(run),
+    }
+
+
+def _latency_to_float(run: Run) -> dict[str, Any] | None:
+    if run.choice.chosen is None:
+        return None
+    ratio = find_float_ratio(run.request, run.judged, run.position(run.choice.chosen))
+    return {
+        "modelled": _figure(ratio.modelled, "modelled", run.request.target.name),
+        "uncertainty": ratio.uncertainty,
+        "measured": _figure(ratio.here, "measured", "host"),
+        "measured_to_source": _figure(ratio.here_to_source, "measured", "host"),
     }
 
 

@@ -32,11 +32,18 @@ def draft_packages(
         _recipe(request, prepared, candidate, _figures(candidate, prepared, judged, place))
         for place, candidate in enumerate(found.candidates)
     ]
+    uncertainty = 1.0 if measures_here(request.target) else request.target.costs.form_uncertainty
     drafts = []
     for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
         package = assemble(recipe, prepared.golden, candidate.model)
-        costs = _costs(request, judged, place, package_bytes(package, signer))
-        drafts.append(Draft(recipe, package, Measured(f"C{place}", candidate.label, costs)))
+        measured = Measured(
+            f"C{place}",
+            candidate.label,
+            _costs(request, judged, place, package_bytes(package, signer)),
+            latency_uncertainty=uncertainty,
+            host_ratio=judged.latencies[place].ratio_to(judged.source_latency),
+        )
+        drafts.append(Draft(recipe, package, measured))
     return tuple(drafts)
 
 

@@ -20,6 +20,7 @@ from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.drafts import draft_packages
 from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, bind_dims, free_dims
+from edgekit_toolkit.float_ratio import find_float_ratio, find_slowdown
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
@@ -43,7 +44,7 @@ from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Sche
 from edgekit_toolkit.reference import drift_reference
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Ranges, Samples, choose_samples, feeds_only, first_feeds, read_ranges
-from edgekit_toolkit.search import pareto_front
+from edgekit_toolkit.search import Choice, Measured, pareto_front
 from edgekit_toolkit.sign import StatementSigner
 
 # Parity is checked a dozen times; one large image shows what two would.
@@ -112,8 +113,20 @@ def search(
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
-        warnings=[*find_warnings(request, prepared, found, judged), *accepted.notes],
+        warnings=[
+            *find_warnings(request, prepared, found, judged),
+            *accepted.notes,
+            *_slowdown(request, judged, accepted.choice, measured),
+        ],
     )
+
+
+def _slowdown(request: Request, judged: Judged, choice: Choice, measured: Sequence[Measured]) -> list[str]:
+    """A warning where the chosen candidate is slower here than the float model."""
+    if choice.chosen is None:
+        return []
+    place = next(place for place, one in enumerate(measured) if one.id == choice.chosen)
+    return find_slowdown(find_float_ratio(request, judged, place), request.target.name)
 
 
 def with_measured_memory(run: Run, candidate_id: str) -> Run:

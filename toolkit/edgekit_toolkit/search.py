@@ -22,16 +22,29 @@ class Measured:
         label: what it is, for people.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
             known is infinite, so that no limit on it is kept.
+        latency_uncertainty: factor by which the latency may be off against another candidate's; 1 where it
+            was measured on the target.
+        host_ratio: latency measured on this machine as a multiple of the source model's; infinite where it
+            was not.
     """
 
     id: str
     label: str
     figures: Mapping[str, float]
+    latency_uncertainty: float = 1.0
+    host_ratio: float = math.inf
 
     def __post_init__(self) -> None:
         for cost in COSTS:
             if math.isnan(self.figures.get(cost, math.nan)):
                 raise ValueError(f"candidate {self.id!r}: no figure for {cost}: {dict(self.figures)}")
+        if not self.latency_uncertainty >= 1 or not self.host_ratio > 0:
+            raise ValueError(f"candidate {self.id!r}: expected an uncertainty of at least 1, got {self}")
+
+    @property
+    def alike(self) -> float:
+        """Ratio up to which another candidate's latency on the target counts as equal."""
+        return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
     """Return what is worth carrying beside the choice, the most accurate first, of those alike the fastest.
 
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
-    and drop while beating it in one; latencies closer than `SAME_LATENCY` count as equal. The choice is the
+    and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
     fastest, so the others pay by accuracy or size, and accuracy is what a device with power to spare wants.
 
     Args:
@@ -79,8 +92,8 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
 def _replaces(one: Measured, other: Measured) -> bool:
     pairs = [(one.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
     fast, slow = one.figures["latency"], other.figures["latency"]
-    as_good = all(a <= b for a, b in pairs) and fast <= slow * (1 + SAME_LATENCY)
-    return as_good and (any(a < b for a, b in pairs) or fast * (1 + SAME_LATENCY) < slow)
+    as_good = all(a <= b for a, b in pairs) and fast <= slow * one.alike
+    return as_good and (any(a < b for a, b in pairs) or fast * one.alike < slow)
 
 
 def _dominates(one: Measured, other: Measured) -> bool:
@@ -91,23 +104,48 @@ def _dominates(one: Measured, other: Measured) -> bool:
 def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
     """Return the candidate that keeps all limits and is the fastest; among equally fast ones the smallest.
 
+    Which are the fastest is told by the best evidence: measured on the target, or modelled for it beyond the
+    uncertainty, or else measured on this machine.
+
     Args:
         candidates: at least one.
         budget: limits.
     """
     keeping = [one for one in candidates if not budget.violations(one.figures)]
     if keeping:
-        fastest = min(one.figures["latency"] for one in keeping)
-        near = [one for one in keeping if one.figures["latency"] <= fastest * (1 + SAME_LATENCY)]
-        best = min(near, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
-        reason = f"{best.label}: keeps every limit; the smallest of the fastest"
-        return Choice(best.id, (), None, reason, None)
+        fastest, evidence = _find_fastest(keeping)
+        best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
+        place = "the smallest of the fastest" if len(fastest) > 1 else "the fastest"
+        return Choice(best.id, (), None, f"{best.label}: keeps every limit; {place}{evidence}", None)
     closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
     binding = _binding(candidates, budget)
     said = "; ".join(_gap(name, candidates, budget) for name in binding)
     reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({said})"
     needed = f"{_needed(closest, budget)} for {closest.label} ({closest.id}), or a smaller model"
     return Choice(None, binding, closest.id, reason, needed)
+
+
+def _find_fastest(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+    """Return the candidates that nothing shows to be slower than another, and what shows it, for people."""
+    known = [one for one in candidates if math.isfinite(one.figures["latency"])]
+    silent = [one for one in candidates if math.isinf(one.figures["latency"])]
+    least = min((one.figures["latency"] for one in known), default=math.inf)
+    near = [one for one in known if one.figures["latency"] <= least * one.alike]
+    hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
+    if known and all(one.latency_uncertainty == 1 for one in known):
+        return near, ", measured"
+    if len(near) == 1 and not silent:
+        return near, f" as modelled for the target, by more than its uncertainty of {near[0].alike:.2g} x"
+    if not hosted:
+        return near or silent, " as far as the target's model can tell" if near else ""
+    least = min(one.host_ratio for one in hosted)
+    fastest = [one for one in hosted if one.host_ratio <= least * (1 + SAME_LATENCY)]
+    if not near:
+        return fastest, " measured on this machine, since latency on the target cannot be modelled"
+    words = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
+    if silent:
+        words += f" and {len(silent)} that cannot be modelled"
+    return fastest, f" measured on this machine, of {words}"
 
 
 def _needed(closest: Measured, budget: Budget) -> str:

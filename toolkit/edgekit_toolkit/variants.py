@@ -14,7 +14,7 @@ from edgekit_toolkit.acceptance import check_accepted
 from edgekit_toolkit.pack import combine, package_bytes
 from edgekit_toolkit.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.runs import Carried, Draft, Run
-from edgekit_toolkit.search import Measured, rank_further
+from edgekit_toolkit.search import rank_further
 from edgekit_toolkit.sign import StatementSigner
 
 
@@ -79,10 +79,7 @@ def _offers(runs: Sequence[Run]) -> Iterator[_Offer]:
     chosen = [f"{run.request.backend} {run.choice.chosen}" for run in runs if run.choice.chosen is not None]
     for one in chosen[1:]:
         yield offers[one]
-    measured = [
-        Measured(name, offer.draft.measured.label, offer.draft.measured.figures)
-        for name, offer in offers.items()
-    ]
+    measured = [replace(offer.draft.measured, id=name) for name, offer in offers.items()]
     for further in rank_further(measured, runs[0].request.budget):
         if further.id not in chosen:
             yield offers[further.id]

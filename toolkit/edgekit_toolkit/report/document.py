@@ -113,6 +113,15 @@ class BudgetLine(TypedDict):
     ok: bool
 
 
+class LatencyToFloat(TypedDict):
+    """Latency as a multiple of the float model's; `modelled` may be off by the factor `uncertainty`."""
+
+    modelled: Figure
+    uncertainty: float
+    measured: Figure
+    measured_to_source: Figure
+
+
 class Outcome(TypedDict):
     """Packaged or refused, and why."""
 
@@ -122,6 +131,7 @@ class Outcome(TypedDict):
     binding: list[str]
     closest: str | None
     needed: str | None
+    latency_to_float: LatencyToFloat | None
 
 
 class Layer(TypedDict):

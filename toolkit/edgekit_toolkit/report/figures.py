@@ -4,7 +4,7 @@ import math
 import unicodedata
 from collections.abc import Iterable
 
-from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure
+from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure, LatencyToFloat
 
 # Figure name -> (heading, unit). The order is that of every table.
 FIGURES = {
@@ -130,6 +130,18 @@ def headroom(line: BudgetLine) -> str:
 def origin(figure: Figure) -> str:
     """Return a figure's label and where it was taken: `estimated, rpi5`."""
     return f"{figure['label']}, {figure['on']}"
+
+
+def show_latency_to_float(ratio: LatencyToFloat) -> str:
+    """Return the latency of a choice against float32, as modelled for the target and as measured here."""
+    modelled, here = ratio["modelled"], ratio["measured"]["value"]
+    parts = []
+    if modelled["value"] is not None:
+        uncertain = f"(may be off by {ratio['uncertainty']:.2g} x)"
+        parts.append(f"{modelled['value']:.2f} x modelled for {modelled['on']} {uncertain}")
+    if here is not None:
+        parts.append(f"{here:.2f} x measured on this machine")
+    return f"Latency against float32: {', '.join(parts) or MISSING}"
 
 
 def common_origin(figures: Iterable[Figure]) -> Figure | None:

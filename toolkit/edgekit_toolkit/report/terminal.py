@@ -27,6 +27,7 @@ from edgekit_toolkit.report.figures import (
     known_figures,
     shorten,
     show,
+    show_latency_to_float,
     show_limit,
 )
 from edgekit_toolkit.report.variants import describe_variant
@@ -95,6 +96,8 @@ def _print_outcome(report: Report, console: Console) -> None:
     if outcome["kind"] == "packaged":
         _print(console, ("PACKAGED ", "bold green"), named, indent=9)
         _print(console, _plain(outcome["reason"]))
+        if outcome["latency_to_float"] is not None:
+            _print(console, _plain(show_latency_to_float(outcome["latency_to_float"])))
         return
     _print(console, ("REFUSED ", "bold red"), _plain(outcome["reason"]), indent=8)
     if outcome["binding"]:

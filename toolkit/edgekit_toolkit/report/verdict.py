@@ -2,7 +2,7 @@
 
 from edgekit_toolkit.report.bars import budget_bar
 from edgekit_toolkit.report.document import BudgetLine, Candidate, Report, find_candidate, subject_of
-from edgekit_toolkit.report.figures import FIGURES, LIMITS, headroom, show, show_limit
+from edgekit_toolkit.report.figures import FIGURES, LIMITS, headroom, show, show_latency_to_float, show_limit
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import MEASURED, badge, number, section, table
 
@@ -38,12 +38,14 @@ def verdict(report: Report) -> Markup:
     """Return the decision with its reason; after a refusal also what binds and what would be needed."""
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
+    ratio = outcome["latency_to_float"]
     if outcome["kind"] == "packaged":
         what = "Packaged" if chosen is None else f"Packaged: {chosen['id']}, {chosen['label']}"
         return el(
             "section",
             el("h2", f"✔ {what}", id="verdict"),
             el("p", outcome["reason"]),
+            None if ratio is None else el("p", show_latency_to_float(ratio)),
             _written(report),
             class_="verdict packaged",
         )

@@ -5,6 +5,7 @@ source that it comes from. This module reads no files.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -217,6 +218,15 @@ class Costs:
         check_figures(self, "1", "uncertainty")
         if self.uncertainty.value < 1:
             raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value}")
+
+    @property
+    def form_uncertainty(self) -> float:
+        """Factor by which the ratio of two forms' modelled latencies may be off.
+
+        Half of `uncertainty` on a logarithmic scale: an error in clock, memory or start of kernels strikes
+        all forms of a model alike. docs/targets.md holds it against measurements.
+        """
+        return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
         """Effective multiply-accumulates per second; fp16 counts as fp32 where there are no such kernels."""
