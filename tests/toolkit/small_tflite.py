@@ -9,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 from edgekit_toolkit.tflite_file import pack
 
 Array = np.ndarray[Any, Any]
-TYPES = {"float32": 0, "int32": 2, "uint8": 3, "int8": 9}
+TYPES = {"float32": 0, "int32": 2, "uint8": 3, "int64": 4, "bool": 6, "int8": 9}
 
 
 class Lite:
@@ -134,6 +134,34 @@ def small_cnn(*, old: bool = False, squeeze: bool = False, dead_bias: float | No
     dense = ["f", lite.constant("dense_w", 3 * weight(4, 6)), lite.constant("dense_b", weight(4))]
     lite.operator("FULLY_CONNECTED", dense, ["z"], "FullyConnectedOptions")
     lite.operator("SOFTMAX", ["z"], ["y"], "SoftmaxOptions", beta=1.0)
+    lite.ends(["x"], ["y"])
+    return lite
+
+
+def computed_shape(recorded: Sequence[int], *, by_value: bool = False) -> Lite:
+    """Input x [1, 8, 8, 3], a convolution, output y [1, 64, 4] whose shape the model computes.
+
+    Args:
+        recorded: shape of y in the file.
+        by_value: whether y is [n, 4], a row for each value of x that is at least 0.
+    """
+    rng = np.random.default_rng(0)
+    lite = Lite()
+    lite.tensor("x", (1, 8, 8, 3))
+    lite.tensor("y", recorded, "int64" if by_value else "float32")
+    if by_value:
+        lite.tensor("positive", (1, 8, 8, 3), "bool")
+        lite.operator("GREATER_EQUAL", ["x", lite.constant("zero", np.zeros((), np.float32))], ["positive"])
+        lite.operator("WHERE", ["positive"], ["y"], "WhereOptions")
+    else:
+        lite.tensor("conv", (1, 8, 8, 4))
+        lite.tensor("shape", (3,), "int32")
+        weight = rng.normal(size=(4, 3, 3, 3)).astype(np.float32)
+        _conv(lite, "conv", "x", weight, np.zeros(4, np.float32), "conv")
+        parts = (np.array(sizes, np.int32) for sizes in ((1, 60, 4), (0, 4, 0)))
+        names = [lite.constant(f"part{place}", part) for place, part in enumerate(parts)]
+        lite.operator("ADD", names, ["shape"], "AddOptions")
+        lite.operator("RESHAPE", ["conv", "shape"], ["y"], "ReshapeOptions")
     lite.ends(["x"], ["y"])
     return lite
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import (
     check_refused,
     edgekit,
@@ -51,6 +51,16 @@ def bad_model(kind: str, folder: Path) -> Path:
         case "old opset":
             made.opset_import[0].version = 5
             saved(made, path)
+        case "other output shape":  # [1, 16, 4], by arithmetic that no shape inference follows
+            nodes = [
+                helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+                helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+                helper.make_node("Cast", ["nothing"], ["none"], to=TensorProto.INT64),
+                helper.make_node("Add", ["none", "sizes"], ["shape"]),
+                helper.make_node("Reshape", ["x", "shape"], ["y"]),
+            ]
+            weights = {"zero": np.float32(0), "sizes": np.array([1, 16, 4])}
+            saved(model_of(nodes, [tensor("x", [1, 64])], [tensor("y", [1, 1, 4])], weights), path)
         case "NaN weight":
             weight = numpy_helper.to_array(made.graph.initializer[0]).copy()
             weight[0, 0] = np.nan
@@ -77,6 +87,10 @@ def bad_model(kind: str, folder: Path) -> Path:
         ("unknown operator", "operator 'Frobnicate' .* is not in ai.onnx opset 17"),
         ("new opset", "opset 999 is too new"),
         ("old opset", "opset 5 is too old"),
+        (
+            "other output shape",
+            r"'y': got shape \[1, 16, 4\], expected \[1, 1, 4\]; export it with the right",
+        ),
         ("NaN weight", r"weight 'a' \[8, 32\] has 1 NaN"),
         ("external data missing", "stored in 'weights.bin', and there is no such file"),
         ("external data outside", "outside the model's folder"),

@@ -27,7 +27,7 @@ from tests.toolkit.package_run import (
     tensor,
     tiny,
 )
-from tests.toolkit.small_tflite import small_cnn
+from tests.toolkit.small_tflite import computed_shape, small_cnn
 
 from edgekit_runtime.canonical import encode_json
 from edgekit_runtime.processes import child_environment
@@ -299,6 +299,19 @@ def test_tflite_with_two_tensors_of_one_name_is_packaged(tmp_path: Path) -> None
     report = package(tmp_path / "net.tflite", tmp_path / "out", "--json", target="rpi5").json
     assert report["outcome"]["kind"] == "packaged"
     assert len(report["layers"]) == 3
+
+
+def test_tflite_that_computes_its_output_shape_is_packaged_with_the_real_one(tmp_path: Path) -> None:
+    (tmp_path / "net.tflite").write_bytes(computed_shape((1, 1, 4)).content())
+    assert package(tmp_path / "net.tflite", tmp_path / "out", target="rpi5").code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert opened.manifest.outputs[0].shape == (1, 64, 4)
+        session = open_session(opened)
+        assert run_selftest(session, opened).passed
+        session.close()
+    (recipe,) = (tmp_path / "out").glob("*.recipe.json")
+    again = edgekit("package", tmp_path / "net.tflite", "--recipe", recipe, "-o", tmp_path / "again")
+    assert again.code == 0, again.stderr
 
 
 def test_tflite_for_an_engine_that_cannot_run_it_is_refused(float_file: Path, tmp_path: Path) -> None:

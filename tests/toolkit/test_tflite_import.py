@@ -1,12 +1,13 @@
 """Importing `.tflite` files: what is read, what is refused in which words, and that damage never crashes."""
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.toolkit.small_tflite import Lite, small_cnn
+from tests.toolkit.small_tflite import Lite, computed_shape, small_cnn
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.importers.tflite import TfliteLimits, TfliteModel, load_tflite, read_model
@@ -39,6 +40,24 @@ def test_float_model_tells_its_specs_and_layers(tmp_path: Path) -> None:
     }  # fmt: skip
     assert model.summary.layers["a"].weight_bytes == 4 * (6 * 27 + 6)
     assert not model.summary.quantized
+
+
+def test_output_has_the_shape_that_the_model_makes(tmp_path: Path) -> None:
+    content = computed_shape((1, 1, 4)).content()
+    model = load(tmp_path, content)
+    assert model.outputs[0].shape == (1, 64, 4)
+    assert model.sha256 == hashlib.sha256(content).hexdigest()  # of the file as it was given
+    assert load(tmp_path, model.content).content == model.content
+
+
+def test_output_of_a_size_that_depends_on_the_data_is_free_there(tmp_path: Path) -> None:
+    model = load(tmp_path, computed_shape((1, 4), by_value=True).content())
+    assert model.outputs[0].shape == ("y_0", 4)
+
+
+def test_output_shape_that_is_right_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    content = computed_shape((1, 64, 4)).content()
+    assert load(tmp_path, content).content == content
 
 
 def test_old_file_names_its_operators(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from edgekit_runtime.errors import BackendError, ModelError
+from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
@@ -184,15 +184,24 @@ def _golden(source: SourceModel, floats: Model, dims: Mapping[str, int], ranges:
     """The golden inputs, before any search: they are generated, and a model may refuse them.
 
     Raises:
-        ModelError: the model does not run on them.
+        ModelError: the model does not run on them, or makes other shapes than it states.
     """
     try:
-        return golden_reference(floats, dims, ranges, GOLDEN_SEED)
+        golden = golden_reference(floats, dims, ranges, GOLDEN_SEED)
     except BackendError as error:
         raise ModelError(
             f"{source.path}: the model does not run on the golden inputs, which are generated."
             f"{advise_on_integers(source.inputs, ranges)} Reason: {error}"
         ) from error
+    try:
+        for spec in specs_of(floats, list(golden.outputs))[1]:
+            spec.check(golden.outputs[spec.name])
+    except DataError as error:
+        raise ModelError(
+            f"{source.path}: an output is not what the model states: {error}; export it with the right shape,"
+            " or a free one"
+        ) from error
+    return golden
 
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:

@@ -13,10 +13,11 @@ from edgekit_runtime.sessions.litert import LiteRtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.sniff import SIGNATURES, describe_folder
 from edgekit_toolkit.importers.tflite_screen import check_model
+from edgekit_toolkit.importers.tflite_shapes import mend_output_shapes
 from edgekit_toolkit.importers.tflite_summary import TfliteSummary, summarise
 from edgekit_toolkit.importers.tflite_trial import try_model
 from edgekit_toolkit.importers.tflite_walk import check_bounds
-from edgekit_toolkit.tflite_file import FILE_IDENTIFIER, Model, parse
+from edgekit_toolkit.tflite_file import FILE_IDENTIFIER, Model, pack, parse
 
 _IDENTIFIER_AT: Final = 4
 _DAMAGED: Final = "the file is damaged, copy or export it again"
@@ -48,7 +49,7 @@ class TfliteModel:
     Attributes:
         path: the file.
         sha256: of the file, in hexadecimal.
-        content: the file.
+        content: the file; where it records another shape of an output than it makes, with that one.
         inputs: what a session takes: float32 where the file has codes with a scale.
         outputs: what a session gives.
         summary: what the file holds.
@@ -78,15 +79,18 @@ def load_tflite(path: Path, limits: TfliteLimits | None = None) -> TfliteModel:
     limits = limits or TfliteLimits()
     try:
         content = _read(path, limits)
+        digest = hashlib.sha256(content).hexdigest()
         model = read_model(content)
-        try_model(content, max_memory_bytes=limits.max_memory_bytes, time_limit_s=limits.trial_limit_s)
+        made = try_model(content, max_memory_bytes=limits.max_memory_bytes, time_limit_s=limits.trial_limit_s)
+        if mend_output_shapes(model, made):
+            content = pack(model)
         inputs, outputs = _specs(content)
         summary = summarise(model)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return TfliteModel(path, hashlib.sha256(content).hexdigest(), content, inputs, outputs, summary)
+    return TfliteModel(path, digest, content, inputs, outputs, summary)
 
 
 def read_model(content: bytes) -> Model:

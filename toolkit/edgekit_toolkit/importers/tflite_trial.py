@@ -1,15 +1,17 @@
 """A trial run of a `.tflite` model in a process of its own: a file that crashes the engine ends that one."""
 
+import json
 import tempfile
 from pathlib import Path
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.processes import describe_end
+from edgekit_toolkit.importers.tflite_shapes import MadeOutput
 from edgekit_toolkit.processes import run_module
 
 
-def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> None:
-    """Return when LiteRT loads the model and runs it on zeros.
+def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
+    """Return the outputs whose shape is not the recorded one, once LiteRT has loaded the model and run it.
 
     Args:
         content: the file.
@@ -41,3 +43,5 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
         raise ModelError(
             f"LiteRT refuses the model: {ended.last_words or 'no reason given'}; convert the model again"
         )
+    made: list[MadeOutput] = json.loads(ended.output or b"[]")
+    return made
