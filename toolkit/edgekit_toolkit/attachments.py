@@ -9,6 +9,7 @@ from typing import Any
 from edgekit_runtime.canonical import encode_json
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.media.rules import PRESETS, expand_preset
 
 
 def read_labels(path: Path) -> str:
@@ -51,16 +52,23 @@ def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | Non
 
 
 def read_preprocessing(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Return the JSON object in a file, or the fields of the preset of that name.
+
+    A preset that the object names is replaced by its fields, so that a package explains itself.
 
     Raises:
-        DataError: unreadable, no JSON, or no object.
+        DataError: unreadable, no JSON, no object, or no such preset.
     """
+    if str(path) in PRESETS and not path.exists():
+        return expand_preset({"preset": str(path)})
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         encode_json(value)  # refuses NaN and lone surrogates, which Python's reader takes
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"preprocessing {path}: {error}; expected a JSON object") from error
+        raise DataError(
+            f"preprocessing {path}: {error}; expected a file with a JSON object, or one"
+            f" of {', '.join(PRESETS)}"
+        ) from error
     if not isinstance(value, dict):
         raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
-    return value
+    return expand_preset(value)

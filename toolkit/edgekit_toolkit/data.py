@@ -1,12 +1,13 @@
-"""Labelled or unlabelled samples for a model, streamed from `.npz` and `.npy` files.
+"""Labelled or unlabelled samples for a model, streamed from arrays, photographs or recordings.
 
-Memory stays flat in the number of samples. It does not convert or preprocess: an array must have the dtype
-and shape that the model takes, and errors say how to get there.
+Memory stays flat in the number of samples. Arrays are not converted: one must have the dtype and shape that
+the model takes, and errors say how to get there. Photographs and recordings go through the preprocessing.
 
-The layouts of files are in `shards`.
+The layouts of array files are in `shards`, the others in `media`.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.media.decoding import Decoding, media_shard
+from edgekit_toolkit.media.files import is_media
 from edgekit_toolkit.shards import Batching, DataLimits, Shard, find_shards
 
 Batch = tuple[Feeds, NDArray[np.int64] | None]
@@ -60,7 +63,7 @@ class DataSource:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about these samples."""
-        notes = []
+        notes = [note for shard in self._shards for note in shard.notes]
         if len(self) == 1:
             notes.append("there is 1 sample: ranges and accuracy from it say little; 100 or more are usual")
         if self._left_out:
@@ -69,6 +72,12 @@ class DataSource:
                 f" {self.batching.size} at once"
             )
         return tuple(notes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The file of each sample; empty unless each sample is a file of its own."""
+        names = [name for shard in self._shards for name in shard.names]
+        return tuple(itertools.compress(names, self._keep))
 
     def stream(self, batch: int = 1) -> Iterator[Batch]:
         """Yield feeds with their labels (int64 [batch], or None), in order.
@@ -116,19 +125,18 @@ class DataSource:
         return DataSource(self.inputs, self._shards, keep)
 
     def _samples(self) -> Iterator[Sample]:
-        index = 0
+        start = 0
         for shard in self._shards:
-            columns = [stored.rows() for stored in shard.inputs.values()]
-            labels = shard.labels.rows() if shard.labels is not None else None
-            for position, row in enumerate(zip(*columns, strict=True)):
+            keep = self._keep[start : start + len(shard)]
+            start += len(shard)
+            columns = [column.rows(keep) for column in shard.inputs.values()]
+            labels = shard.labels.rows(keep) if shard.labels is not None else None
+            rows = zip(*columns, strict=True)
+            for position, row in zip(np.flatnonzero(keep).tolist(), rows, strict=True):
                 label = None if labels is None else int(next(labels))
-                if self._keep[index]:
-                    arrays = dict(zip(shard.inputs, row, strict=True))
-                    _check_values(
-                        arrays, label, f"{next(iter(shard.inputs.values())).path}: sample {position}"
-                    )
-                    yield arrays, label
-                index += 1
+                arrays = dict(zip(shard.inputs, row, strict=True))
+                _check_values(arrays, label, _where(shard, position))
+                yield arrays, label
 
     def _joined(self, group: Sequence[Sample], size: int) -> Batch:
         if self.batching.size is not None and len(group) != size:
@@ -144,19 +152,29 @@ class DataSource:
         return feeds, np.array(labels, np.int64) if self.labelled else None
 
 
-def open_data(path: Path, inputs: Sequence[TensorSpec], limits: DataLimits | None = None) -> DataSource:
+def open_data(
+    path: Path,
+    inputs: Sequence[TensorSpec],
+    limits: DataLimits | None = None,
+    *,
+    decoding: Decoding | None = None,
+) -> DataSource:
     """Return the samples under `path` for a model with these inputs.
 
     Args:
-        path: an `.npz` file, a `.npy` file, or a folder of them (see the module).
+        path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
         inputs: what the model takes.
         limits: default: `DataLimits()`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
         DataError: missing, empty, truncated or corrupt files; names, dtypes or shapes that do not fit; object
             arrays; arrays or labels of different lengths; labels that are not integers.
     """
-    shards = find_shards(path, inputs, limits or DataLimits())
+    if is_media(path):
+        shards = [media_shard(path, inputs, decoding or Decoding())]
+    else:
+        shards = find_shards(path, inputs, limits or DataLimits())
     total = sum(len(shard) for shard in shards)
     return DataSource(inputs, shards, np.ones(total, np.bool_))
 
@@ -175,6 +193,13 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
     chosen = np.zeros(len(source), np.bool_)
     chosen[np.argsort(keys, kind="stable")[: round(fraction * len(source))]] = True
     return source.selected(chosen), source.selected(~chosen)
+
+
+def _where(shard: Shard, position: int) -> str:
+    """Return what to call a sample in a message."""
+    if shard.names:
+        return shard.names[position]
+    return f"{next(iter(shard.inputs.values())).path}: sample {position}"
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> bytes:

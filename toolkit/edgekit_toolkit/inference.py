@@ -1,9 +1,10 @@
 """Running files of samples through a session, and writing what comes out.
 
-Any number of samples is run in the batch that the model takes. It does not preprocess, and all it knows of an
+Any number of samples is run in the batch that the model takes. All it knows of an
 output is whether it looks like class scores.
 """
 
+import json
 import zipfile  # noqa: TID251 - an .npz is data for the user, not a package
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.data import open_data
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.media.decoding import Decoding
 from edgekit_toolkit.shards import Batching
 
 
@@ -35,15 +37,19 @@ class Inference:
         batch: how many were run at once.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
+        names: the file of each sample, where each is a file of its own.
     """
 
     samples: int
     batch: int
     outputs: Mapping[str, NDArray[Any]]
     first: Feeds
+    names: tuple[str, ...] = ()
 
 
-def run_samples(session: Session, inputs: Sequence[TensorSpec], path: Path) -> Inference:
+def run_samples(
+    session: Session, inputs: Sequence[TensorSpec], path: Path, decoding: Decoding | None = None
+) -> Inference:
     """Return the outputs for all samples in the file or folder at `path`.
 
     A model of a fixed batch runs that many at once; the last ones are filled up with copies of the last
@@ -53,6 +59,7 @@ def run_samples(session: Session, inputs: Sequence[TensorSpec], path: Path) -> I
         session: of the model.
         inputs: what the model takes, as its package states it.
         path: as for `open_data`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
         DataError: see `open_data`; or the outputs of the samples form no array.
@@ -62,7 +69,7 @@ def run_samples(session: Session, inputs: Sequence[TensorSpec], path: Path) -> I
     batch = batching.size or 1
     if batching.stacked:  # read in any number, also in fewer than the batch
         inputs = [replace(spec, shape=("samples", *spec.shape[1:])) for spec in inputs]
-    source = open_data(path, inputs)
+    source = open_data(path, inputs, decoding=decoding)
     parts: dict[str, list[NDArray[Any]]] = {}
     first: Feeds = {}
     for feeds, _ in source.stream(batch):
@@ -70,7 +77,8 @@ def run_samples(session: Session, inputs: Sequence[TensorSpec], path: Path) -> I
         first = first or filled
         for name, output in session.run(filled).items():
             parts.setdefault(name, []).append(_rows(name, output, count, batch))
-    return Inference(len(source), batch, {name: _join(name, rows) for name, rows in parts.items()}, first)
+    outputs = {name: _join(name, rows) for name, rows in parts.items()}
+    return Inference(len(source), batch, outputs, first, source.names)
 
 
 def run_golden(session: Session, package: OpenedPackage) -> Inference:
@@ -134,6 +142,24 @@ def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
         return class_names(bytes(package.read(path)).decode("utf-8"))
     except UnicodeDecodeError as cause:
         raise PackageError(f"{package.path}: labels '{path}' are not text in UTF-8: {cause}") from cause
+
+
+def package_decoding(package: OpenedPackage) -> Decoding:
+    """Return how photographs and recordings become samples of a package: by the preprocessing it carries.
+
+    Raises:
+        PackageError: the preprocessing is no JSON object.
+    """
+    path = package.manifest.preprocessing
+    if path is None:
+        return Decoding(labelled=False)
+    try:
+        fields = json.loads(bytes(package.read(path)))
+    except (ValueError, RecursionError) as cause:
+        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON: {cause}") from cause
+    if not isinstance(fields, dict):
+        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON object")
+    return Decoding(fields, labelled=False)
 
 
 def find_top_classes(

@@ -3,10 +3,11 @@
 import platform
 from typing import Any
 
-from edgekit_toolkit.attachments import find_labels_problem
+from edgekit_toolkit.attachments import class_names, find_labels_problem
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.input_codes import input_code_ranges
 from edgekit_toolkit.measure import PeakMemory
+from edgekit_toolkit.media.classes import numbering_note
 from edgekit_toolkit.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.runs import Judged, Prepared, Request, measures_here
 from edgekit_toolkit.samples import feeds_only
@@ -21,6 +22,8 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
         codes = input_code_ranges(prepared.source.model)
         notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
     if request.labels is not None:
+        if request.labels_from_folders:
+            notes.append(numbering_note(class_names(request.labels)))
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
     notes.extend(f"left out: {text}" for text in found.dropped)

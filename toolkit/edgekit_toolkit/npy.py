@@ -49,8 +49,10 @@ class StoredArray:
         """The size of one row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    def rows(self) -> Iterator[NDArray[Any]]:
-        """Yield the rows, in native byte order; a row must be copied if it is kept.
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
+        """Yield the rows where `keep` (bool [rows]) holds, or all, in native byte order.
+
+        A row must be copied if it is kept. The whole file is read, whatever `keep` is.
 
         Raises:
             DataError: the file is truncated, corrupt or no longer there.
@@ -67,7 +69,9 @@ class StoredArray:
                     raise DataError(f"{self.where}: goes on after its last row; the file is corrupt")
                 chunk = raw.view(self.dtype).reshape(count, *self.shape[1:])
                 chunk = chunk.astype(self.dtype.newbyteorder("="), copy=False)
-                yield from (chunk[row, ...] for row in range(count))  # `...` keeps a scalar an array
+                for row in range(count):
+                    if keep is None or keep[start + row]:
+                        yield chunk[row, ...]  # `...` keeps a scalar an array
 
 
 def read_npy(path: Path) -> StoredArray:

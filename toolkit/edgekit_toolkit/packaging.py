@@ -33,6 +33,8 @@ from edgekit_toolkit.judge import (
     score_candidates,
 )
 from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
+from edgekit_toolkit.media.classes import check_class_count
+from edgekit_toolkit.media.decoding import Decoding
 from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.notes import find_warnings
 from edgekit_toolkit.pack import GOLDEN_SEED, Reference, golden_reference
@@ -152,9 +154,15 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
 def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
         source = load_model(request.model)
-        dims, ranges = _settled_dims(source, request)
+        decoding = _decoding(request, source, phases.progress)
+        dims, ranges = _settled_dims(source, request, decoding)
         samples = choose_samples(
-            _fixed(source, request.batch), request.calibration, request.evaluation, dims, ranges
+            _fixed(source, request.batch),
+            request.calibration,
+            request.evaluation,
+            dims,
+            ranges,
+            decoding=decoding,
         )
     feeds = _parity_feeds(samples)
     floats, steps = source.model, tuple[Step, ...]()
@@ -290,7 +298,21 @@ def _scheme(request: Request) -> Scheme:
     return SCHEMES["asymmetric-7bit" if stated.reduce_range else "asymmetric"]
 
 
-def _settled_dims(source: SourceModel, request: Request) -> tuple[dict[str, int], Ranges]:
+def _decoding(request: Request, source: SourceModel, progress: Progress) -> Decoding:
+    """How the request's photographs or recordings become samples.
+
+    Raises:
+        DataError: they lie in folders that are not the model's classes.
+    """
+    classes = () if request.labels is None else class_names(request.labels)
+    if request.labels_from_folders:
+        check_class_count(classes, source.outputs)
+    return Decoding(
+        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+    )
+
+
+def _settled_dims(source: SourceModel, request: Request, decoding: Decoding) -> tuple[dict[str, int], Ranges]:
     """Sizes of all free dimensions (as given, as in the user's samples, or found by trial); value ranges."""
     given = dict(request.dims)
     path = request.calibration or request.evaluation
@@ -298,7 +320,7 @@ def _settled_dims(source: SourceModel, request: Request) -> tuple[dict[str, int]
         codes = input_code_ranges(source.model)
         ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
     else:
-        first, ranges = read_ranges(path, source.inputs)
+        first, ranges = read_ranges(path, source.inputs, decoding)
         for spec in source.inputs:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):

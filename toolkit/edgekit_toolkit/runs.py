@@ -38,6 +38,7 @@ class Request:
         batch: fixed batch, or None to leave it as it is.
         dims: sizes of free dimensions for measuring.
         labels: one class name a line, or None.
+        labels_from_folders: the names are those of the folders that the samples lie in, sorted.
         preprocessing: description of the preprocessing, or None.
         threads: of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
@@ -56,6 +57,7 @@ class Request:
     batch: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     labels: str | None = None
+    labels_from_folders: bool = False
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
     search_s: float = 50.0

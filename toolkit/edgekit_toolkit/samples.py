@@ -14,6 +14,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.data import Batch, DataSource, open_data, split
 from edgekit_toolkit.feeds import DEFAULT_RANGE, Feeds, generate_feeds
+from edgekit_toolkit.media.decoding import Decoding
 from edgekit_toolkit.shards import Batching
 
 _GENERATED_CALIBRATION = 16
@@ -62,6 +63,8 @@ def choose_samples(
     evaluation: Path | None,
     dims: Mapping[str, int],
     ranges: Ranges | None = None,
+    *,
+    decoding: Decoding | None = None,
 ) -> Samples:
     """Return disjoint calibration and evaluation samples.
 
@@ -71,12 +74,13 @@ def choose_samples(
         evaluation: the user's samples to judge by, or None.
         dims: sizes of free dimensions for generated samples.
         ranges: input name -> smallest and largest generated value; by default as for `generate_feeds`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.
     """
-    first = None if calibration is None else open_data(calibration, inputs)
-    second = None if evaluation is None else open_data(evaluation, inputs)
+    first = None if calibration is None else open_data(calibration, inputs, decoding=decoding)
+    second = None if evaluation is None else open_data(evaluation, inputs, decoding=decoding)
     notes = [
         f"{what}: {note}"
         for what, source in (("calibration", first), ("evaluation", second))
@@ -179,7 +183,9 @@ def first_feeds(part: Part, count: int) -> list[Feeds]:
     return list(islice(feeds_only(part), count))
 
 
-def read_ranges(path: Path, inputs: Sequence[TensorSpec]) -> tuple[Feeds, dict[str, tuple[float, float]]]:
+def read_ranges(
+    path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
+) -> tuple[Feeds, dict[str, tuple[float, float]]]:
     """Return the first of the user's samples, and the ranges from which values like theirs can be generated.
 
     Floats and integers alike range from the smallest to the largest value of the first samples. An integer
@@ -190,7 +196,7 @@ def read_ranges(path: Path, inputs: Sequence[TensorSpec]) -> tuple[Feeds, dict[s
     """
     first: Feeds = {}
     found: dict[str, tuple[float, float]] = {}
-    for feeds, _ in islice(open_data(path, inputs).stream(1), _RANGE_FEEDS):
+    for feeds, _ in islice(open_data(path, inputs, decoding=decoding).stream(1), _RANGE_FEEDS):
         for name, value in feeds.items():
             if value.dtype.kind not in "fiu" or not value.size or (first and _stands_alone(value)):
                 continue

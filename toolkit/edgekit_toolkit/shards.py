@@ -12,7 +12,10 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
@@ -26,6 +29,21 @@ _LABEL_NAMES: Final = frozenset(
 )
 
 Arrays = Mapping[str, StoredArray]
+
+
+class Column(Protocol):
+    """The rows of one input, or the labels, wherever they come from."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows, and their shape where all have the same."""
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
+        """Yield the rows where `keep` (bool [rows]) holds, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +88,19 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The arrays of one file: input name -> rows, and the labels."""
+    """The arrays of one file: input name -> rows, and the labels.
 
-    inputs: dict[str, StoredArray]
-    labels: StoredArray | None
+    Attributes:
+        inputs: input name -> rows.
+        labels: one a row, or None.
+        names: what each row is called, where rows are files.
+        notes: what the user should know.
+    """
+
+    inputs: Mapping[str, Column]
+    labels: Column | None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return next(iter(self.inputs.values())).shape[0]
@@ -167,9 +194,8 @@ def _shard(
         labels = _one_row(labels) if labels is not None and labels.shape == () else labels
     for spec in inputs:
         _check_column(columns[spec.name], spec, spec.shape[1:] if stacked else spec.shape, limits)
-    shard = Shard(columns, labels)
-    _check_lengths(shard)
-    return shard
+    _check_lengths([*columns.values(), *([labels] if labels is not None else [])], labels)
+    return Shard(columns, labels)
 
 
 def _one_row(stored: StoredArray) -> StoredArray:
@@ -220,9 +246,8 @@ def _layout_hint(row: Sequence[int], sample: Sequence[int | str]) -> str:
     return ""
 
 
-def _check_lengths(shard: Shard) -> None:
-    first, *others = [*shard.inputs.values(), *([shard.labels] if shard.labels is not None else [])]
-    labels = shard.labels
+def _check_lengths(columns: Sequence[StoredArray], labels: StoredArray | None) -> None:
+    first, *others = columns
     if labels is not None and (labels.dtype.kind not in "iu" or len(labels.shape) != 1):
         raise DataError(
             f"{labels.where}: labels are {labels.dtype.name} {list(labels.shape)}, expected integers [N], one"

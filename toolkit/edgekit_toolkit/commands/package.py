@@ -42,10 +42,15 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     "Unless given, size=10MB and drop=1%.",
 )  # fmt: skip
 @click.option(
-    "--calibration", type=click.Path(path_type=Path), help="Samples for ranges: .npz, .npy or a folder."
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Samples for ranges: a folder of JPEG, PNG or WAV files, .npz, .npy, or a folder of these.",
 )
 @click.option(
-    "--eval", "evaluation", type=click.Path(path_type=Path), help="Samples to judge by; labels in `y`."
+    "--eval",
+    "evaluation",
+    type=click.Path(path_type=Path),
+    help="Samples to judge by, with labels: class folders, or `y` in .npz.",
 )
 @click.option(
     "--metric", default="auto", show_default=True,
@@ -75,8 +80,9 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 )
 @click.option(
     "--preprocessing",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON object that travels with the model.",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE|imagenet",
+    help="How a photograph or recording becomes the input (JSON, docs/samples.md); travels with the model.",
 )
 @click.option(
     "--threads",

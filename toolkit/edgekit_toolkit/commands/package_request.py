@@ -12,6 +12,7 @@ import click
 from edgekit_toolkit.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.importers.sniff import is_tflite
+from edgekit_toolkit.media.classes import find_class_names
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
 from edgekit_toolkit.tournament import engines_here
@@ -37,6 +38,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
     budget = parse_budget(options["budget"])
     target = load_target(options["target"], [user_target_dir()])
+    given = None if options["labels"] is None else read_labels(options["labels"])
+    found = () if given is not None else _class_folders(options)
     return Request(
         model=model,
         target=target,
@@ -48,7 +51,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         metric=options["metric"],
         batch=options["batch"],
         dims=_dims(options["dims"]),
-        labels=None if options["labels"] is None else read_labels(options["labels"]),
+        labels="".join(f"{name}\n" for name in found) or given,
+        labels_from_folders=bool(found),
         preprocessing=None
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
@@ -57,6 +61,12 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         backend=_backend(options["backend"], target, model),
         variants=options["variants"],
     )
+
+
+def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes that the samples lie in, where they lie in folders."""
+    paths = (options["calibration"], options["evaluation"])
+    return find_class_names(path for path in paths if path is not None)
 
 
 def _backend(given: str | None, target: Target, model: Path) -> str:

@@ -24,7 +24,8 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
     "--input",
     "input_path",
     type=click.Path(path_type=Path),
-    help="Samples: an .npz with one array [N, ...] an input, a .npy, or a folder of them."
+    help="Samples: a JPEG, PNG or WAV file, an .npz with one array [N, ...] an input, a .npy, or a folder of"
+    " these."
     "  [default: the golden inputs of the package]",
 )
 @click.option(
@@ -68,13 +69,19 @@ def command(
             session = open_session(opened, variant=variant, threads=threads)
         stack.callback(session.close)
         # Only now, since these import engines; a missing one has been named by open_session.
-        from edgekit_toolkit.inference import read_class_names, run_golden, run_samples, write_npz
+        from edgekit_toolkit.inference import (
+            package_decoding,
+            read_class_names,
+            run_golden,
+            run_samples,
+            write_npz,
+        )
 
         class_names = read_class_names(opened)
         if input_path is None:
             result = run_golden(session, opened.select(variant))
         else:
-            result = run_samples(session, opened.manifest.inputs, input_path)
+            result = run_samples(session, opened.manifest.inputs, input_path, package_decoding(opened))
         if output_path is not None:
             write_npz(output_path, result.outputs)
         timing = _time(session, result, repeat) if repeat else None
@@ -84,6 +91,7 @@ def command(
         "variant": variant,
         "input": None if input_path is None else str(input_path),
         "samples": result.samples,
+        "files": list(result.names),
         "batch": result.batch,
         "outputs": [_describe(name, array, class_names) for name, array in result.outputs.items()],
         "output": None if output_path is None else str(output_path),
@@ -151,7 +159,8 @@ def _show(document: Mapping[str, Any]) -> None:
     print_section(console, "Outputs", [_output_row(output) for output in document["outputs"]])
     for output in document["outputs"]:
         best = output["top_classes"]
-        rows = [(f"sample {index}", _classes(classes)) for index, classes in enumerate(best[:_MAX_SHOWN])]
+        names = document["files"] or [f"sample {index}" for index in range(len(best))]
+        rows = [(name, _classes(one)) for name, one in zip(names, best[:_MAX_SHOWN], strict=False)]
         if len(best) > _MAX_SHOWN:
             rows.append(("...", f"{len(best) - _MAX_SHOWN} further samples: --json shows all"))
         print_section(console, f"Best classes of {output['name']}", rows)
