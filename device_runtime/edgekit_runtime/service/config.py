@@ -70,11 +70,13 @@ class Inference:
 
     Attributes:
         max_json_bytes: of one request's JSON, tensors in it included.
+        max_json_response_bytes: of one answer's JSON; binary data and shared memory have no such limit.
         drain_timeout_s: how long requests under way may take after SIGTERM, and calls under way of a version
             that is unloaded.
     """
 
     max_json_bytes: int = 2 << 20
+    max_json_response_bytes: int = 16 << 20
     drain_timeout_s: float = 30.0
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE, find_dtype
-from edgekit_runtime.service.json_fields import load_object, show, take_count, take_flag, take_parameters
+from edgekit_runtime.service.json_arrays import NumberArray
+from edgekit_runtime.service.json_fields import show, take_count, take_flag, take_parameters
 from edgekit_runtime.service.json_values import read_values
 from edgekit_runtime.service.plan import Plan, PlannedInput, PlannedOutput, Shared
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, TensorSpec
@@ -34,23 +35,22 @@ def find_agreements(inputs: Sequence[TensorSpec]) -> tuple[Agreement, ...]:
 
 
 def parse_plan(
-    data: bytes,
+    request: Mapping[str, Any],
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     agreements: Sequence[Agreement] = (),
 ) -> Plan:
-    """Return what the JSON in `data` asks of a model with these inputs and outputs.
+    """Return what a request asks of a model with these inputs and outputs.
 
     Args:
-        data: of the request.
+        request: the object in its JSON, maybe with a `NumberArray` in the place of a list.
         inputs: of the model.
         outputs: of the model.
         agreements: of the inputs.
 
     Raises:
-        RequestError: not JSON, not a request of the protocol, or not one that fits the model.
+        RequestError: not a request of the protocol, or not one that fits the model.
     """
-    request = load_object(data, "the request")
     parameters = take_parameters(request, "the request")
     for name in ("sequence_id", "sequence_start", "sequence_end"):
         if parameters.get(name):
@@ -125,7 +125,9 @@ def _plan_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) ->
                 400, f"{where}: binary_data_size is {stated}, expected {size_bytes} for shape {list(shape)}"
             )
         return PlannedInput(spec.name, dtype, shape, start_bytes), size_bytes
-    return PlannedInput(spec.name, dtype, shape, values=read_values(entry["data"], dtype, shape, where)), 0
+    data = entry["data"]
+    values = data if isinstance(data, NumberArray) else read_values(data, dtype, shape, where)
+    return PlannedInput(spec.name, dtype, shape, values=values), 0
 
 
 def _check_agreements(shapes: Mapping[str, tuple[int, ...]], agreements: Sequence[Agreement]) -> None:

@@ -1,8 +1,9 @@
 """The JSON of requests, and the fields in it, each checked for its kind."""
 
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.tensors import MAX_DIMENSION
@@ -10,14 +11,19 @@ from edgekit_runtime.tensors import MAX_DIMENSION
 _MAX_SMALL_BYTES: Final = 64 << 10
 
 
-def load_object(data: bytes, where: str) -> dict[str, Any]:
+def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[str, Any]:
     """Return the JSON object in `data`.
+
+    Args:
+        data: of the document.
+        where: it comes from, for messages.
+        places: what stands for each `Infinity`, in their order; one more is refused.
 
     Raises:
         RequestError: not an object, not JSON, not UTF-8, with NaN, or nested too deeply.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(data.decode("utf-8"), parse_constant=functools.partial(_take_place, iter(places)))
     except RecursionError as cause:
         raise RequestError(400, f"{where}: the JSON is nested too deeply") from cause
     except ValueError as cause:  # includes UnicodeDecodeError
@@ -84,5 +90,8 @@ def show(value: object) -> str:
         return "a huge number"
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+def _take_place(places: Iterator[object], text: str) -> object:
+    place = next(places, None) if text == "Infinity" else None
+    if place is None:
+        raise ValueError(f"{text} is no JSON number")
+    return place

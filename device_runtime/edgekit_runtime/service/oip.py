@@ -8,28 +8,27 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.answers import BINARY_TYPE, make_head, make_json
-from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.infer_request import find_agreements, parse_plan
+from edgekit_runtime.service.infer_response import HEADER_LENGTH, Held, measure_json, sort_outputs, write_json
+from edgekit_runtime.service.json_arrays import NumberArray, load_document
+from edgekit_runtime.service.json_fields import load_object
 from edgekit_runtime.service.outgoing import Buffer
-from edgekit_runtime.service.plan import Plan, PlannedInput, PlannedOutput, Shared
-from edgekit_runtime.service.sharedmem import Region, Regions
+from edgekit_runtime.service.plan import Plan, PlannedInput
+from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.slicing import Sliced, finish
 from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.tensors import TensorSpec
 
-HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
 _INDEX_BYTES: Final = 4  # no engine takes indices of fewer
 _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
 _MAX_KEPT_HEADS: Final = 32  # of one plan: a model with free sizes has answers of many shapes
-
-Held: TypeAlias = Mapping[str, Region]  # of an output
 
 
 class Codec:
@@ -41,7 +40,8 @@ class Codec:
     """
 
     __slots__ = (
-        *("_agreements", "_max_json_bytes", "_names", "_plans", "_regions", "inputs", "name", "outputs"),
+        *("_agreements", "_max_json_bytes", "_max_json_response_bytes", "_names", "_plans", "_regions"),
+        *("inputs", "name", "outputs"),
     )
 
     def __init__(
@@ -53,6 +53,7 @@ class Codec:
         outputs: Sequence[TensorSpec],
         regions: Regions,
         max_json_bytes: int,
+        max_json_response_bytes: int,
     ) -> None:
         """Make a codec.
 
@@ -62,7 +63,8 @@ class Codec:
             inputs: of the model.
             outputs: of the model.
             regions: shared memory that requests may name.
-            max_json_bytes: of one request; JSON is read on the event loop and takes many times its size.
+            max_json_bytes: of one request.
+            max_json_response_bytes: of one response.
         """
         self.name = name
         self._names = {"model_name": name, "model_version": version}
@@ -71,6 +73,7 @@ class Codec:
         self.outputs = tuple(outputs)
         self._regions = regions
         self._max_json_bytes = max_json_bytes
+        self._max_json_response_bytes = max_json_response_bytes
         self._plans: dict[bytes, Plan] = {}
 
     def decode(
@@ -86,6 +89,35 @@ class Codec:
         Raises:
             RequestError: the request is malformed or does not fit the model.
         """
+        text = self._take_json(body, json_bytes)
+        plan = self._plans.get(text)
+        if plan is None:
+            plan = self._parse(text)
+        _check_binary(plan, body, len(text))
+        inputs = {}
+        for planned in plan.inputs:
+            inputs[planned.name] = self._read(planned, body, len(text), is_local)
+        return plan, inputs
+
+    def decode_in_slices(
+        self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
+    ) -> Sliced[tuple[Plan, dict[str, Array]]]:
+        """Return the same for a request with long JSON, in slices; see `is_long`."""
+        text = self._take_json(body, json_bytes)
+        document = yield from load_document(text, "the request")
+        plan = parse_plan(document, self.inputs, self.outputs, self._agreements)
+        _check_binary(plan, body, len(text))
+        inputs = {}
+        for planned in plan.inputs:
+            values = planned.values
+            if isinstance(values, NumberArray):
+                where = f"input '{planned.name}'"
+                inputs[planned.name] = yield from values.read(planned.dtype, planned.shape, where)
+            else:
+                inputs[planned.name] = self._read(planned, body, len(text), is_local)
+        return plan, inputs
+
+    def _take_json(self, body: memoryview, json_bytes: int | None) -> bytes:
         json_bytes = len(body) if json_bytes is None else json_bytes
         if json_bytes > len(body):
             raise RequestError(400, f"{HEADER_LENGTH} is {json_bytes}, the body has only {len(body)} bytes")
@@ -95,20 +127,7 @@ class Codec:
                 f"the JSON has {json_bytes} bytes, the limit here is {self._max_json_bytes}; send tensors as"
                 f" binary data (binary_data_size and the header {HEADER_LENGTH}), or set max_json_bytes",
             )
-        text = bytes(body[:json_bytes])
-        plan = self._plans.get(text)
-        if plan is None:
-            plan = self._parse(text)
-        if len(body) - json_bytes != plan.binary_bytes:
-            raise RequestError(
-                400,
-                f"{len(body) - json_bytes} bytes follow the JSON, expected {plan.binary_bytes} by"
-                " binary_data_size",
-            )
-        inputs = {}
-        for planned in plan.inputs:
-            inputs[planned.name] = self._read(planned, body, json_bytes, is_local)
-        return plan, inputs
+        return bytes(body[:json_bytes])
 
     def hold(self, plan: Plan, *, is_local: bool) -> Held:
         """Return the regions that outputs go to: their names may be others' when the answer comes.
@@ -134,31 +153,37 @@ class Codec:
             held: from `hold`.
 
         Raises:
-            RequestError: an output does not fit into its shared memory, or JSON cannot express it.
+            RequestError: an output does not fit into its shared memory, or JSON cannot express it, or not
+                within its limit.
         """
-        arrays, data = [], []
-        is_repeatable = True
-        for planned in plan.outputs:
-            array = outputs[planned.name]
-            arrays.append(array)
-            if planned.shared is not None:
-                _write(planned.shared, held[planned.name], planned.name, array)
-            elif planned.is_binary:
-                data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-            else:
-                is_repeatable = False
+        arrays, data, is_repeatable = sort_outputs(plan, outputs, held)
         if not is_repeatable:
-            return self._make_head(plan, arrays), *data
+            return *finish(self._write_json(plan, arrays)), *data
         shapes = tuple([array.shape for array in arrays])
         head = plan.heads.get(shapes)
         if head is None:
-            head = self._make_head(plan, arrays)
+            head = b"".join(finish(self._write_json(plan, arrays)))
             if len(plan.heads) < _MAX_KEPT_HEADS:
                 plan.heads[shapes] = head
         return head, *data
 
+    def encode_in_slices(
+        self, plan: Plan, outputs: Mapping[str, Array], held: Held
+    ) -> Sliced[tuple[Buffer, ...]]:
+        """Return the same for a response with long JSON, in slices; see `measure_json`."""
+        arrays, data, _ = sort_outputs(plan, outputs, held)
+        parts = yield from self._write_json(plan, arrays)
+        return *parts, *data
+
+    def measure_json(self, plan: Plan, outputs: Mapping[str, Array]) -> int | None:
+        """Return how much memory the JSON of a long response takes at most, or None of a short one."""
+        return measure_json(plan, outputs, self._max_json_response_bytes)
+
+    def _write_json(self, plan: Plan, arrays: Sequence[Array]) -> Sliced[tuple[bytes, memoryview]]:
+        return write_json(self._names, plan, arrays, self._max_json_response_bytes)
+
     def _parse(self, text: bytes) -> Plan:
-        plan = parse_plan(text, self.inputs, self.outputs, self._agreements)
+        plan = parse_plan(load_object(text, "the request"), self.inputs, self.outputs, self._agreements)
         if plan.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
             if len(self._plans) >= _MAX_KEPT:
                 self._plans.clear()
@@ -167,7 +192,7 @@ class Codec:
 
     def _read(self, planned: PlannedInput, body: memoryview, json_bytes: int, is_local: bool) -> Array:
         if planned.values is not None:
-            return planned.values
+            return planned.values  # type: ignore[return-value]  # `decode` leaves no values unread
         is_bool = planned.dtype.kind == "b"
         if planned.shared is not None:
             shared = planned.shared
@@ -186,50 +211,16 @@ class Codec:
             raise RequestError(400, f"input '{planned.name}': a BOOL is neither 0 nor 1")
         return array
 
-    def _make_head(self, plan: Plan, arrays: Sequence[Array]) -> bytes:
-        """Return the head of the response with its JSON."""
-        entries = [_describe(planned, array) for planned, array in zip(plan.outputs, arrays, strict=True)]
-        stated: dict[str, Any] = {**self._names, "outputs": entries}
-        if plan.id is not None:
-            stated["id"] = plan.id
-        binary_bytes = sum(
-            array.nbytes
-            for planned, array in zip(plan.outputs, arrays, strict=True)
-            if planned.is_binary and planned.shared is None
-        )
-        try:
-            head, text = make_json(stated)
-        except ValueError as cause:
-            raise RequestError(500, "an output holds NaN or infinity, ask for it as binary_data") from cause
-        if binary_bytes:
-            length = {HEADER_LENGTH: str(len(text))}
-            head = make_head(200, BINARY_TYPE, len(text) + binary_bytes, length)
-        return head + text
+
+def is_long(body: memoryview, json_bytes: int | None) -> bool:
+    """Whether a request has so much JSON that it is to be decoded in slices."""
+    return (len(body) if json_bytes is None else json_bytes) > _MAX_KEPT_BYTES
 
 
-def _write(shared: Shared, region: Region, name: str, array: Array) -> None:
-    if array.nbytes > shared.size_bytes:
+def _check_binary(plan: Plan, body: memoryview, json_bytes: int) -> None:
+    if len(body) - json_bytes != plan.binary_bytes:
         raise RequestError(
             400,
-            f"output '{name}': has {array.nbytes} bytes, shared_memory_byte_size is only {shared.size_bytes}",
+            f"{len(body) - json_bytes} bytes follow the JSON, expected {plan.binary_bytes} by"
+            " binary_data_size",
         )
-    region.write(np.ascontiguousarray(array), shared.offset_bytes)
-
-
-def _describe(planned: PlannedOutput, array: Array) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": planned.name,
-        "datatype": DATATYPE_OF_DTYPE[array.dtype.name],
-        "shape": list(array.shape),
-    }
-    if planned.shared is not None:
-        entry["parameters"] = {
-            "shared_memory_region": planned.shared.region,
-            "shared_memory_offset": planned.shared.offset_bytes,
-            "shared_memory_byte_size": array.nbytes,
-        }
-    elif planned.is_binary:
-        entry["parameters"] = {"binary_data_size": array.nbytes}
-    else:
-        entry["data"] = array.reshape(-1).tolist()
-    return entry

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from edgekit_runtime.service.json_arrays import NumberArray
 from edgekit_runtime.sessions.session import Array
 
 
@@ -30,7 +31,7 @@ class PlannedInput:
         name, dtype, shape: of the tensor.
         start_bytes: behind the JSON, for binary data.
         shared: in shared memory, or None.
-        values: from the JSON, or None.
+        values: from the JSON, not read yet where they are many; or None.
     """
 
     name: str
@@ -38,7 +39,7 @@ class PlannedInput:
     shape: tuple[int, ...]
     start_bytes: int = 0
     shared: Shared | None = None
-    values: "Array | None" = None
+    values: "Array | NumberArray | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Plan:
         timeout_us: for waiting, or None.
         heads: of answers, by the shapes of their outputs; filled by the codec.
         shares_outputs: whether an output goes to shared memory.
+        has_json_outputs: whether the values of an output go into the JSON.
     """
 
     inputs: tuple[PlannedInput, ...]
@@ -79,10 +81,13 @@ class Plan:
     timeout_us: int | None
     heads: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
     shares_outputs: bool = field(init=False)
+    has_json_outputs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         shares = any(planned.shared is not None for planned in self.outputs)
-        object.__setattr__(self, "shares_outputs", shares)  # asked for every request
+        writes = any(planned.shared is None and not planned.is_binary for planned in self.outputs)
+        object.__setattr__(self, "shares_outputs", shares)  # both are asked for every request
+        object.__setattr__(self, "has_json_outputs", writes)
 
     @property
     def is_repeatable(self) -> bool:

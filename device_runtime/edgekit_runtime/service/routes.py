@@ -26,6 +26,7 @@ from edgekit_runtime.service.region_routes import RegionRoutes
 from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.slicing import Slicer
 from edgekit_runtime.service.statistics import describe_statistics
 from edgekit_runtime.tensors import TensorSpec
 
@@ -44,16 +45,19 @@ _logger = logging.getLogger(__name__)
 class Routes:
     """Answers requests from the registry."""
 
-    def __init__(self, registry: Registry, regions: Regions, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self, registry: Registry, regions: Regions, metrics: Callable[[], bytes], slicer: Slicer
+    ) -> None:
         """Make the routes.
 
         Args:
             registry: of the models.
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
+            slicer: reads and writes long JSON.
         """
         self._registry, self._models = registry, registry.models
-        self._inference = InferRoutes(registry.models, self._when_loaded)
+        self._inference = InferRoutes(registry.models, self._when_loaded, slicer)
         self._memory = RegionRoutes(regions)
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()

@@ -29,6 +29,7 @@ from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sdnotify import Notifier
 from edgekit_runtime.service.sharedmem import Regions
+from edgekit_runtime.service.slicing import Slicer
 from edgekit_runtime.service.sockets import SocketFile, listen_tcp, listen_unix, take_inherited
 from edgekit_runtime.service.stacking import Stacking
 from edgekit_runtime.service.watching import Watching
@@ -79,6 +80,7 @@ class Service:
             options_of=self._options_of,
             drift=config.drift,
             max_json_bytes=config.inference.max_json_bytes,
+            max_json_response_bytes=config.inference.max_json_response_bytes,
         )
         self.registry = Registry(
             source,
@@ -88,7 +90,8 @@ class Service:
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
         )
-        routes = Routes(self.registry, self._regions, self._write_metrics)
+        slicer = Slicer(loop, config.http.max_sending_bytes)
+        routes = Routes(self.registry, self._regions, self._write_metrics, slicer)
         self._watching: Watching | None = None
         self.http = HttpServer(loop, routes.handle, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source.limits, self._token)

@@ -38,7 +38,7 @@ class Stacking:
         cache: shared by the models that cache.
         options_of: returns the options of a model.
         drift: how much is looked at.
-        max_json_bytes: of one request.
+        max_json_bytes, max_json_response_bytes: of one request, and of one response.
     """
 
     loop: Loop
@@ -48,6 +48,7 @@ class Stacking:
     options_of: Callable[[str], ModelOptions]
     drift: DriftLimits
     max_json_bytes: int
+    max_json_response_bytes: int
 
     def make(self, loaded: Loaded) -> Served:
         """Return what takes the calls of `loaded`, on the thread of the loop."""
@@ -61,6 +62,7 @@ class Stacking:
             outputs=session.outputs,
             regions=self.regions,
             max_json_bytes=self.max_json_bytes,
+            max_json_response_bytes=self.max_json_response_bytes,
         )
         if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
             session.tally.count_into(metrics)
