@@ -75,6 +75,18 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
             ),
             "ceil_mode=0",
         ),
+        (
+            node(
+                "AveragePool",
+                ["x"],
+                ["y"],
+                kernel_shape=[1, 2],
+                strides=[2, 1],
+                auto_pad="SAME_LOWER",
+                ceil_mode=1,
+            ),  # fmt: skip
+            "for auto_pad",
+        ),
     ],
     ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
 )

@@ -65,8 +65,8 @@ def windows(
             the padding that the model states.
 
     Raises:
-        RefusedError: negative padding, or a window that begins behind the image: with `ceil_mode` shape
-            inference counts it, and the ONNX standard and onnxruntime do not.
+        RefusedError: negative padding, or a window more than the ONNX standard and onnxruntime count: with
+            `ceil_mode` shape inference may add one that begins behind the image.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
@@ -76,6 +76,11 @@ def windows(
     for axis in range(rank):
         reach = (outputs[axis] - 1) * strides[axis] + spans[axis]  # what the windows cover
         if attributes.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
+            if outputs[axis] != -(-sizes[axis] // strides[axis]):
+                raise RefusedError(
+                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, and the ONNX"
+                    f" standard has {-(-sizes[axis] // strides[axis])} for auto_pad; export it with ceil_mode=0"
+                )
             total = max(reach - sizes[axis], 0)
             before = total // 2 if attributes.auto_pad == "SAME_UPPER" else total - total // 2
             pads.append((before, total - before))
