@@ -80,8 +80,8 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
                 "AveragePool",
                 ["x"],
                 ["y"],
-                kernel_shape=[1, 2],
-                strides=[2, 1],
+                kernel_shape=[1, 1],
+                strides=[1, 3],
                 auto_pad="SAME_LOWER",
                 ceil_mode=1,
             ),  # fmt: skip

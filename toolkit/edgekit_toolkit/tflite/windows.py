@@ -76,10 +76,11 @@ def windows(
     for axis in range(rank):
         reach = (outputs[axis] - 1) * strides[axis] + spans[axis]  # what the windows cover
         if attributes.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
-            if outputs[axis] != -(-sizes[axis] // strides[axis]):
+            standard = -(-sizes[axis] // strides[axis])
+            if outputs[axis] != standard:
                 raise RefusedError(
-                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, and the ONNX"
-                    f" standard has {-(-sizes[axis] // strides[axis])} for auto_pad; export it with ceil_mode=0"
+                    f"its result is inferred to have {outputs[axis]} elements along axis {axis + 2}, and the"
+                    f" ONNX standard has {standard} for auto_pad; export it with ceil_mode=0"
                 )
             total = max(reach - sizes[axis], 0)
             before = total // 2 if attributes.auto_pad == "SAME_UPPER" else total - total // 2
