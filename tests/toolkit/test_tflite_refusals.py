@@ -84,7 +84,7 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
                 strides=[1, 3],
                 auto_pad="SAME_LOWER",
                 ceil_mode=1,
-            ),  # fmt: skip
+            ),
             "for auto_pad",
         ),
     ],
