@@ -18,6 +18,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.processes import end_now, open_standard_descriptors
 
 _COMMANDS: Final = (
+    "keys",
     "install",
     "serve",
     "status",

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.errors import SignatureError, UnavailableError
 
 PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
 
@@ -22,12 +22,19 @@ def list_keys(folder: Path) -> list[Path]:
     """Return the paths of all keys in `folder`, sorted; none where it is missing, or closed to this user.
 
     Raises:
+        SignatureError: it is not a folder.
         UnavailableError: it cannot be listed now. An empty list would be a verdict on all packages.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(PUBLIC_KEY_SUFFIX))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, PermissionError):
         return []
+    except NotADirectoryError as cause:
+        if not folder.exists():  # something above it is not a folder, such as the home of a user without one
+            return []
+        raise SignatureError(
+            f"{folder} is not a folder of keys; to trust a key in a file: edgekit-device keys trust {folder}"
+        ) from cause
     except OSError as cause:
         raise UnavailableError(f"{folder}: the keys cannot be listed: {cause.strerror}; try again") from cause
 
@@ -36,6 +43,7 @@ def stamp_keys(folder: Path) -> KeysStamp:
     """Return what differs once a key in `folder` was added, removed or replaced; no key is opened.
 
     Raises:
+        SignatureError: as from `list_keys`.
         UnavailableError: as from `list_keys`.
     """
     found = []

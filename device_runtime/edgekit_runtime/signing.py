@@ -15,7 +15,7 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.errors import SignatureError
-from edgekit_runtime.keys import list_keys
+from edgekit_runtime.keys import find_keys_folder, list_keys
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.statements import Envelope, Statement, encode_signed
 
@@ -53,10 +53,12 @@ def read_public_key(path: Path) -> Key:
 class TrustStore:
     """The public keys whose signatures are accepted; a `Verifier`."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_folder", "_keys")
 
-    def __init__(self, keys: Iterable[Key]) -> None:
+    def __init__(self, keys: Iterable[Key], folder: Path | None = None) -> None:
+        """Trust `keys`, which lie in `folder` if they lie in one."""
         self._keys: Mapping[str, Key] = {key.keyid: key for key in keys}
+        self._folder = folder
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TrustStore":
@@ -65,12 +67,11 @@ class TrustStore:
         Who can write to the folder decides what is trusted: its permissions are not checked here.
 
         Raises:
-            SignatureError: one of the files is no public key. It is not skipped, since a key that silently is
-                not
-                trusted shows much later, as a refused update.
+            SignatureError: it is not a folder, or one of the files is no public key. Such a file is not
+                skipped: a key that silently is not trusted shows much later, as a refused update.
             UnavailableError: they cannot be read now.
         """
-        return cls(read_public_key(path) for path in list_keys(folder))
+        return cls((read_public_key(path) for path in list_keys(folder)), folder)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -85,9 +86,7 @@ class TrustStore:
         if key is None:
             trusted = ", ".join(self.key_ids) or "none"
             raise SignatureError(
-                f"{where}: signed by key {key_id}, trusted are: {trusted};"
-                " trust that key if you know its owner",
-                key_id,
+                f"{where}: signed by key {key_id}, trusted are: {trusted}{self._advise()}", key_id
             )
         try:
             key.verify_signature(Signature(key_id, opened.signature.hex()), encode_signed(opened.payload))
@@ -97,6 +96,16 @@ class TrustStore:
                 key_id,
             ) from cause
         return opened.read(predicate_type, where), key_id
+
+    def _advise(self) -> str:
+        """Return what a user can do about a key that is not trusted, to follow the ids of those that are."""
+        if self._folder is None:
+            return "; trust that key if you know its owner"
+        folder = "" if self._folder == find_keys_folder() else f" --keys {self._folder}"
+        return (
+            f" (in {self._folder}); if you know the owner of that key, get its public part from them and"
+            f" trust it: edgekit-device keys trust FILE{folder}"
+        )
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -316,3 +316,22 @@ def test_certificate_that_does_not_fit_is_refused(tmp_path: Path, certificate: t
 def test_listening_beyond_this_machine_with_tls_and_token_is_allowed() -> None:
     listen = Listen(host="0.0.0.0", tls_certificate="c", tls_key="k", token_file="t")  # noqa: S104, S106
     assert ServiceConfig(listen=listen).listen.host == "0.0.0.0"  # noqa: S104
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_service_without_a_model_says_what_comes_next(folder: Path, installed: bool) -> None:
+    place = folder / "packages"
+    place.mkdir()
+    stated = ["--port", "0", "--unix-socket", str(folder / "s.sock")]
+    stated += [] if installed else ["--package", str(place)]
+    advice = "edgekit-device install PACKAGE" if installed else f"put packages into {place} and start again"
+    started = subprocess.Popen(
+        [sys.executable, "-m", "edgekit_runtime.cli", "serve", *stated],
+        env=environment(folder),
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with bounded(started):
+        assert started.stderr is not None
+        assert any(f"no model to serve; next: {advice}" in line for line in started.stderr)

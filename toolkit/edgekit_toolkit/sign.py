@@ -8,7 +8,6 @@ private key files are not supported: keys that need such protection belong in an
 
 import contextlib
 import os
-import re
 import secrets
 import stat
 from dataclasses import dataclass
@@ -20,24 +19,27 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
 from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[attr-defined]  # has no __all__
 
+from edgekit_runtime import trusted_keys
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
 from edgekit_runtime.signing import MAX_KEY_FILE_BYTES, read_public_key
 from edgekit_runtime.statements import Envelope, encode_signed
+from edgekit_runtime.trusted_keys import (
+    check_name,
+    make_keys_folder,
+    read_public_file,
+    write_public_file,
+)
 
 DEFAULT_KEY_NAME: Final = "default"
 
 _PRIVATE_KEY_SUFFIX: Final = ".pem"
 _URI_SUFFIX: Final = ".uri"
-_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII
-)  # no dot, so that the suffixes stay unambiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def generate_key(name: str, folder: Path | None = None) -> KeyInfo:
     if public_path.exists():
         raise SignatureError(f"key '{name}' exists in {folder}; choose another name or remove its files")
     _create_private_file(folder / f"{name}{_PRIVATE_KEY_SUFFIX}", signer.private_bytes)
-    _write_public_file(public_path, _public_pem(signer))
+    write_public_file(public_path, _public_pem(signer))
     return KeyInfo(name, signer.public_key.keyid, "file")
 
 
@@ -123,8 +125,8 @@ def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyI
         OutputError: the destination cannot be written.
     """
     folder = folder or find_keys_folder()
-    public_key, pem = _read_public_file(folder / f"{_check_name(name)}{PUBLIC_KEY_SUFFIX}")
-    _write_public_file(destination, pem)
+    public_key, pem = read_public_file(folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}")
+    write_public_file(destination, pem)
     return KeyInfo(name, public_key.keyid, _find_means(name, folder))
 
 
@@ -136,14 +138,8 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
         OutputError: the folder cannot be written.
     """
     folder = _prepare_folder(name, folder)
-    public_key, pem = _read_public_file(source)
-    path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
-    if path.exists() and read_public_key(path).keyid != public_key.keyid:
-        raise SignatureError(
-            f"key '{name}' in {folder} is another key; choose another name", public_key.keyid
-        )
-    _write_public_file(path, pem)
-    return KeyInfo(name, public_key.keyid, _find_means(name, folder))
+    key = trusted_keys.trust_key(source, name, folder)
+    return KeyInfo(name, key.key_id, _find_means(name, folder))
 
 
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
@@ -174,7 +170,7 @@ def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> Sta
         OutputError: the default key cannot be written.
     """
     folder = folder or find_keys_folder()
-    means = _find_means(_check_name(name), folder)
+    means = _find_means(check_name(name), folder)
     if means is None and name == DEFAULT_KEY_NAME:
         # Of two processes that get here at once one makes the key; both then load that one.
         with contextlib.suppress(SignatureError):
@@ -187,27 +183,16 @@ def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> Sta
         return StatementSigner(_open_uri(means, read_public_key(public_path)))
     signer = _open_private_file(folder / f"{name}{_PRIVATE_KEY_SUFFIX}")
     if not public_path.exists():  # the private file comes first, and a power cut may fall between the two
-        _write_public_file(public_path, _public_pem(signer))
+        write_public_file(public_path, _public_pem(signer))
     if read_public_key(public_path).keyid != signer.public_key.keyid:
         raise SignatureError(f"key '{name}' in {folder}: its private and public files are of different keys")
     return StatementSigner(signer)
 
 
-def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
-    return name
-
-
 def _prepare_folder(name: str, folder: Path | None) -> Path:
     folder = folder or find_keys_folder()
-    _check_name(name)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as cause:
-        raise OutputError(
-            f"cannot make the key folder {folder}: {cause.strerror}; set EDGEKIT_HOME"
-        ) from cause
+    check_name(name)
+    make_keys_folder(folder, 0o700)
     return folder
 
 
@@ -269,14 +254,3 @@ def _create_private_file(path: Path, pem: bytes) -> None:
 def _public_pem(signer: CryptoSigner) -> bytes:
     public_key = load_pem_private_key(signer.private_bytes, None).public_key()
     return public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _read_public_file(path: Path) -> tuple[Key, bytes]:
-    public_key = read_public_key(path)
-    pem = load_pem_public_key(path.read_bytes())
-    return public_key, pem.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _write_public_file(path: Path, pem: bytes) -> None:
-    with write_atomically(path) as file:
-        file.write(pem)

@@ -95,13 +95,17 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
             handler.setFormatter(JsonLines())
     trust.check_keys()
 
-    def announce(addresses: Sequence[str]) -> None:
+    def announce(addresses: Sequence[str], models: Sequence[str]) -> None:
         trust.rest()
         _logger.info("ready at %s", ", ".join(addresses))
+        if not models:
+            _logger.warning("there is no model to serve; next: %s", advice)
 
     source: Source
+    advice = "edgekit-device install PACKAGE"
     with contextlib.ExitStack() as stack:
         if arguments.package:
+            advice = f"put packages into {', '.join(map(str, arguments.package))} and start again"
             source = PackageFiles(arguments.package, trust)
         else:
             folder = find_state_folder()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.service.attempt import count_hung
 from edgekit_runtime.service.cache import ResponseCache
+from edgekit_runtime.service.catalogue import Catalogue
 from edgekit_runtime.service.config import ServiceConfig, read_token
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.heads import Head
@@ -181,13 +182,15 @@ class Service:
             self._watching = Watching(self.registry.models, self.metrics, self._config.power, self.http.loop)
 
 
-async def serve(config: ServiceConfig, source: Source, announce: Callable[[Sequence[str]], None]) -> bool:
+async def serve(
+    config: ServiceConfig, source: Source, announce: Callable[[Sequence[str], Sequence[str]], None]
+) -> bool:
     """Serve until SIGTERM, SIGINT, or SIGHUP unless that is ignored, as `nohup` has it.
 
     Args:
         config: of the service.
         source: where packages lie.
-        announce: called with the addresses once the models are loaded.
+        announce: called with the addresses and the names of all models once these are loaded.
 
     Returns:
         whether all has ended, see `Service.stop`.
@@ -206,7 +209,10 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
         addresses = await service.listen()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
-        loading.add_done_callback(functools.partial(_announce, announce, addresses, notifier, stopping))
+        loaded = functools.partial(
+            _announce, announce, addresses, service.registry.models, notifier, stopping
+        )
+        loading.add_done_callback(loaded)
         await stopping.wait()
         notifier.say_stopping()
         loading.cancel()
@@ -218,8 +224,9 @@ async def serve(config: ServiceConfig, source: Source, announce: Callable[[Seque
 
 
 def _announce(
-    announce: Callable[[Sequence[str]], None],
+    announce: Callable[[Sequence[str], Sequence[str]], None],
     addresses: Sequence[str],
+    models: Catalogue,
     notifier: Notifier,
     stopping: asyncio.Event,
     loading: "asyncio.Future[None]",
@@ -227,7 +234,7 @@ def _announce(
     if loading.cancelled():
         return
     if loading.exception() is None:
-        announce(addresses)
+        announce(addresses, list(models.by_name))
         notifier.say_ready(f"ready at {', '.join(addresses)}")
     else:
         stopping.set()  # where it is raised

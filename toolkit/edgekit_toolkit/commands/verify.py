@@ -81,7 +81,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
 
     folder = keys_folder or (None if key_files else find_keys_folder())
     in_folder = sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")) if folder else []
-    return TrustStore(read_public_key(path) for path in (*key_files, *in_folder))
+    return TrustStore((read_public_key(path) for path in (*key_files, *in_folder)), folder)
 
 
 def _quiet(_check: str, _detail: str, _mark: tuple[str, str] = _OK) -> None:

@@ -1,0 +1,66 @@
+"""`edgekit-device keys`: the public keys whose packages are trusted on this device."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.installed import find_keys
+from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX
+from edgekit_runtime.trusted_keys import TrustedKey, list_trusted, remove_key, trust_key
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "keys",
+        help="list, trust or remove the keys whose packages are accepted",
+        description="Packages are accepted if one of these keys has signed them. They lie in"
+        " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys; who can write there decides what is trusted.",
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="show the keys with their ids")
+    listing.set_defaults(run=run_list)
+    trusting = actions.add_parser(
+        "trust",
+        help="trust a public key from now on",
+        description="Trust the public key in FILE (PEM) from now on. Who holds its private part can then sign"
+        " packages for this device: compare the key id with its owner.",
+    )
+    trusting.add_argument("file", type=Path, metavar="FILE", help="from `edgekit keys export`")
+    trusting.add_argument("name", nargs="?", metavar="NAME", help="of the key here (default: that of FILE)")
+    trusting.set_defaults(run=run_trust)
+    removing = actions.add_parser("remove", help="trust a key no more")
+    removing.add_argument("name", metavar="NAME")
+    removing.set_defaults(run=run_remove)
+    for action in (listing, trusting, removing):
+        action.add_argument("--keys", type=Path, metavar="FOLDER", help="of the keys (default: your own)")
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_list(arguments: argparse.Namespace) -> Outcome:
+    """Show the keys."""
+    folder = find_keys(arguments)
+    keys = list_trusted(folder)
+    lines = [f"{key.name}  {key.key_id}" for key in keys] or [
+        f"no keys in {folder}; `edgekit-device keys trust FILE` adds one"
+    ]
+    return Outcome({"folder": str(folder), "keys": [asdict(key) for key in keys]}, lines)
+
+
+def run_trust(arguments: argparse.Namespace) -> Outcome:
+    """Trust a key."""
+    file: Path = arguments.file
+    name = arguments.name or file.name.removesuffix(PUBLIC_KEY_SUFFIX).removesuffix(".pem")
+    return _say(trust_key(file, name, find_keys(arguments)), "is trusted from now on", arguments)
+
+
+def run_remove(arguments: argparse.Namespace) -> Outcome:
+    """Trust a key no more."""
+    return _say(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
+
+
+def _say(key: TrustedKey, done: str, arguments: argparse.Namespace) -> Outcome:
+    folder = find_keys(arguments)
+    lines = [f"{key.name} {done} ({folder})", f"  key id {key.key_id}"]
+    return Outcome({"folder": str(folder), **asdict(key)}, lines)
