@@ -26,6 +26,8 @@ class NodeCost:
         bytes_written: activations written.
         weight_bytes: constants read.
         precision: of the arithmetic.
+        repeats: times it runs in one inference, in the body of a loop; the other figures are of one run.
+        steps: of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for each.
     """
 
     name: str
@@ -35,6 +37,8 @@ class NodeCost:
     bytes_written: int
     weight_bytes: int
     precision: Precision
+    repeats: int = 1
+    steps: int = 1
 
     def __post_init__(self) -> None:
         for field in ("macs", "bytes_read", "bytes_written", "weight_bytes"):
@@ -60,7 +64,7 @@ class ModelledCost:
         active_w: draw of the board during inference.
         idle_w: draw of the board at rest.
         uncertainty: factor by which latency, and so energy, may be off either way.
-        kernels: number of kernels.
+        kernels: number of kernels that run.
         status: always `modelled`, so that a report cannot take it for a measurement.
     """
 
@@ -82,10 +86,11 @@ class ModelledCost:
 
 
 def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
-    """Modelled time of one kernel on `target` in `mode`, seconds."""
+    """Modelled time of all runs of one kernel on `target` in `mode`, seconds."""
     arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * mode.compute_scale.value)
     transfer_s = node.traffic_bytes / (target.costs.memory.value * mode.bandwidth_scale.value)
-    return max(arithmetic_s, transfer_s) + target.costs.kernel_overhead.value
+    starts = node.steps if target.backend.default == "tensorrt" else 1
+    return node.repeats * (max(arithmetic_s, transfer_s) + starts * target.costs.kernel_overhead.value)
 
 
 def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None = None) -> ModelledCost:
@@ -111,5 +116,5 @@ def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None
         active_w=active_w,
         idle_w=idle_w,
         uncertainty=target.costs.uncertainty.value,
-        kernels=len(nodes),
+        kernels=sum(node.repeats for node in nodes),
     )

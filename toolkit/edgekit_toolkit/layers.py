@@ -58,7 +58,7 @@ def describe_layers(run: Run, place: int) -> list[dict[str, Any]]:
                 "bytes_before": held,
                 "bytes_after": found[name].weight_bytes,
                 "precision": found[name].precision,
-                "macs": work[label].macs if label in work else 0,
+                "macs": work[label].macs * work[label].repeats if label in work else 0,
                 "noise_share": shares.get(name),
             }
         )

@@ -2,17 +2,20 @@
 
 Counted as no kernel, since engines fold or fuse them: constants and what depends on constants and shapes
 only, views (Reshape and its like), biases, scales and activations behind a convolution or matrix product,
-QuantizeLinear and DequantizeLinear at int8 kernels. Not modelled: control flow, operators of other domains.
+QuantizeLinear and DequantizeLinear at int8 kernels. The body of a loop counts as often as it runs, an If as
+the dearer of its branches. Not modelled: loops whose length depends on the data, operators of other domains.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.control_flow import CONTROL_FLOW, bodies, body_model, captured, check_steady, find_steps
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.graph import GraphIndex, attribute
 from edgekit_toolkit.shapes import with_shapes
@@ -38,7 +41,7 @@ _FUSED = _ACTIVATIONS | {"Add", "BatchNormalization", "Mul"}
 # These read as much of their first input as they write, not all of it.
 _PICKS = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
 # Multiply-accumulate work that is not counted here; calling it 0 would be a lie.
-_UNCOUNTED = {"Attention", "DeformConv", "Einsum", "If", "Loop", "Scan"}
+_UNCOUNTED = {"Attention", "DeformConv", "Einsum"}
 
 
 def node_costs(
@@ -60,18 +63,29 @@ def node_costs(
     return _Counter(with_shapes(model, dims or {}), float_outputs=float_outputs).kernels()
 
 
+def _work(costs: Sequence[NodeCost]) -> tuple[int, int, int]:
+    """What tells the dearer of two branches: multiply-accumulates, then bytes, then kernels."""
+    return (
+        sum(one.repeats * one.macs for one in costs),
+        sum(one.repeats * one.traffic_bytes for one in costs),
+        sum(one.repeats for one in costs),
+    )
+
+
 class _Counter:
     """Counts the kernels of one graph whose shapes are known."""
 
-    def __init__(self, model: onnx.ModelProto, *, float_outputs: bool) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, *, float_outputs: bool, static: Set[str] = frozenset()
+    ) -> None:
         graph = model.graph
+        self._model = model
         self._float_outputs = float_outputs
         self._graph = graph
         self._index = GraphIndex(graph)
-        self._types = {
-            value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)
-        }
-        self._static = self._static_tensors()
+        self._values = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+        self._types = {name: kind.tensor_type for name, kind in self._values.items()}
+        self._static = self._static_tensors(static)
         self._fused: set[int] = set()
         for node in graph.node:
             if self._is_fused(node):
@@ -87,16 +101,37 @@ class _Counter:
                     f"node {_name(node)!r}: the work of operator {node.domain or 'ai.onnx'}::{node.op_type} "
                     "cannot be counted; measure on the device instead"
                 )
-            if node.op_type not in _VIEWS and id(node) not in self._fused and not self._is_absorbed(node):
+            if node.op_type in CONTROL_FLOW:
+                costs.extend(self._control_flow(node))
+            elif node.op_type not in _VIEWS and id(node) not in self._fused and not self._is_absorbed(node):
                 costs.append(self._cost(node))
         return costs
 
-    def _static_tensors(self) -> set[str]:
+    def _control_flow(self, node: onnx.NodeProto) -> list[NodeCost]:
+        """The kernels of a body, as often as it runs; of an If, those of the branch that runs or may run."""
+        if node.op_type == "If":
+            branches = [self._body(node, body)[1] for body in bodies(node)]
+            return max(branches, key=_work)
+        (body,) = bodies(node)
+        made, costs = self._body(node, body)
+        check_steady(node, made)
+        steps = find_steps(node, made, self._values, self._index.initializers)
+        return [replace(one, repeats=one.repeats * steps) for one in costs]
+
+    def _body(self, node: onnx.NodeProto, body: onnx.GraphProto) -> tuple[onnx.ModelProto, list[NodeCost]]:
+        """A body with known shapes, and the kernels of one run of it."""
+        made = body_model(self._model, node, body, self._values, self._index.initializers)
+        made = with_shapes(made, {})
+        counter = _Counter(made, float_outputs=self._float_outputs, static=captured(body) & self._static)
+        return made, counter.kernels()
+
+    def _static_tensors(self, given: Set[str]) -> set[str]:
         """Tensors that an engine computes once, when it loads the model."""
-        static = set(self._index.initializers)
+        static = set(self._index.initializers) | given
         for node in self._graph.node:
             has_shape_only = node.op_type in {"Shape", "Size", "Constant"}
-            if has_shape_only or (node.input and all(name in static for name in node.input if name)):
+            read = [*node.input, *(name for body in bodies(node) for name in captured(body))]
+            if has_shape_only or (read and all(name in static for name in read if name)):
                 static.update(name for name in node.output if name)
         return static
 
@@ -206,7 +241,15 @@ class _Counter:
             bytes_written=written,
             weight_bytes=weights,
             precision="int8" if int8 else self._precision(node),
+            steps=self._steps(node),
         )
+
+    def _steps(self, node: onnx.NodeProto) -> int:
+        if node.op_type not in _RECURRENT:
+            return 1
+        # X [sequence, batch, input], or batch first; both directions take the same steps one after another.
+        axis = 1 if attribute(node, "layout", 0) else 0
+        return self._shape(node.input[0])[axis] * self._shape(node.input[1])[0]
 
     def _macs(self, node: onnx.NodeProto) -> int:
         if node.op_type in _RECURRENT:

@@ -15,6 +15,7 @@ from onnx import numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.control_flow import bodies, body_model, output_types
 from edgekit_toolkit.graph import attribute
 
 # Enough for any shape, axes or padding; weights are larger or floating.
@@ -64,17 +65,45 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     # Before version 4 an initializer had to be an input too, and folding makes initializers that are not.
     bound.ir_version = max(bound.ir_version, 4)
     _bind(bound.graph, dims)
+    stated: dict[str, onnx.TypeProto] = {}
     while True:
         # Stale dynamic shapes would hide what inference can find out now.
         del bound.graph.value_info[:]
+        bound.graph.value_info.extend(
+            onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
+        )
         inputs = {value.name for value in bound.graph.input}
         for value in bound.graph.output:
             if value.name in inputs:  # its shape is stated, not inferred
                 continue
             value.type.tensor_type.ClearField("shape")
         bound = _inferred(bound)
-        if not _fold(bound):
+        if _fold(bound):
+            continue
+        more = _control_flow_types(bound, stated)
+        if not more:
             return bound
+        stated |= more
+
+
+def _control_flow_types(
+    model: onnx.ModelProto, known: Mapping[str, onnx.TypeProto]
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of what control flow makes, as far as its bodies tell; inference alone has few."""
+    graph = model.graph
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    found: dict[str, onnx.TypeProto] = {}
+    for node in graph.node:
+        if not bodies(node) or all(name in known or not name for name in node.output):
+            continue
+        try:
+            made = [body_model(model, node, body, types, initializers) for body in bodies(node)]
+            shaped = [with_shapes(one, {}) for one in made]
+            found |= output_types(node, shaped, types, initializers)
+        except ModelError:  # not known yet, or never: whoever needs the shape says so
+            continue
+    return {name: kind for name, kind in found.items() if name not in known}
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
