@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, TypeAlias, cast
+from typing import BinaryIO, Final, TypeAlias
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
+from edgekit_runtime.mapped import parts
 from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
 from edgekit_runtime.zipform import (
     MAX_ARCHIVE_BYTES,
@@ -41,8 +42,6 @@ Sign: TypeAlias = Callable[[bytes], bytes]
 
 _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 """Takes an envelope and where it lies, returns its statement and key id."""
-
-_CHUNK_BYTES: Final = 1 << 20  # stays in the cache between the two checksums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,7 @@ class OpenedPackage:
         Raises:
             OSError: from the file.
         """
-        starts = range(0, len(self._view), _CHUNK_BYTES)
-        file.writelines(self._view[start : start + _CHUNK_BYTES] for start in starts)
+        file.writelines(parts(self._view))
 
     def select(self, variant: str) -> "OpenedPackage":
         """Return this package as if a variant were its only one; closing either closes both.
@@ -203,8 +201,6 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
     view = _map_file(path, limits)
     try:
         manifest, key_id, members = _check_package(view, verify, limits, str(path))
-        # Hashing has mapped every page; from here on only those of artifacts in use count as memory.
-        cast("mmap.mmap", view.obj).madvise(mmap.MADV_DONTNEED)
     except BaseException:
         view.release()
         raise
@@ -308,10 +304,9 @@ def _check_artifacts(view: memoryview, members: tuple[Member, ...], manifest: Ma
         raise PackageError(f"{where}: holds the artifacts {names}, the manifest names {expected}")
     for member, artifact in zip(members[2:], manifest.artifacts, strict=True):
         crc32, digest = 0, hashlib.sha256()
-        for start in range(member.payload_offset, member.end_offset, _CHUNK_BYTES):
-            chunk = view[start : min(start + _CHUNK_BYTES, member.end_offset)]
-            crc32 = zlib.crc32(chunk, crc32)
-            digest.update(chunk)
+        for part in parts(view[member.payload_offset : member.end_offset]):
+            crc32 = zlib.crc32(part, crc32)
+            digest.update(part)
         _check_digest(artifact, member.size_bytes, digest.hexdigest(), where)
         _check_crc32(member, crc32, where)
 

@@ -6,6 +6,7 @@ log level is set to; that line is caught here.
 
 import contextlib
 import importlib
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.lacks import check_lack
+from edgekit_runtime.mapped import parts
 from edgekit_runtime.sessions.session import EngineMissingError
 
 _STDERR: Final = 2
@@ -58,7 +60,7 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
     try:
         # From bytes in any case: of a file the engine would keep a mapping, and a change to the file while
         # the session lives would change the model, or end the process.
-        content = model.read_bytes() if isinstance(model, Path) else bytes(model)
+        content = model.read_bytes() if isinstance(model, Path) else _copy(model)
         with _quiet_first_time() if xnnpack else contextlib.nullcontext():
             interpreter = engine.Interpreter(
                 model_content=content, num_threads=threads, experimental_op_resolver_type=resolver
@@ -68,6 +70,14 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
         check_lack(cause, "backend 'litert': the model cannot be given to the engine")
         raise BackendError(f"backend 'litert': the engine refused the model: {cause}") from cause
     return interpreter
+
+
+def _copy(model: bytes | memoryview) -> bytes:
+    if isinstance(model, bytes):
+        return model
+    copied = io.BytesIO()
+    copied.writelines(parts(model))
+    return copied.getvalue()  # its own buffer, no further copy
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.mapped import parts
 from edgekit_runtime.ort_memory import lean_loading, make_lean
 from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
@@ -173,7 +174,7 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
         # 18.6 MB that is 46 MB in place of 82 MB after loading.
         descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(model)
+            file.writelines(parts(model))
             file.flush()
             return _create(f"/proc/self/fd/{descriptor}", settings)
     except Exception as cause:  # its exceptions have no common base but this
