@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 SIGNATURE_NAME: Final = "signature.dsse.json"
+_STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name could not be asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,10 @@ class Manifest:
     def __post_init__(self) -> None:
         for what in ("name", "version", "target"):
             require_token(getattr(self, what), what)
+        require(
+            self.name != _STATISTICS,
+            f"name is '{_STATISTICS}', which is where the service has statistics; choose another name",
+        )
         for what in ("budget", "figures", "provenance"):
             require_object(getattr(self, what), what)
         for limit, value in self.budget.items():

@@ -58,7 +58,9 @@ def parse_plan(
     planned, binary_bytes = _plan_inputs(request, inputs)
     if agreements:
         _check_agreements({one.name: one.shape for one in planned}, agreements)
-    request_id = request.get("id", "")
+    request_id = request.get("id")
+    if request_id is None:  # many writers of JSON have null for what is missing
+        request_id = ""
     if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected a string of at most {_MAX_ID} characters")
     return Plan(

@@ -43,6 +43,11 @@ class RegionRoutes:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
 
+    @property
+    def allows_posix(self) -> bool:
+        """Whether segments may be registered by their name alone."""
+        return self._regions.allows_posix
+
     def register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
         """Take a region in: a memfd that came with the body, or a POSIX segment."""
         stated = load_small(body)

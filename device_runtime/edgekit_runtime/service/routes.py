@@ -36,8 +36,9 @@ _READ: Final = ("GET", "HEAD")
 _WRITE: Final = ("POST",)
 _EXTENSIONS: Final = (
     *("binary_tensor_data", "model_repository", "schedule_policy", "shared_memory", "statistics"),
-    "system_shared_memory",
 )
+# Backend -> PROJECT_FORMAT, as the protocol has it; it names none for LiteRT.
+_PLATFORMS: Final = {"ort": "onnx_onnxv1", "tensorrt": "tensorrt_plan", "litert": "litert_tflite"}
 
 _logger = logging.getLogger(__name__)
 
@@ -173,7 +174,8 @@ class Routes:
         self._answer_later(connection, list_models(), "listing the models")
 
     def _describe_server(self) -> dict[str, Any]:
-        return {"name": "edgekit", "version": __version__, "extensions": list(_EXTENSIONS)}
+        extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
+        return {"name": "edgekit", "version": __version__, "extensions": extensions}
 
     def _answer_model(
         self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
@@ -197,7 +199,7 @@ class Routes:
         return {
             "name": name,
             "versions": self._models.versions_of(name),
-            "platform": f"edgekit_{manifest.backend.name}",
+            "platform": _PLATFORMS.get(manifest.backend.name, f"edgekit_{manifest.backend.name}"),
             "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
             "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
         }

@@ -161,6 +161,11 @@ class Regions:
         self.on_add: Callable[[Region], None] | None = None
         self.on_remove: Callable[[str], None] | None = None
 
+    @property
+    def allows_posix(self) -> bool:
+        """Whether segments may be registered by their name alone."""
+        return self._limits.allows_posix
+
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions.values())
 

@@ -43,10 +43,8 @@ class ModelFolders:
         try:
             paths = list(self.path.iterdir())
             self._check()
-            found = [path for path in paths if _find_problem(path.name) is None and not path.is_symlink()]
-            return tuple(
-                sorted(path.name for path in found if path.is_dir() and self._at(path).has_content())
-            )
+            found = [path for path in paths if _find_problem(path.name) is None and path.is_dir()]
+            return tuple(sorted(path.name for path in found if self._has_content(path)))
         except FileNotFoundError:
             return ()
         except OSError as cause:
@@ -87,6 +85,18 @@ class ModelFolders:
         check_private(self.path)
         make_folder(self.path / model, 0o700, self.disk)
         return self.find(model)
+
+    def _has_content(self, path: Path) -> bool:
+        """Return whether a model lies at `path`; one behind a link counts, though it is not opened.
+
+        Else it would be missing without a word.
+        """
+        try:
+            return self._at(path).has_content()
+        except OSError:
+            if path.is_symlink():  # the others are readable all the same
+                return True
+            raise
 
     def _check(self) -> None:
         check_private(self.root, may_be_link=True)
