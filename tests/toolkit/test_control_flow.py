@@ -7,10 +7,14 @@ import onnx
 import pytest
 from tests.toolkit.control_flow_models import BOOL, FLOAT, INT64, graph, keras_lstm, model, node, value
 from tests.toolkit.package_run import isolated_home, package, saved
+from tests.toolkit.small_models import run
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.energy import model_cost
+from edgekit_toolkit.engine_graph import optimise_as_engine
 from edgekit_toolkit.node_costs import node_costs
+from edgekit_toolkit.passes import fold_constants
+from edgekit_toolkit.quantize.storage import half_weights
 from edgekit_toolkit.targets import load_target
 
 
@@ -150,3 +154,58 @@ def test_package_of_a_loop_that_cannot_be_counted_has_no_modelled_latency(tmp_pa
     )
     assert limited.code != 0
     assert "latency" in limited.stdout
+
+
+def with_weights_inside(kind: str) -> onnx.ModelProto:
+    """A loop whose body captures its weights, or holds them as initializers or as Constant nodes."""
+    whole = keras_lstm(12, inputs=32, hidden=64, vocabulary=40)
+    if kind == "captured":
+        return whole
+    body = next(item for item in whole.graph.node if item.op_type == "Loop").attribute[0].g
+    weights = [tensor for tensor in whole.graph.initializer if tensor.name in {"w", "r", "b"}]
+    others = [tensor for tensor in whole.graph.initializer if tensor.name not in {"w", "r", "b"}]
+    del whole.graph.initializer[:]
+    whole.graph.initializer.extend(others)
+    if kind == "initializers":
+        body.initializer.extend(weights)
+        return whole
+    nodes = [node("Constant", [], [tensor.name], value=tensor) for tensor in weights]
+    nodes += list(body.node)
+    del body.node[:]
+    body.node.extend(nodes)
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["captured", "initializers", "constants"])
+def test_weights_of_a_body_are_stored_as_float16_and_widened_at_loading(kind):
+    floats = fold_constants.run(with_weights_inside(kind))
+    halves = half_weights(floats)
+    assert halves is not None
+    onnx.checker.check_model(halves, full_check=True)
+    assert halves.ByteSize() < 0.6 * floats.ByteSize()
+    ids = {"ids": np.arange(12, dtype=np.int64)[None]}
+    # Eleven bits of each weight, through twelve steps of a bounded state.
+    np.testing.assert_allclose(run(halves, ids)["y"], run(floats, ids)["y"], atol=2e-3)
+    engine = optimise_as_engine(halves)
+    loop = next(item for item in engine.nodes if item.op_type == "Loop")
+    inner = next(item.g for item in loop.attribute if item.name == "body")
+    assert "Cast" not in {item.op_type for item in (*engine.nodes, *inner.node)}
+
+
+def test_weight_that_a_body_hands_out_stays_as_it_is():
+    then = graph([node("Relu", ["w"], ["t"])], [], [value("t", None)])
+    other = graph([], [], [value("w", None)])
+    nodes = [
+        node("If", ["flag"], ["z"], then_branch=then, else_branch=other),
+        node("MatMul", ["x", "z"], ["y"]),
+    ]
+    weights = {"w": np.ones((16, 16), np.float32)}
+    whole = model(nodes, [value("flag", [], BOOL), value("x", [1, 16])], [value("y", None)], weights)
+    assert half_weights(whole) is None
+
+
+def test_package_of_a_loop_is_smaller_than_its_source(tmp_path: Path):
+    source = saved(with_weights_inside("captured"), tmp_path / "model.onnx")
+    with isolated_home(tmp_path / "home"):
+        report = package(source, tmp_path / "out", "--json", target="rpi5").json
+    assert report["package"]["bytes"] < 0.8 * source.stat().st_size

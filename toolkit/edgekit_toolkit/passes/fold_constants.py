@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper, shape_inference
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.graph import GraphIndex, attribute, reads, remove_unused_initializers
+from edgekit_toolkit.nesting import graphs
 
 MAX_GROWN_BYTES: Final = 64 << 10
 KEPT_OPERATORS: Final = frozenset(
@@ -39,7 +40,8 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    _store_constant_nodes(result.graph)
+    for graph in reversed(list(graphs(result.graph))):  # writing a graph copies the ones inside
+        _store_constant_nodes(graph)
     folded = _foldable(result, max_grown_bytes)
     if folded:
         values = _evaluate(result, folded)

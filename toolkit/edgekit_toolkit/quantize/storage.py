@@ -3,7 +3,7 @@
 Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.control_flow import bodies, captured
 from edgekit_toolkit.graph import (
     GraphIndex,
     add_constant,
@@ -21,6 +22,7 @@ from edgekit_toolkit.graph import (
     opset,
     remove_unused_initializers,
 )
+from edgekit_toolkit.nesting import graphs
 from edgekit_toolkit.quantize.emitter import Emitter
 from edgekit_toolkit.quantize.plan import COMPUTE, weight_axis
 from edgekit_toolkit.quantize.scheme import quantize_weight
@@ -43,12 +45,21 @@ _WEIGHTS_FROM: Final = {
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return `model` with its float32 weights stored as float16, where it holds them.
 
+    Weights that the bodies of control flow hold, or read from outside, are among them.
+
     Returns:
         None where the model has no weight that this fits.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    graph = result.graph
+    names = GraphIndex(result.graph)
+    # Inner graphs first: rewriting a graph copies the nodes that hold them.
+    halved = [_halve(graph, names) for graph in reversed(list(graphs(result.graph)))]
+    return result if any(halved) else None
+
+
+def _halve(graph: onnx.GraphProto, names: GraphIndex) -> bool:
+    """Store the weights of one graph as float16, in place; False where it has none."""
     index = GraphIndex(graph)
     casts, tensors = [], []
     for tensor in graph.initializer:
@@ -56,23 +67,23 @@ def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
             tensors.append(tensor)
             continue
         half = numpy_helper.to_array(tensor).astype(np.float16)
-        tensors.append(numpy_helper.from_array(half, fresh_name(index, f"{tensor.name}_half")))
+        tensors.append(numpy_helper.from_array(half, fresh_name(names, f"{tensor.name}_half")))
         casts.append(
             helper.make_node(
                 "Cast", [tensors[-1].name], [tensor.name], name=f"{tensor.name}_widen", to=TensorProto.FLOAT
             )
         )
     if not casts:
-        return None
+        return False
     nodes = [*casts, *graph.node]
     for field, items in ((graph.node, nodes), (graph.initializer, tensors)):
         del field[:]
         field.extend(items)
-    return result
+    return True
 
 
 def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
-    readers = index.consumers(tensor.name)
+    readers = list(_readers(index.graph, tensor.name))
     if tensor.data_type != TensorProto.FLOAT or tensor.name in index.outputs or not readers:
         return False
     for node in readers:
@@ -81,6 +92,18 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
             return False
     value = index.constant(tensor.name)
     return value is not None and value.size >= _MIN_ELEMENTS and fits_half(value)
+
+
+def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that read a tensor, also in bodies, and those whose bodies give it out."""
+    for node in graph.node:
+        if name in node.input:
+            yield node
+        for body in bodies(node):
+            if name in {value.name for value in body.output}:
+                yield node
+            if name in captured(body):
+                yield from _readers(body, name)
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
