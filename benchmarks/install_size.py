@@ -1,10 +1,11 @@
 """How many packages and bytes an install of edgekit takes, measured in fresh environments.
 
-    .venv/bin/python benchmarks/install_size.py [device] [device-litert] [host]
+    .venv/bin/python benchmarks/install_size.py [device] [device-litert] [host] [edgekit[device]] ...
 
 Installs the pinned requirements and the wheels of this checkout, without pip itself and without bytecode (a
 device with a read-only root never writes any); the bytecode of every module is then measured separately.
-MB are 10^6 bytes of file content.
+A kind with an extra, such as "edgekit[device]" or "edgekit[device] onnxruntime==1.31.1", is installed as pip
+does it for a user, with the newest releases that fit and with bytecode. MB are 10^6 bytes of file content.
 """
 
 import subprocess
@@ -61,9 +62,44 @@ def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
     return Install(python, next(folder.glob("lib/python*/site-packages")))
 
 
+def install_plainly(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
+    """Install a kind such as `edgekit[device]` (and further requirements) as a user does, with pip's choice.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; `output` holds what it said.
+    """
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    python = folder / "bin" / "python"
+    _run(
+        [
+            *PIP,
+            "--python",
+            str(python),
+            "install",
+            "--find-links",
+            str(wheels["edgekit"].parent),
+            *kind.split(),
+        ]
+    )
+    return Install(python, next(folder.glob("lib/python*/site-packages")))
+
+
 def _run(command: list[str], folder: Path = ROOT) -> None:
     subprocess.run(
         command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _shown(made: Install) -> str:
+    """Return packages with their versions and the size of an install with its bytecode."""
+    folders = made.bytes_by_folder()
+    bytecode = sum(path.stat().st_size for path in made.site_packages.rglob("*.pyc"))
+    versions = sorted(info.name.removesuffix(".dist-info") for info in made.site_packages.glob("*.dist-info"))
+    largest = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in folders.most_common(4))
+    total = sum(folders.values())
+    return (
+        f"{total / 1e6:.1f} MB, {(total - bytecode) / 1e6:.1f} MB of it without bytecode ({largest});"
+        f" {', '.join(versions)}"
     )
 
 
@@ -74,7 +110,11 @@ def main() -> None:
         wheels = build_wheels(folder)
         sizes = ", ".join(f"{name} {path.stat().st_size / 1e6:.2f} MB" for name, path in wheels.items())
         print(f"Python {sys.version.split()[0]}, wheels: {sizes}")
-        for kind in sys.argv[1:] or ["device", "device-litert", "host"]:
+        for kind in sys.argv[1:] or ["device", "device-litert", "host", "edgekit[device]"]:
+            if "[" in kind:
+                made = install_plainly(kind, wheels, folder / kind)
+                print(f"{kind}, as pip leaves it: {_shown(made)}")
+                continue
             made = install(kind, wheels, folder / kind)
             folders = made.bytes_by_folder()
             _run([str(made.python), "-m", "compileall", "-q", str(made.site_packages)])

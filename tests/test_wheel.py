@@ -139,6 +139,27 @@ def test_extra_brings_what_its_machine_needs_in_the_same_version(
     assert found == dict.fromkeys(ours, __version__)
 
 
+def test_host_wheel_brings_what_its_command_needs(wheels: dict[str, Path]) -> None:
+    """`pip install . ./host` in a checkout names no extra, and `edgekit --version` must work after it."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command += ["--report", "-", str(wheels["edgekit"]), str(wheels["edgekit-host"])]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "connection broken by" in result.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert result.returncode == 0, result.stderr
+    chosen = {one["metadata"]["name"].lower() for one in json.loads(result.stdout)["install"]}
+    assert chosen >= {"click", "onnx", "onnxoptimizer", "onnxruntime", "rich"}
+
+
+def test_script_builds_both_wheels_for_other_machines(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "wheels"
+    result = subprocess.run([script, tmp_path / "a b"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    built = {path.name.split("-")[0] for path in (tmp_path / "a b").glob("*.whl")}
+    assert built == {"edgekit", "edgekit_host"}
+    assert str(tmp_path / "a b") in result.stdout
+
+
 def test_device_install_imports_every_runtime_module_without_host_libraries(any_device: Any) -> None:
     python: Path = any_device.python
     result = subprocess.run(
