@@ -5,6 +5,8 @@ import json
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,6 +260,50 @@ def test_regions_beyond_the_limits_are_refused(open_to_posix: Running, segment: 
     ]
     assert ask(open_to_posix, post_bytes("/v2/systemsharedmemory/unregister", b"")).status == 200
     assert register_key(open_to_posix, "large", key=segment.name, byte_size=1001).status == 400
+
+
+ELSEWHERE = """
+import socket, sys
+sys.path[:0] = sys.argv[1].split(":")
+from tests.service.region_parts import REGION, memfd, register
+from tests.service.service_parts import Replies, post_bytes
+with socket.socket(socket.AF_UNIX) as client, memfd(64) as descriptor:
+    client.connect(sys.argv[2])
+    client.sendall(post_bytes(f"{REGION}/{sys.argv[3]}/unregister", b""))
+    print(Replies(client).next().status, register(client, "elsewhere", [descriptor], byte_size=64).status)
+"""
+
+
+def act_elsewhere(service: Running, name: str) -> list[int]:
+    """Let another process unregister a region and register one; return both statuses."""
+    code = [sys.executable, "-c", ELSEWHERE, ":".join(sys.path), service.socket_path, name]
+    printed = subprocess.run(code, capture_output=True, check=True, timeout=60).stdout
+    return [int(status) for status in printed.split()]
+
+
+def test_region_of_another_process_is_not_unregistered(linear: Running) -> None:
+    with linear.connect() as client, memfd(64) as descriptor:
+        assert register(client, "mine", [descriptor], byte_size=64).status == 200
+        assert act_elsewhere(linear, "mine") == [400, 200]
+        assert ask(linear, get_bytes(f"{REGION}/mine/status")).status == 200
+
+
+@pytest.mark.parametrize("limits", [RegionLimits(max_regions=8), RegionLimits(max_region_bytes=8 * 64)])
+def test_process_that_registers_all_it_can_leaves_some_to_others(
+    maker: PackageMaker, tmp_path: Path, limits: RegionLimits
+) -> None:
+    with (
+        running_linear(maker, tmp_path, shared_memory=limits) as service,
+        service.connect() as first,
+        service.connect() as second,  # another connection is no other process
+        memfd(64) as descriptor,
+    ):
+        statuses = [
+            register(client, f"{number}", [descriptor], byte_size=64).status
+            for number, client in enumerate([first, second] * 4)
+        ]
+        assert statuses == [200] * 6 + [400] * 2
+        assert act_elsewhere(service, "none") == [200, 200]
 
 
 def test_client_registers_again_on_a_new_connection(linear: Running) -> None:

@@ -16,6 +16,7 @@ from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.leases import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.outgoing import MAX_PARTS, Buffer, Outgoing
 from edgekit_runtime.service.receiver import Receiver
+from edgekit_runtime.service.sockets import find_peer
 from edgekit_runtime.service.wheel import NEVER
 
 if TYPE_CHECKING:
@@ -244,6 +245,13 @@ class Connection:
             self.close()
             return
         self._receiver.unpause(self)
+
+    @property
+    def peer_pid(self) -> int:
+        """The process at the other end of a Unix socket; 0 where that is not known."""
+        if self._socket is None or self._socket.family != socket.AF_UNIX:
+            return 0
+        return find_peer(self._socket)
 
     @property
     def is_open(self) -> bool:

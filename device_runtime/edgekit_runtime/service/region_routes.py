@@ -60,7 +60,12 @@ class RegionRoutes:
         size_bytes = take_count(stated, "byte_size", f"region '{name}'")
         if connection.descriptors:
             region = self._regions.add_memfd(
-                name, key, connection.descriptors[0], offset_bytes=offset_bytes, size_bytes=size_bytes
+                name,
+                key,
+                connection.descriptors[0],
+                offset_bytes=offset_bytes,
+                size_bytes=size_bytes,
+                owner=connection.peer_pid,
             )
             del connection.descriptors[0]  # the region's from now on
             self._own(connection, region)
@@ -80,9 +85,16 @@ class RegionRoutes:
 
         One that this client cannot use is left alone. Segments by key belong to nobody: a client of the
         protocol has several connections, on any of which it registers and unregisters.
+
+        Raises:
+            RequestError: the region is a memfd that another process passed.
         """
         owned = connection.on_close.regions if isinstance(connection.on_close, _Owned) else ()
         for region in self._regions.of(is_local=connection.is_local):
+            if region.name == name and region.owner not in (None, connection.peer_pid):
+                raise RequestError(
+                    400, f"region '{name}' was registered by another process, which alone can unregister it"
+                )
             if region.name == name or (name is None and (not region.is_mapped or region in owned)):
                 self._regions.remove(region)
         connection.answer(*make_json({}))

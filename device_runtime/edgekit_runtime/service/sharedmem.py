@@ -51,9 +51,10 @@ class Region:
         size_bytes: of the region.
         descriptor: of its file, open as long as the region is registered.
         is_mapped: whether it is a memfd.
+        owner: process that passed the memfd, or None.
     """
 
-    __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "size_bytes")
+    __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "owner", "size_bytes")
 
     def __init__(self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int) -> None:
         self.name = name
@@ -62,6 +63,7 @@ class Region:
         self.offset_bytes = offset_bytes
         self.size_bytes = size_bytes
         self.is_mapped = False
+        self.owner: int | None = None
         self._mapping: mmap.mmap | None = None
 
     def map(self) -> None:
@@ -185,9 +187,17 @@ class Regions:
         return region
 
     def add_memfd(
-        self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int
+        self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int, owner: int
     ) -> Region:
         """Register the memfd `descriptor`, which belongs to the region once this has returned.
+
+        Args:
+            name: of the region.
+            key: anything.
+            descriptor: of the memfd.
+            offset_bytes: where the region begins in it.
+            size_bytes: of the region.
+            owner: process that passed it.
 
         Raises:
             RequestError: the name is taken, the file is no memfd that is sealed against shrinking or is
@@ -195,6 +205,7 @@ class Regions:
             UnavailableError: it cannot be mapped now.
         """
         self._check_new(name, offset_bytes, size_bytes)
+        self._check_share(name, offset_bytes + size_bytes, owner)
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as cause:
@@ -208,6 +219,7 @@ class Regions:
             )
         _check_size(name, descriptor, offset_bytes + size_bytes)
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        region.owner = owner
         region.map()
         self.put(region)
         return region
@@ -289,6 +301,24 @@ class Regions:
                 400,
                 f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the"
                 f" limit here is {limits.max_region_bytes}",
+            )
+
+    def _check_share(self, name: str, needed_bytes: int, owner: int) -> None:
+        """Keep a quarter of the limits for the memfds of other processes.
+
+        Raises:
+            RequestError: this one would take more than the rest.
+        """
+        limits = self._limits
+        own = [region for region in self if region.owner == owner]
+        most = limits.max_regions - limits.max_regions // 4
+        most_bytes = limits.max_region_bytes - limits.max_region_bytes // 4
+        used_bytes = sum(region.offset_bytes + region.size_bytes for region in own)
+        if len(own) >= most or used_bytes + needed_bytes > most_bytes:
+            raise RequestError(
+                400,
+                f"region '{name}': this process has {len(own)} regions of {used_bytes} bytes, the limit here"
+                f" for one process is {most} regions of {most_bytes} bytes",
             )
 
 

@@ -61,6 +61,13 @@ def find_socket() -> Path:
     return Path("/run/edgekit") / SOCKET_NAME
 
 
+def find_peer(connected: socket.socket) -> int:
+    """Return the process at the other end of a Unix socket; 0 where that is not known, as in a container."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid
+
+
 def listen_unix(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, in the place of one that a service left behind.
 
@@ -174,6 +181,5 @@ def _remove_stale(path: Path) -> None:
 
 def _name_peer(probe: socket.socket) -> str:
     """Return which process listens, to follow the word 'service'; empty where that is not known."""
-    credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, _, _ = _CREDENTIALS.unpack(credentials)
+    pid = find_peer(probe)
     return f" (process {pid})" if pid else ""
