@@ -23,7 +23,7 @@ from tests.service.wiring_parts import FailingVerifier, index, load, served_vers
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.loading import ModelOptions, unload
 from edgekit_runtime.service.memory import available_bytes
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.versions import Servable, SwapOrder, VersionPolicy, choose_order
@@ -376,3 +376,38 @@ def test_available_memory_is_that_of_the_tighter_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert available_bytes(meminfo, tmp_path) == 3000
+
+
+def test_older_file_in_the_place_of_the_one_that_serves_is_refused(
+    maker: PackageMaker, packages: Path
+) -> None:
+    newer = write(maker, packages, "1.1.0")
+    with serve(maker, packages) as service:
+        newer.unlink()
+        write(maker, packages, "1.0.0")
+        refused = load(service)
+        assert (refused.status, "older than 1.1.0" in refused.json["error"]) == (400, True)
+        assert served_version(service) == "1.1.0"
+        write(maker, packages, "1.2.0")
+        assert load(service).status == 200
+        (packages / "linear-1.2.0.edgepkg").unlink()
+    with serve(maker, packages) as again:  # files have no state
+        assert served_version(again) == "1.0.0"
+
+
+def test_older_file_takes_the_place_of_one_that_was_rejected(maker: PackageMaker, packages: Path) -> None:
+    for version in ("1.0.0", "1.1.0"):
+        write(maker, packages, version)
+    with serve(maker, packages) as service:
+        service.do(service.service.registry.give_up("linear", "1.1.0", "it crashes"))
+        assert served_version(service) == "1.0.0"
+
+
+def test_older_file_that_is_named_is_served(maker: PackageMaker, packages: Path) -> None:
+    for version in ("1.0.0", "1.1.0"):
+        write(maker, packages, version)
+    source = PackageFiles([packages], maker.trust)
+    for policy, version in ((VersionPolicy(), "1.1.0"), (VersionPolicy(specific=("1.0.0",)), "1.0.0")):
+        (loaded,) = source.open("linear", ModelOptions(policy=policy))
+        unload(loaded.sessions)
+        assert loaded.manifest.version == version

@@ -11,6 +11,7 @@ from edgekit_runtime.errors import PackageError
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.service.loading import Loaded, ModelOptions, load, unload
 from edgekit_runtime.service.versions import Servable
+from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.statements import Verifier
 
 _SUFFIX = ".edgepkg"
@@ -21,10 +22,12 @@ _logger = logging.getLogger(__name__)
 class PackageFiles:
     """A `Source` of given files, and of all packages in given folders, looked at anew each time.
 
-    What a package says of its name is believed here without a signature; opening verifies it.
+    What a package says of its name is believed here without a signature; opening verifies it. As long as this
+    lives, a version that was opened and not rejected is followed by no older one: an old package is signed,
+    too, and files have no state that tells a way back from an attack.
     """
 
-    __slots__ = ("_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
+    __slots__ = ("_opened", "_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
 
     def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
         """Take the packages at `paths`; what goes later is said in the log.
@@ -43,6 +46,7 @@ class PackageFiles:
         self._seen: dict[tuple[Path, int, int], Servable] = {}
         self._rejected: set[tuple[Path, int, int]] = set()
         self._unreadable: dict[Path, str] = {}
+        self._opened: set[tuple[str, str]] = set()  # names and versions
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, in the order of the files."""
@@ -64,13 +68,17 @@ class PackageFiles:
     def open(self, name: str, options: ModelOptions) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         opened: list[Loaded] = []
+        chosen = options.policy.choose(name, self.find(name))
+        if not options.policy.specific:
+            self._check_age(chosen[0])
         try:
-            for package in options.policy.choose(name, self.find(name)):
+            for package in chosen:
                 opened.append(self.reopen(package.path, options))  # noqa: PERF401  # to close them in between
         except BaseException:
             for loaded in opened:
                 unload(loaded.sessions)
             raise
+        self._opened.update((name, package.version) for package in chosen)
         return opened
 
     def reopen(self, path: Path, options: ModelOptions) -> Loaded:
@@ -91,9 +99,19 @@ class PackageFiles:
             key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
         ]
         others = [package for package in self.find(name) if package.version != version]
+        self._opened.discard((name, version))
         if others:
             self._rejected.update(own)
         return bool(others)
+
+    def _check_age(self, package: Servable) -> None:
+        newest = max((one for name, one in self._opened if name == package.name), key=sort_key, default=None)
+        if newest is not None and sort_key(package.version) < sort_key(newest):
+            raise PackageError(
+                f"{package.path}: {package.name} {package.version} is older than {newest}, which was served"
+                " before; to go back, start the service again, or set specific in"
+                f" [models.{package.name}]"
+            )
 
     def _read(self) -> list[Servable]:
         return [package for key, package in self._read_keys() if key not in self._rejected]
