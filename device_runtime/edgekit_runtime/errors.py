@@ -93,6 +93,13 @@ class BackendError(EdgekitError):
     exit_code = 9
 
 
+class RefusedInputError(BackendError):
+    """An engine refused the inputs of one call: sizes that do not go together, indices beyond the end.
+
+    The specs of the model allow them; only running it shows that they do not work.
+    """
+
+
 class OutputError(EdgekitError):
     """A result cannot be written: no permission, no space, not a folder."""
 

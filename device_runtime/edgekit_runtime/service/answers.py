@@ -10,6 +10,7 @@ from edgekit_runtime.errors import (
     DeadlineError,
     EdgekitError,
     PackageError,
+    RefusedInputError,
     RequestError,
     SlotError,
     UnavailableError,
@@ -77,6 +78,6 @@ def status_of(error: EdgekitError) -> int:
         return 503
     if isinstance(error, DeadlineError):
         return 504
-    if isinstance(error, (DataError, PackageError, SlotError)):
+    if isinstance(error, (DataError, RefusedInputError, PackageError, SlotError)):
         return 400
     return 500

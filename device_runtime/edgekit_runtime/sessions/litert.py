@@ -16,7 +16,7 @@ from typing import Any
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
-from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.sessions.litert_engine import load_interpreter
 from edgekit_runtime.sessions.litert_tensors import ModelTensor, read_tensors
@@ -127,7 +127,8 @@ class LiteRtSession:
         Raises:
             DataError: a name is missing or unknown, an array does not fit its spec or is empty, or a value
                 to quantize is NaN.
-            BackendError: the engine failed, cannot run with these sizes, or the session is closed.
+            RefusedInputError: the engine cannot run with these sizes or values.
+            BackendError: the session is closed.
         """
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")
@@ -145,7 +146,7 @@ class LiteRtSession:
                 found = [self._interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
             except (ValueError, RuntimeError) as cause:
                 self._shapes = {}
-                raise BackendError(f"backend 'litert': running the model failed: {cause}") from cause
+                raise RefusedInputError(f"backend 'litert': running the model failed: {cause}") from cause
         return {
             tensor.spec.name: value if tensor.codes is None else tensor.codes.decode(value)
             for tensor, value in zip(self._outputs, found, strict=True)

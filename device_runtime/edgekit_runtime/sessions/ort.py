@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
-from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.mapped import parts
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _LOG_FATAL_ONLY: Final = 4  # errors are raised as well
+_NODE_FAILED: Final = "Non-zero status code returned while running"
+_NOT_OF_INPUTS: Final = ("llocate memory", "bad_alloc", "bfc_arena", "terminate flag")
 _SYSTEM_ERROR: Final = re.compile(r"system error number ([0-9]+)")  # as onnxruntime says why it opens no file
 # onnxruntime names element types after C++ types.
 _DTYPE_OF_TYPE: Final = {
@@ -119,6 +121,7 @@ class OrtSession:
 
         Raises:
             DataError: a name is missing or unknown, or an array does not fit its spec.
+            RefusedInputError: a node of the model cannot compute anything of these inputs.
             BackendError: onnxruntime failed, or the session is closed.
         """
         if inputs.keys() != self._names:
@@ -132,7 +135,8 @@ class OrtSession:
             # onnxruntime takes a dict and nothing else.
             values = run(self._output_names, inputs if type(inputs) is dict else dict(inputs), self._settings)
         except Exception as cause:  # its exceptions have no common base but this
-            raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
+            kind = RefusedInputError if _blames_inputs(str(cause)) else BackendError
+            raise kind(f"backend 'ort': running the model failed: {cause}") from cause
         return dict(zip(self._output_names, values, strict=True))
 
     def interrupt(self) -> None:
@@ -142,6 +146,14 @@ class OrtSession:
     def close(self) -> None:
         """Free the model once the runs that are under way have ended; a second call does nothing."""
         self._session = self._run = None
+
+
+def _blames_inputs(message: str) -> bool:
+    """Return whether onnxruntime says that a node refused what it got, of a model that has run before.
+
+    What it lacks memory for, or was told to end, it reports in the same form.
+    """
+    return _NODE_FAILED in message and not any(word in message for word in _NOT_OF_INPUTS)
 
 
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:

@@ -91,6 +91,7 @@ class Session(Protocol):
 
         Raises:
             DataError: a name is missing or unknown, or an array does not fit its spec.
+            RefusedInputError: the engine refused these inputs, which fit their specs.
             BackendError: the engine failed, or the session is closed.
         """
 
