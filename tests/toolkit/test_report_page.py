@@ -166,6 +166,18 @@ def test_refused_limit_out_of_every_candidates_reach_says_so(tmp_path: Path) -> 
     assert text(rows[1]).endswith("no")
 
 
+def test_steps_without_a_change_are_folded_away(tmp_path: Path) -> None:
+    document = report_sample.packaged()
+    idle = {**document["steps"][0], "name": "fuse_nothing", "applied": False, "reason": "nothing to change"}
+    document["steps"].append(idle)
+    section = Page(document, tmp_path).section("steps")
+    folded = section.find(".//details")
+    assert folded is not None
+    assert "1 step had nothing to change" in text(folded)
+    assert "fuse_nothing" in text(folded)
+    assert text(section).count("fuse_nothing") == 1
+
+
 def test_dropped_steps_are_shown_with_their_reasons(tmp_path: Path) -> None:
     page = Page(report_sample.packaged(), tmp_path)
 

@@ -19,6 +19,7 @@ class Quantity:
         unit: `MB`.
         values: one a point, in display units.
         limit: the budget's limit, or None.
+        limit_text: the limit as the rest of the page shows it.
         baseline: the source model's value, or None.
     """
 
@@ -26,6 +27,7 @@ class Quantity:
     unit: str
     values: tuple[float, ...]
     limit: float | None = None
+    limit_text: str = ""
     baseline: float | None = None
 
 

@@ -104,11 +104,12 @@ def _mark(candidate: Candidate, index: int, cost: str, closest: str | None) -> M
 def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
     """Scale to one unit for the whole axis: MB where the largest value has them."""
     title, unit = FIGURES[cost]
-    factor = 1.0
-    if unit == "bytes":
-        factor, unit = byte_unit(max(values))
-    limit = next((line["max"] / factor for line in report["budget"] if line["limit"] == cost), None)
-    return Quantity(title, unit, tuple(value / factor for value in values), limit)
+    factor, shown_unit = byte_unit(max(values)) if unit == "bytes" else (1.0, unit)
+    limit = next((line["max"] for line in report["budget"] if line["limit"] == cost), None)
+    scaled = tuple(value / factor for value in values)
+    if limit is None:
+        return Quantity(title, shown_unit, scaled)
+    return Quantity(title, shown_unit, scaled, limit / factor, show(limit, unit))
 
 
 def _score_quantity(report: Report, values: list[float]) -> Quantity:
@@ -120,6 +121,7 @@ def _score_quantity(report: Report, values: list[float]) -> Quantity:
         "%",
         tuple(100 * value for value in values),
         None if drop is None else baseline - drop,
+        "" if drop is None else f"{baseline - drop:.2f} %",
         baseline,
     )
 

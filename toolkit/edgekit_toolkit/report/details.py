@@ -29,22 +29,27 @@ def steps(report: Report) -> Markup:
     found = report["steps"]
     if not found:
         return section("Steps", el("p", "No step was run.", class_="empty"), key="steps")
-    measured = badge(MEASURED)
-    head = ("Step", "Result", "Reason", join("Largest error", measured), join("Size", measured), "Nodes")
-    idle = sum(step["reason"] == NOTHING_TO_CHANGE and not step["applied"] for step in found)
-    dropped = sum(not step["applied"] for step in found) - idle
+    idle = [step for step in found if step["reason"] == NOTHING_TO_CHANGE and not step["applied"]]
+    shown = [step for step in found if step not in idle]
+    dropped = sum(not step["applied"] for step in shown)
+    folded = None
+    if idle:
+        summary = f"{len(idle)} step{'s' if len(idle) > 1 else ''} had nothing to change"
+        folded = el("details", el("summary", summary), _step_table(idle, "Steps without a change"))
     return section(
         "Steps",
-        table(
-            head,
-            [_step(step) for step in found],
-            numeric=frozenset({3, 4, 5}),
-            caption="Steps",
-            style="steps",
-        ),
+        _step_table(shown, "Steps") if shown else None,
+        folded,
         key="steps",
-        intro=f"{len(found) - dropped - idle} applied, {dropped} dropped, {idle} had nothing to change.",
+        intro=f"{len(shown) - dropped} applied, {dropped} dropped.",
     )
+
+
+def _step_table(found: Sequence[Step], caption: str) -> Markup:
+    measured = badge(MEASURED)
+    head = ("Step", "Result", "Reason", join("Largest error", measured), join("Size", measured), "Nodes")
+    rows = [_step(step) for step in found]
+    return table(head, rows, numeric=frozenset({3, 4, 5}), caption=caption, style="steps")
 
 
 def _step(step: Step) -> Markup:

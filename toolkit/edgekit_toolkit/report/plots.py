@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from edgekit_toolkit.report.axes import Axis, Quantity, focus_axis, scale_axis
 from edgekit_toolkit.report.bars import rect
-from edgekit_toolkit.report.figures import show_number
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.placement import Room
 
@@ -143,7 +142,7 @@ def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity, room: Room) -> Ma
     parts: list[Markup] = []
     if cost.limit is not None:
         at, _ = _place(x, y, cost.limit, y.low)
-        text = f"max {show_number(cost.limit)} {cost.unit}"
+        text = f"max {cost.limit_text}"
         if x.shows(cost.limit):
             parts += [_line(at, _TOP, at, _BOTTOM, "limit")]
         else:
@@ -154,9 +153,11 @@ def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity, room: Room) -> Ma
         parts += [_text(at, _TOP - 8, text, "limit-text", anchor)]
     if score.limit is not None:
         _, at = _place(x, y, x.low, score.limit)
+        text = f"min {score.limit_text}"
         if y.shows(score.limit):
             parts += [_line(_LEFT, at, _RIGHT, at, "limit")]
-        text = f"min {score.limit:.2f} {score.unit}"
+        else:
+            text = f"{text} ↓" if score.limit < y.low else f"{text} ↑"
         # Points crowd above a limit.
         spot = room.place_line_text(text, at, below=True)
         parts += [_text(spot.x, spot.y, text, "limit-text")]
