@@ -116,6 +116,27 @@ def test_the_chosen_package_is_open_and_verified(slots: Slots, package: MakePack
         assert bytes(opened.read("labels.txt")) == maker.artifacts["labels.txt"]
 
 
+def test_an_asked_version_is_opened_whichever_is_active(slots: Slots, package: MakePackage) -> None:
+    for version in ("1.0.0", "2.0.0"):
+        prove(slots, package(version))
+    for version in ("1.0.0", "2.0.0"):
+        assert close(slots.choose("linear", version)).version == version
+    for version in ("0.9.0", "1.5.0", "3.0.0"):
+        with pytest.raises(SlotError, match=rf"version {version} is not installed, there are: 1.0.0, 2.0.0"):
+            slots.choose("linear", version)
+
+
+def test_an_asked_version_that_was_rejected_says_why(slots: Slots, package: MakePackage) -> None:
+    prove(slots, package("1.0.0"))
+    slots.install(package("2.0.0"))
+    close(slots.reject("linear", "2.0.0", "fails here"))
+    with pytest.raises(SlotError, match=r"linear 2\.0\.0: was rejected here: fails here"):
+        slots.choose("linear", "2.0.0")
+    with pytest.raises(SlotError, match=r"version 3\.0\.0 is not installed"):
+        slots.choose("linear", "3.0.0")
+    assert close(slots.choose("linear", "1.0.0")).version == "1.0.0"
+
+
 def test_a_new_version_is_active_and_the_old_one_waits(slots: Slots, package: MakePackage) -> None:
     prove(slots, package("1.0.0"))
     slots.install(package("2.0.0"))

@@ -219,6 +219,21 @@ def test_status_shows_versions_trials_damage_and_rejections(
     text = capsys.readouterr().out
     for expected in ("linear: opens 3.0.0", "on trial, begun 1 times", "DAMAGED", "rejected 2.0.0"):
         assert expected in text
+    healthy = next(line for line in text.splitlines() if " 1.0.0 " in line)
+    assert "healthy" in healthy
+    assert "on trial" not in healthy
+    assert "None" not in text
+
+
+def test_status_says_what_is_wrong_with_the_state(
+    run: Run, bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bench.prove("1.0.0")
+    (tmp_path / "state/models/linear/state.json").write_text("{")
+    problem = run("status")[1]["models"][0]["problem"]
+    assert "state.json" in problem
+    main(["status", "--keys", str(tmp_path / "keys")])
+    assert f"  {problem}" in capsys.readouterr().out
 
 
 def test_status_fails_where_a_model_has_nothing_to_open(run: Run, bench: Bench, tmp_path: Path) -> None:

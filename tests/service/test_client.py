@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from tests.service.service_parts import Running, X, make_config, running, write_
 
 import edgekit_runtime
 from edgekit_runtime import Client
+from edgekit_runtime.client.addresses import limit_time
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.packages import PackageFiles
@@ -316,3 +318,16 @@ def test_package_top_has_the_session_too(maker: PackageMaker, tmp_path: Path) ->
     session.close()
     with pytest.raises(AttributeError):
         edgekit_runtime.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("timeout_s", "seconds", "microseconds"), [(0.25, 0, 250_000), (3.5, 3, 500_000)])
+def test_time_out_of_a_socket_is_kept_by_the_kernel(
+    timeout_s: float, seconds: int, microseconds: int
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+        limit_time(connected, timeout_s)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            found = struct.unpack("ll", connected.getsockopt(socket.SOL_SOCKET, option, 16))
+            # The kernel rounds up to its own ticks.
+            assert found[0] == seconds
+            assert microseconds <= found[1] <= microseconds + 10_000
