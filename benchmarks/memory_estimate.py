@@ -1,17 +1,23 @@
-"""Print estimated against measured peak memory for every model that is here.
+"""Print estimated peak memory against that of `open_session` and of the service, for every model here.
 
     python benchmarks/memory_estimate.py
 
-Models: ../shared/models, their int8 forms (static QDQ, per channel, calibrated on generated inputs: sizes are
-right, accuracy is not), PP-OCRv4 from a folder (--ocr) and the light_* graphs that the onnx package carries.
-What is absent is skipped with a line.
+Each model becomes a signed package. One process opens it with `open_session(PATH)` and runs it three times;
+another one is `edgekit-device serve`, and gets five calls. Both use the default options of a package. MB are
+10^6 bytes.
+
+Models: models/tiny, ../shared/models, their int8 forms (static QDQ, per channel, calibrated on generated
+inputs: sizes are right, accuracy is not), PP-OCRv4 from a folder (--ocr) and the light_* graphs that the onnx
+package carries. What is absent is skipped with a line.
 """
 
 import telemetry_off  # noqa: F401
 
 import argparse
+import hashlib
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,19 +25,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.golden import Golden
+from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.processes import child_environment
+from edgekit_runtime.sessions.ort import OrtSession
+from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, generate_feeds
-from edgekit_toolkit.measure import measure_peak_memory
+from edgekit_toolkit.golden import golden_feeds, golden_outputs
+from edgekit_toolkit.measure import measure_engine_bytes
+from edgekit_toolkit.measure_service import measure_service_bytes, serve_once
 from edgekit_toolkit.memory import estimate_peak_memory
+from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.specs import tensor_specs
 
 ROOT = Path(__file__).resolve().parents[1]
-MIB = 1024 * 1024
+MB = 10**6
+NAME = "measured"
+OPEN = """
+import sys
+from pathlib import Path
+import numpy as np
+from edgekit_runtime import open_session
+from edgekit_toolkit.peak import peak_bytes
+session = open_session(Path(sys.argv[1]))
+feeds = dict(np.load(sys.argv[2]))
+for _ in range(3):
+    session.run(feeds)
+print(peak_bytes())
+"""
 OCR = {
     "ch_PP-OCRv4_det_infer": (1, 3, 640, 640),
     "ch_PP-OCRv4_rec_infer": (1, 3, 48, 320),
@@ -100,8 +129,9 @@ def int8(case: Case, folder: Path) -> Case | None:
 
 
 def cases(shared: Path, ocr: Path | None) -> Iterator[Case]:
-    floats = [load(path) for path in sorted(shared.glob("*.onnx"))]
-    if not floats:
+    floats = [load(path) for path in sorted((ROOT / "models/tiny").glob("*.onnx"))]
+    floats += [load(path) for path in sorted(shared.glob("*.onnx"))]
+    if not shared.is_dir():
         skip(shared, "no models there")
     for stem, shape in OCR.items():
         path = (ocr or Path()) / f"{stem}.onnx"
@@ -123,23 +153,67 @@ def cases(shared: Path, ocr: Path | None) -> Iterator[Case]:
             skip(path.name, "not in this version of onnx")
 
 
+def write(folder: Path, model: bytes, feeds: Feeds) -> Path:
+    """Write a package as `edgekit package` would for onnxruntime, signed by a key in `folder / "keys"`."""
+    inputs = tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in feeds.items())
+    given, contents, decoded = golden_feeds(inputs, {}, {}, seed=0)
+    outputs = OrtSession(model).run(decoded)
+    expected, more = golden_outputs(outputs, outputs, integer=False)
+    contents = {"model.onnx": model, **contents, **more}
+    manifest = Manifest(
+        name=NAME,
+        version="1",
+        target="x86-64",
+        inputs=inputs,
+        outputs=tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in outputs.items()),
+        artifacts=tuple(
+            Artifact(
+                path, len(content), hashlib.sha256(content).hexdigest(), path.partition("/")[0].split(".")[0]
+            )
+            for path, content in sorted(contents.items())
+        ),
+        backend=BackendChoice("ort", "model.onnx", {}),
+        golden=Golden(given, expected),
+    )
+    path = folder / manifest.file_name
+    write_package(path, manifest, contents, load_signer(folder=folder / "keys"))
+    return path
+
+
+def measure_opened(package: Path, feeds: Feeds) -> int:
+    """Return the peak of a process that opens a package and runs it."""
+    np.savez(package.parent / "feeds.npz", **feeds)  # type: ignore[arg-type]
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(package), str(package.parent / "feeds.npz")],
+        env={**child_environment(), "EDGEKIT_HOME": str(package.parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(done.stdout)
+
+
 def row(case: Case, threads: int) -> dict[str, Any]:
     feeds = generate_feeds(tensor_specs(case.model)[0], 1, 0, case.dims)[0]
-    measured = measure_peak_memory(case.model.SerializeToString(), feeds, threads=threads)
-    estimate = estimate_peak_memory(
-        case.model, engine_bytes=measured.engine_bytes, dims=case.dims, threads=threads
-    )
+    engine, service = measure_engine_bytes(), measure_service_bytes()
+    estimate = estimate_peak_memory(case.model, engine_bytes=engine, dims=case.dims, threads=threads)
+    with tempfile.TemporaryDirectory() as name:
+        package = write(Path(name), case.model.SerializeToString(), feeds)
+        opened = measure_opened(package, feeds)
+        served = serve_once(package, Path(name) / "keys", NAME, feeds)
     return {
         "model": case.name,
         "file_bytes": case.model.ByteSize(),
         "peak_of": "load" if estimate.load_peak_bytes == estimate.total_bytes else "run",
-        "engine_bytes": measured.engine_bytes,
+        "engine_bytes": engine,
         "estimate_bytes": estimate.total_bytes,
-        "measured_bytes": measured.total_bytes,
-        "error": estimate.total_bytes / measured.total_bytes - 1,
+        "opened_bytes": opened,
+        "error": estimate.total_bytes / opened - 1,
         "model_estimate_bytes": estimate.model_bytes,
-        "model_measured_bytes": measured.model_bytes,
-        "model_error": estimate.model_bytes / measured.model_bytes - 1,
+        "model_measured_bytes": opened - engine,
+        "service_estimate_bytes": service + estimate.model_bytes,
+        "service_bytes": served,
+        "service_error": (service + estimate.model_bytes) / served - 1,
     }
 
 
@@ -155,9 +229,10 @@ def main() -> None:
     rows = []
     if not options.json:
         print(
-            "| model | file | peak | estimate | measured | error | model part: estimate | measured | error |"
+            "| model | file | peak | estimate | open_session | error | model part: estimate | measured |"
+            " service: estimate | measured | error |"
         )
-        print("|---|--:|---|--:|--:|--:|--:|--:|--:|")
+        print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for case in cases(options.shared, options.ocr):
         try:
             figures = row(case, options.threads)
@@ -167,10 +242,12 @@ def main() -> None:
         rows.append(figures)
         if not options.json:
             print(
-                f"| {figures['model']} | {figures['file_bytes'] / MIB:.2f} | {figures['peak_of']} |"
-                f" {figures['estimate_bytes'] / MIB:.1f} | {figures['measured_bytes'] / MIB:.1f} |"
-                f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MIB:.2f} |"
-                f" {figures['model_measured_bytes'] / MIB:.2f} | {figures['model_error']:+.1%} |",
+                f"| {figures['model']} | {figures['file_bytes'] / MB:.2f} | {figures['peak_of']} |"
+                f" {figures['estimate_bytes'] / MB:.1f} | {figures['opened_bytes'] / MB:.1f} |"
+                f" {figures['error']:+.1%} | {figures['model_estimate_bytes'] / MB:.1f} |"
+                f" {figures['model_measured_bytes'] / MB:.1f} |"
+                f" {figures['service_estimate_bytes'] / MB:.1f} | {figures['service_bytes'] / MB:.1f} |"
+                f" {figures['service_error']:+.1%} |",
                 flush=True,
             )
     if options.json:
@@ -181,10 +258,11 @@ def main() -> None:
         }
         print(json.dumps({"host": host, "rows": rows}, indent=1))
     elif rows:
-        worst = max(rows, key=lambda figures: abs(figures["error"]))
-        print(
-            f"\nEngine {worst['engine_bytes'] / MIB:.1f} MiB; worst {worst['error']:+.1%}: {worst['model']}"
-        )
+        print()
+        for what in ("error", "service_error"):
+            worst = max(rows, key=lambda figures: abs(figures[what]))
+            print(f"worst {what}: {worst[what]:+.1%}, {worst['model']}")
+        print(f"bare: {rows[0]['engine_bytes'] / MB:.1f} MB, service {measure_service_bytes() / MB:.1f} MB")
 
 
 if __name__ == "__main__":

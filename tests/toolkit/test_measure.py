@@ -1,11 +1,13 @@
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from tests.toolkit.package_run import model_of, tensor
+from tests.toolkit.package_run import environment, model_of, package, read_only, saved, tensor
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measure import (
@@ -13,8 +15,20 @@ from edgekit_toolkit.measure import (
     measure_engine_bytes,
     measure_peak_memory,
 )
+from edgekit_toolkit.measure_service import measure_service_bytes
 
 MIB = 1024 * 1024
+_OPEN = """
+import sys
+from pathlib import Path
+import numpy as np
+from edgekit_runtime import open_session
+from edgekit_toolkit.peak import peak_bytes
+session = open_session(Path(sys.argv[1]), threads=1)
+for _ in range(3):
+    session.run({"x": np.ones((1, 1024), np.float32)})
+print(peak_bytes())
+"""
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 
 
@@ -61,7 +75,7 @@ def test_refused_model_is_reported_with_the_reason():
 
 @linux_only
 def test_input_of_wrong_shape_is_reported():
-    with pytest.raises(BackendError, match=r"failed: .*invalid dimensions"):
+    with pytest.raises(BackendError, match=r"failed: .*got shape \[1, 7\], expected \[1, 8\]"):
         measure_peak_memory(matmul_model(8).SerializeToString(), {"x": np.ones((1, 7), np.float32)})
 
 
@@ -84,3 +98,43 @@ def test_killed_process_is_reported_as_out_of_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(killed))
     with pytest.raises(BackendError, match=r"SIGKILL.*out of memory"):
         measure_peak_memory(matmul_model(8).SerializeToString(), {"x": np.ones((1, 8), np.float32)})
+
+
+@linux_only
+def test_what_is_measured_is_the_memory_of_open_session(tmp_path, monkeypatch):
+    """The process that is measured takes what one takes that verifies and opens a package; 2 MB of noise."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    model = saved(matmul_model(1024), tmp_path / "net.onnx")
+    assert package(model, tmp_path / "out").code == 0
+    opened = subprocess.run(
+        [sys.executable, "-c", _OPEN, *map(str, (tmp_path / "out").glob("*.edgepkg"))],
+        env=environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    with read_only(tmp_path / "out") as held:
+        content = bytes(held.read("model.onnx"))
+    measured = measure_peak_memory(content, {"x": np.ones((1, 1024), np.float32)})
+    assert measured.total_bytes == pytest.approx(int(opened.stdout), abs=2 * MIB)
+
+
+@linux_only
+@pytest.mark.skipif(not find_spec("httptools"), reason="the service needs httptools: edgekit[device]")
+def test_service_takes_more_than_a_process_with_the_engine():
+    engine, service = measure_engine_bytes(), measure_service_bytes()
+    assert engine + MIB < service < engine + 40 * MIB
+
+
+@linux_only
+@pytest.mark.skipif(not find_spec("httptools"), reason="the service needs httptools: edgekit[device]")
+@pytest.mark.parametrize(("limit", "over"), [("memory=1GB", False), ("memory={between}", True)])
+def test_memory_limit_says_what_the_service_takes(limit, over, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    # The model of eight values adds up to 2 MB to either.
+    between = (measure_engine_bytes() + measure_service_bytes()) // 2
+    model = saved(matmul_model(8), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", "--budget", limit.format(between=f"{between}B"), "--json")
+    assert outcome.code == 0, outcome.stdout
+    (note,) = [text for text in outcome.json["warnings"] if "edgekit-device serve takes about" in text]
+    assert note.endswith("OVER THE LIMIT") == over

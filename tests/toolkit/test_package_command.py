@@ -224,7 +224,7 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("packaging.measure_peak_memory", "peak memory was not measured here: no room"),
+        ("memory_here.measure_peak_memory", "peak memory was not measured here: no room"),
         ("judge.measure_engine_bytes", "peak memory is not known: no room"),
     ],
 )

@@ -257,6 +257,9 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
             "engine_bytes": run.peak.engine_bytes,
             "label": "measured",
         },
+        "memory_in_service": None
+        if run.service_bytes is None
+        else {"peak_bytes": run.service_bytes, "label": "estimated"},
         "tensorrt_check": None
         if run.tensorrt is None
         else {

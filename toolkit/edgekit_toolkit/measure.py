@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
@@ -45,10 +44,10 @@ class MemoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Largest resident memory of a process that loads and runs one model.
+    """Largest resident memory of a process that opens a package with `open_session` and runs it.
 
     Attributes:
-        total_bytes: of the whole process, interpreter and engine included.
+        total_bytes: of the whole process, interpreter, our runtime and engine included.
         engine_bytes: of a process that runs a session of one Relu in place of the model.
     """
 
@@ -70,7 +69,7 @@ def measure_peak_memory(
     fold_weights: bool = False,
     limits: MemoryLimits | None = None,
 ) -> PeakMemory:
-    """Peak memory of a fresh process on this machine that loads `model` from a file and runs it.
+    """Peak memory of a fresh process on this machine that opens `model` with our runtime and runs it.
 
     Args:
         model: content or path of a model that the engine loads.
@@ -91,7 +90,7 @@ def measure_peak_memory(
 
 @functools.cache
 def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
-    """Peak memory of a bare engine on this machine: imports, and a session of one Relu that runs once.
+    """Peak memory of our runtime and a bare engine on this machine: imports, and a session of one Relu.
 
     Measured once a process and number of threads: the engine that is imported does not change meanwhile.
 
@@ -99,20 +98,21 @@ def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
         BackendError: as for `measure_peak_memory`.
     """
     feeds: Feeds = {"x": np.zeros(1, np.float32)}
-    trivial = _trivial_model()
     request = {"engine": engine, "threads": threads, "fold_weights": False}
-    if engine == "litert":
-        from edgekit_toolkit.tflite.convert import convert
-
-        return _peak_bytes(convert(trivial, {}), feeds, request, MemoryLimits())
-    return _peak_bytes(trivial.SerializeToString(), feeds, request, MemoryLimits())
+    return _peak_bytes(trivial_model(engine), feeds, request, MemoryLimits())
 
 
-def _trivial_model() -> onnx.ModelProto:
+def trivial_model(engine: Engine) -> bytes:
+    """Return a model for the engine that makes y float32 [1] of x float32 [1] by one Relu."""
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
+    if engine == "litert":
+        from edgekit_toolkit.tflite.convert import convert
+
+        return convert(model, {})
+    return bytes(model.SerializeToString())
 
 
 def _peak_bytes(

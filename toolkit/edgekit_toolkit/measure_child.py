@@ -1,65 +1,46 @@
 """The process whose memory `measure` reads: `python -m edgekit_toolkit.measure_child REQUEST.json`.
 
-It imports and does what a minimal device process does: numpy, the engine, load a model from a file, run it.
-For onnxruntime it goes around our own session, which imports what verifies packages.
+It does what a device process does that calls `open_session` and runs the model, but for what comes before the
+session and leaves nothing behind: the package is read and verified before. So the imports are those of
+`open_session`, and the session is ours, of a model in a mapped file.
 It writes one JSON object to the standard output: `{"peak_bytes": int}`.
 """
 
 import json
+import mmap
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-Run = Callable[[Mapping[str, Any]], object]
+from edgekit_runtime import (
+    sessions,
+    verifying,  # noqa: F401  # not used here: `open_session` imports it
+)
+from edgekit_toolkit.peak import peak_bytes
 
 
-def _open_ort(request: Mapping[str, Any]) -> Run:
-    import onnxruntime
+def _open(request: Mapping[str, Any]) -> sessions.Session:
+    with Path(request["model"]).open("rb") as file:
+        model = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if request["engine"] == "litert":
+        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 
-    from edgekit_runtime.ort_memory import lean_loading, make_lean
+        return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
+    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
-    settings.intra_op_num_threads = request["threads"]
-    settings.inter_op_num_threads = 1
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if request["fold_weights"]:
-        settings.add_session_config_entry("session.disable_quant_qdq", "1")
-    make_lean(settings)
-    with lean_loading():
-        session = onnxruntime.InferenceSession(
-            request["model"], settings, providers=["CPUExecutionProvider"], enable_fallback=0
-        )
-    return lambda feeds: session.run(None, feeds)
-
-
-def _open_litert(request: Mapping[str, Any]) -> Run:
-    # Our session, which knows names and codes of files without a signature.
-    from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-
-    return LiteRtSession(Path(request["model"]), LiteRtOptions(threads=request["threads"])).run
-
-
-_OPEN: Mapping[str, Callable[[Mapping[str, Any]], Run]] = {"ort": _open_ort, "litert": _open_litert}
-
-
-def _peak_bytes() -> int:
-    # Not ru_maxrss: Linux hands that one down from the parent process through exec.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    return OrtSession(model, OrtOptions(request["threads"], fold_weights=request["fold_weights"]))
 
 
 def _main(request_path: str) -> None:
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    run = _OPEN[request["engine"]](request)
+    session = _open(request)
     feeds = {name: np.load(path, allow_pickle=False) for name, path in request["feeds"].items()}
     for _ in range(request["runs"]):
-        run(feeds)  # the outputs are dropped before the next run
-    json.dump({"peak_bytes": _peak_bytes()}, sys.stdout)
+        session.run(feeds)  # the outputs are dropped before the next run
+    json.dump({"peak_bytes": peak_bytes()}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import choose_accepted
-from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_model, specs_of
+from edgekit_toolkit.artifacts import Model, open_model, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.drafts import draft_packages
@@ -32,10 +32,8 @@ from edgekit_toolkit.judge import (
     model_on_target,
     score_candidates,
 )
-from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
 from edgekit_toolkit.media.classes import check_class_count
 from edgekit_toolkit.media.decoding import Decoding
-from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.notes import find_warnings
 from edgekit_toolkit.pack import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.passes.pipeline import Step, optimise
@@ -129,26 +127,6 @@ def _slowdown(request: Request, judged: Judged, choice: Choice, measured: Sequen
         return []
     place = next(place for place, one in enumerate(measured) if one.id == choice.chosen)
     return find_slowdown(find_float_ratio(request, judged, place), request.target.name)
-
-
-def with_measured_memory(run: Run, candidate_id: str) -> Run:
-    """Return the run with the peak memory of a fresh process here that runs the candidate's package."""
-    place = run.position(candidate_id)
-    model = run.found.candidates[place].model
-    known = run.judged.memory[place]
-    if isinstance(known, PeakMemory):
-        return replace(run, peak=known)
-    try:
-        peak = measure_peak_memory(
-            content_of(model),
-            run.prepared.feeds[0],
-            engine=engine_of(model),
-            fold_weights=not isinstance(model, bytes) and has_foldable_weights(model),
-        )
-    except BackendError as error:
-        reason = str(error).splitlines()[0]
-        return replace(run, warnings=[*run.warnings, f"peak memory was not measured here: {reason}"])
-    return replace(run, peak=peak)
 
 
 def _prepare(request: Request, phases: _Phases) -> Prepared:

@@ -160,7 +160,8 @@ class Run:
     """Everything that one run found out; package, evidence and report are made from it.
 
     `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
-    chosen one, measured here, or None where it was not. `tournament` has the engines among which
+    chosen one, measured here, or None where it was not; `service_bytes` is the estimated peak of the service
+    with it, where memory is limited. `tournament` has the engines among which
     this one won. `whole` is the chosen candidate's draft with the `variants` beside it, where there are
     any.
     """
@@ -176,6 +177,7 @@ class Run:
     seconds: Mapping[str, float]
     warnings: Sequence[str]
     peak: PeakMemory | None = None
+    service_bytes: int | None = None
     tournament: tuple[Standing, ...] = ()
     variants: tuple[Carried, ...] = ()
     whole: Draft | None = None

@@ -164,7 +164,8 @@ def _search(
     request: Request, out: Path, key: str, console: Console, command_line: str
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
-    from edgekit_toolkit.packaging import search, with_measured_memory
+    from edgekit_toolkit.memory_here import with_measured_memory
+    from edgekit_toolkit.packaging import search
     from edgekit_toolkit.progress import ProgressBar
     from edgekit_toolkit.publish import output_folder
     from edgekit_toolkit.sign import load_signer
