@@ -15,8 +15,8 @@ REGION = "/v2/systemsharedmemory/region"
 
 
 @contextlib.contextmanager
-def memfd(size: int, seals: int = SEALS) -> Iterator[int]:
-    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def memfd(size: int, seals: int = SEALS, flags: int = 0) -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     try:
         os.ftruncate(descriptor, size)
         if seals:

@@ -151,30 +151,60 @@ def write_model(maker: PackageMaker, path: Path, sketch: Manifest_) -> None:
         nodes.append(helper.make_node("Identity", [name], [out]))
     graph = helper.make_graph(nodes, "identity", ins, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    contents = {"model.onnx": model.SerializeToString()}
-    roles = {"model.onnx": "model"}
-    golden_in, golden_out = [], []
-    for name, array in sketch.golden.items():
-        out, dtype = sketch.names[name], array.dtype.name
-        for which in (name, out):
-            contents[f"golden/{which}.bin"] = array.tobytes()
-            roles[f"golden/{which}.bin"] = "golden"
-        golden_in.append(GoldenInput(name, dtype, array.shape, f"golden/{name}.bin"))
-        golden_out.append(GoldenOutput(out, dtype, array.shape, f"golden/{out}.bin", 0.0, 0.0))
+    expected = {sketch.names[name]: array for name, array in sketch.golden.items()}
+    write_signed(maker, path, sketch, expected, model.SerializeToString())
+
+
+def write_signed(
+    maker: PackageMaker,
+    path: Path,
+    sketch: Manifest_,
+    expected: Mapping[str, Array],
+    model: bytes,
+    figures: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the package of a model whose first dimensions are all free.
+
+    Args:
+        maker: signs it.
+        path: of the package.
+        sketch: its name, version and golden inputs.
+        expected: golden outputs.
+        model: content of the ONNX file.
+        figures: of the manifest.
+    """
+    contents, roles = {"model.onnx": model}, {"model.onnx": "model"}
+    for name, array in (*sketch.golden.items(), *expected.items()):
+        contents[f"golden/{name}.bin"] = array.tobytes()
+        roles[f"golden/{name}.bin"] = "golden"
+    golden_in = [
+        GoldenInput(name, array.dtype.name, array.shape, f"golden/{name}.bin")
+        for name, array in sketch.golden.items()
+    ]
+    golden_out = [
+        GoldenOutput(name, array.dtype.name, array.shape, f"golden/{name}.bin", 0.0, 0.0)
+        for name, array in expected.items()
+    ]
     artifacts = tuple(
         Artifact(name, len(data), hashlib.sha256(data).hexdigest(), roles[name])
         for name, data in sorted(contents.items())
     )
-    specs = {name: array.dtype.name for name, array in sketch.golden.items()}
+
+    def describe(tensors: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(name, array.dtype.name, ("N", *array.shape[1:])) for name, array in tensors.items()
+        )
+
     manifest = Manifest(
         name=sketch.name,
         version=sketch.version,
         target="x86-64",
-        inputs=tuple(TensorSpec(name, dtype, ("N", 3)) for name, dtype in specs.items()),
-        outputs=tuple(TensorSpec(sketch.names[name], dtype, ("N", 3)) for name, dtype in specs.items()),
+        inputs=describe(sketch.golden),
+        outputs=describe(expected),
         artifacts=artifacts,
         backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
         golden=Golden(tuple(golden_in), tuple(golden_out)),
+        figures=figures or {},
     )
     write_package(path, manifest, contents, maker.signer)
 

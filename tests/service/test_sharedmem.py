@@ -1,5 +1,6 @@
 """Shared memory: in place by memfd, by key where that is allowed, and memory that is not what it seems."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from tests.service.service_parts import (
     Y,
     ask,
     get_bytes,
+    infer_bytes,
     post_bytes,
     running_linear,
 )
@@ -141,6 +143,30 @@ def test_memory_that_is_not_what_is_stated_is_refused(
     assert ask(linear, get_bytes("/v2/systemsharedmemory/status")).json == []
     time.sleep(0.05)
     assert count_descriptors() <= before + 3
+
+
+def test_memory_of_huge_pages_is_refused(linear: Running) -> None:
+    """A hole in it ends the process that reads there, where the system has no such page left."""
+    size = 2 << 20
+    try:
+        huge = memfd(size, flags=os.MFD_HUGETLB)
+        with linear.connect() as client, huge as descriptor:
+            reply = register(client, "huge", [descriptor], byte_size=64)
+            assert (reply.status, "huge pages" in reply.json["error"]) == (400, True), reply.body
+    except OSError as cause:
+        pytest.skip(f"this system makes no memory of huge pages: {cause}")
+    assert ask(linear, infer_bytes(X)).binary == Y
+
+
+def test_hole_in_ordinary_memory_is_read_as_zeros(linear: Running) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    punch, size = 0x02 | 0x01, 1 << 16  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    with linear.connect() as client, memfd(size) as descriptor:
+        os.pwrite(descriptor, X.tobytes() * 64, 0)
+        assert register(client, "hole", [descriptor], byte_size=size).status == 200
+        assert libc.fallocate(descriptor, punch, ctypes.c_long(0), ctypes.c_long(size)) == 0
+        client.sendall(infer_in("hole"))
+        assert Replies(client).next().json["outputs"][0]["data"] == [0.0, 0.0]
 
 
 def test_descriptor_of_something_else_is_refused(linear: Running, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit_runtime.service.traps import FIGURE as INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
+from edgekit_toolkit.integer_division import divides_by_inputs
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import GOLDEN_SEED, assemble, package_bytes
 from edgekit_toolkit.recipe import Recipe, tool_versions
@@ -94,6 +96,7 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
         "memory_estimate": None
         if not isinstance(memory, MemoryEstimate)
         else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
+        INTEGER_DIVISION_FIGURE: divides_by_inputs(candidate.model),
         **({} if prepared.reference is None else {"reference": prepared.reference}),
         **({} if prepared.class_output is None else {"class_output": prepared.class_output}),
     }

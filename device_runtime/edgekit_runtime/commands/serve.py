@@ -68,6 +68,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import asyncio
     import contextlib
     import dataclasses
+    import faulthandler
 
     from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.installed import InstalledModels
@@ -78,6 +79,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
     from edgekit_runtime.slots.access import hold_for_service
 
+    faulthandler.enable()  # the stack of a crash in an engine bears the model's name, see `name_frame`
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = ServiceConfig() if arguments.config is None else read_config(arguments.config)
     changes = {

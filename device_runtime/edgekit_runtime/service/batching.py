@@ -153,6 +153,21 @@ class Ran:
     is_apart: bool = False
 
 
+def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
+    """Return what a session answers to one call; raises nothing."""
+    try:
+        return session.run(inputs)
+    except EdgekitError as error:
+        return error
+    except Exception as cause:  # of a third party's backend; the service must outlive it
+        failure = BackendError(f"the backend failed with {type(cause).__name__}: {cause}")
+        failure.__cause__ = cause
+        return failure
+
+
+RunOne: TypeAlias = Callable[[Session, Mapping[str, Array]], Answer]
+
+
 class Batch:
     """Calls of one kind, and their run in one session.
 
@@ -163,10 +178,16 @@ class Batch:
         ran: what the run brought, once it has been.
     """
 
-    __slots__ = ("_clock", "estimate_s", "queued", "ran", "session")
+    __slots__ = ("_clock", "_run_one", "estimate_s", "queued", "ran", "session")
 
     def __init__(
-        self, session: Session, queued: Sequence[Queued], estimate_s: float, clock: Callable[[], float]
+        self,
+        session: Session,
+        queued: Sequence[Queued],
+        estimate_s: float,
+        clock: Callable[[], float],
+        *,
+        run_one: RunOne = run_one,
     ) -> None:
         """Make a batch that has not run.
 
@@ -175,7 +196,9 @@ class Batch:
             queued: calls of one kind, at least one.
             estimate_s: how long it is expected to take.
             clock: that of the calls' deadlines.
+            run_one: the function of that name, or a copy of it.
         """
+        self._run_one = run_one
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock
         self.ran: Ran
 
@@ -193,39 +216,29 @@ class Batch:
         clock, calls = self._clock, [queued.call for queued in self.queued]
         began_s = clock()
         if len(calls) == 1:
-            self.ran = Ran((run_one(self.session, calls[0].inputs),), began_s, 0.0, clock() - began_s, 0.0)
+            self.ran = Ran(
+                (self._run_one(self.session, calls[0].inputs),), began_s, 0.0, clock() - began_s, 0.0
+            )
             return
         try:
             merged = _concatenate([call.inputs for call in calls])
             merged_s = clock()
-            outputs = self.session.run(merged)
+            outputs = self._run_one(self.session, merged)
             ran_s = clock()
-            answers = _split(outputs, [queued.rows for queued in self.queued])
+            rows = [queued.rows for queued in self.queued]
+            answers = None if isinstance(outputs, EdgekitError) else _split(outputs, rows)
         except Exception:  # whatever it is, it comes again below, with the call that it belongs to
             answers = None
         if answers is not None:
             self.ran = Ran(answers, began_s, merged_s - began_s, ran_s - merged_s, clock() - ran_s)
             return
-        apart = tuple(_run_in_time(self.session, call, clock) for call in calls)
+        apart = tuple(self._run_in_time(call) for call in calls)
         self.ran = Ran(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
 
-
-def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return what a session answers to one call; raises nothing."""
-    try:
-        return session.run(inputs)
-    except EdgekitError as error:
-        return error
-    except Exception as cause:  # of a third party's backend; the service must outlive it
-        failure = BackendError(f"the backend failed with {type(cause).__name__}: {cause}")
-        failure.__cause__ = cause
-        return failure
-
-
-def _run_in_time(session: Session, call: Call, clock: Callable[[], float]) -> Answer:
-    if call.deadline_s is not None and clock() >= call.deadline_s:
-        return DeadlineError("the call had not begun by its deadline; give it more time")
-    return run_one(session, call.inputs)
+    def _run_in_time(self, call: Call) -> Answer:
+        if call.deadline_s is not None and self._clock() >= call.deadline_s:
+            return DeadlineError("the call had not begun by its deadline; give it more time")
+        return self._run_one(self.session, call.inputs)
 
 
 def _concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -99,6 +99,12 @@ class Connection:
         if on_admit is not None:
             on_admit()
 
+    def screen_anew(self) -> None:
+        """Have requests screened again that have the head of the one before."""
+        for head in (self._head, self._receiver.expected):
+            if head is not None:
+                head.is_cleared = False
+
     def begin(self, head: Head, body: memoryview) -> None:
         """Have a request handled that has come whole."""
         self._head = head

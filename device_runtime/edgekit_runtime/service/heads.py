@@ -152,6 +152,11 @@ class Heads:
                 self._kept[data] = head
         return head
 
+    def screen_anew(self) -> None:
+        """Have all heads that are kept screened again."""
+        for head in self._kept.values():
+            head.is_cleared = False
+
 
 class _Collector:
     """What llhttp finds, through its callbacks."""

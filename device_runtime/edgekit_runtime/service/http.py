@@ -142,6 +142,13 @@ class HttpServer:
         self.wheel.drop(connection)
         self._check_drained()
 
+    def screen_anew(self) -> None:
+        """Have every request screened again, also with heads that were cleared before."""
+        for heads in self.heads:
+            heads.screen_anew()
+        for connection in self._connections:
+            connection.screen_anew()
+
     def lend(self, *, is_local: bool) -> None:
         """A connection was released that will come back, or end elsewhere."""
         self.lent += 1

@@ -21,12 +21,14 @@ from edgekit_runtime.ort_memory import trim_memory
 from edgekit_runtime.selftest import GoldenCase, read_golden
 from edgekit_runtime.service.attempt import Attempt
 from edgekit_runtime.service.batching import rows_are_independent
+from edgekit_runtime.service.crash_names import name_frame
 from edgekit_runtime.service.governor_options import GovernorOptions, LoadedWay
 from edgekit_runtime.service.instances import WarmRun, open_instances, warm_up
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.memory import count_processes, count_sessions, model_bytes
 from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.traps import can_trap
 from edgekit_runtime.service.versions import SwapOrder, VersionPolicy
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.session import (
@@ -66,6 +68,9 @@ class ModelOptions:
         scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
         isolation: of the process of its own that runs it, or None to run it in the service's.
         opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
+        trap_opener: what opens packages whose inputs may end the process that runs them (`can_trap`), or None
+            to open them as all others.
+        in_process: whether it stays in the service's process whatever its packages hold.
         rollout: how a new version takes over.
         cache: whether equal inputs are answered from the response cache.
         drift: whether inputs and outputs are watched for drift.
@@ -81,6 +86,8 @@ class ModelOptions:
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation | None = None
     opener: "Opener | None" = None
+    trap_opener: "Opener | None" = None
+    in_process: bool = False
     rollout: Rollout = field(default_factory=Rollout)
     cache: bool = False
     drift: bool = True
@@ -156,24 +163,39 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
             computes something else than the package promises, or it takes too long.
         UnavailableError: it cannot be opened now, which says nothing of it.
     """
-    what = f"{package.path}: {package.manifest.name} {package.manifest.version}"
+    manifest = package.manifest
+    what = f"{package.path}: {manifest.name} {manifest.version}"
+    options = _isolate_traps(package, options)
     try:
         with explained(what):
             if options.opener is not None:
                 loaded = options.opener(package, options)
             else:
-                work = functools.partial(_load_here, package, options)
+                load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
+                work = functools.partial(load_here, package, options)
                 loaded = Attempt(what, work, _unload_late).result_within(_find_limit(package, options))
             sessions = len({id(session) for session in loaded.instances})
             if options.opener is not None:  # what is open elsewhere stands for all of it
-                sessions = count_sessions(package.manifest, options.instances)
+                sessions = count_sessions(manifest, options.instances)
             copies = sessions * count_processes(options.isolation)
-            memory_bytes = model_bytes(package.manifest, package.path, options.governor, copies)
+            memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
         if options.opener is None:  # engines do not say why they cannot open a file
             check_descriptors(f"{package.path}: its engine cannot open it")
         raise
+
+
+def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
+    """Return options that open a package whose inputs may end its process in a process of its own."""
+    if options.opener is not None or options.trap_opener is None or not can_trap(package):
+        return options
+    _logger.warning(
+        "%s: divides integers by values of its inputs, which can end the process that does it, so it runs in"
+        " a process of its own; isolated = false for this model keeps it here",
+        package.path,
+    )
+    return dataclasses.replace(options, isolation=Isolation(), opener=options.trap_opener)
 
 
 def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:

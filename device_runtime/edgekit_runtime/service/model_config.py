@@ -29,7 +29,7 @@ class _Single:
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
     load_timeout_s: float | None = None
     instances: Annotated[int, Range(1, MAX_THREADS)] = 1
-    isolated: bool = False
+    isolated: bool | None = None
     cache: bool = False
     drift: bool = True
     keep_loaded: bool = False
@@ -95,6 +95,7 @@ def read_model(name: str, table: object) -> ModelOptions:
         scheduling,
         isolation if single.isolated else None,
         rollout=rollout,
+        in_process=single.isolated is False,
         cache=single.cache,
         drift=single.drift,
         keep_loaded=single.keep_loaded,

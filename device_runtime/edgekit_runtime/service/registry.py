@@ -43,6 +43,7 @@ class Registry:
         make_served: MakeServed,
         options: Mapping[str, ModelOptions],
         *,
+        default: ModelOptions | None = None,
         memory: ModelMemory | None = None,
         metrics: ServiceMetrics | None = None,
         drain_timeout_s: float = 30.0,
@@ -53,6 +54,7 @@ class Registry:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
+            default: of the others.
             memory: that all models may take together; by default there is no cap.
             metrics: where changes are counted.
             drain_timeout_s: how long calls under way of a version are waited for when it goes.
@@ -60,7 +62,7 @@ class Registry:
         self._source = source
         self.metrics = metrics or ServiceMetrics()
         self._keeper = Keeper(source, make_served, self.metrics, drain_timeout_s)
-        self._options = options
+        self._options, self._default = options, default or ModelOptions()
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -225,7 +227,7 @@ class Registry:
         return model
 
     async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
-        options = self._options.get(name, ModelOptions())
+        options = self._options.get(name, self._default)
         is_swap = bool(model.versions)
         async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:

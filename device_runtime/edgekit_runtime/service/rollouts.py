@@ -63,10 +63,7 @@ class Rollouts:
         current = model.default
         if current is None or sort_key(newest.version) <= sort_key(current.version):
             return False
-        opener = options.opener
-        if opener is not None:
-            opener = functools.partial(opener, beside=current.loaded)
-        fresh = (await self._keeper.open(name, dataclasses.replace(options, opener=opener)))[0]
+        fresh = (await self._keeper.open(name, _open_beside(current, options)))[0]
         if fresh.version == current.version:  # its source fell back
             model.failed[newest.version] = (
                 "not opened: it failed, which the log says, or was rolled back meanwhile"
@@ -169,3 +166,14 @@ def _end(model: Model, trial: Trial) -> Served:
     model.trial = None
     model.versions.pop(trial.candidate.version, None)
     return trial.candidate
+
+
+def _open_beside(current: Served, options: ModelOptions) -> ModelOptions:
+    """Return options that open a version where the current one is, which is the only place to try it."""
+    opener, trap_opener = (
+        None if each is None else functools.partial(each, beside=current.loaded)
+        for each in (options.opener, options.trap_opener)
+    )
+    if current.say is not None:  # isolated, maybe for what its own package holds
+        opener = opener or trap_opener
+    return dataclasses.replace(options, opener=opener, trap_opener=trap_opener)

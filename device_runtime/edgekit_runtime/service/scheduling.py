@@ -15,6 +15,7 @@ from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.alarm import TIMER_S, Alarm
 from edgekit_runtime.service.batching import Batch, find_kind, has_free_rows, run_one
 from edgekit_runtime.service.call import Answer, Call, Lane
+from edgekit_runtime.service.crash_names import name_frame
 from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.pace import Paces, input_bytes, move_mean
@@ -37,7 +38,7 @@ class Scheduler(Lane):
     __slots__ = (
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_idle", "_instances", "_is_held"),
         *("_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s"),
-        *("_per_run_s", "_pool", "_session", "_waiting", "metrics", "used_s"),
+        *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler(Lane):
         self._idle, self._instances = list(instances), len(instances)
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
         self.metrics = metrics
+        self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         self._paces = Paces(limits.short_s)
         self._waiting = Waiting(limits.levels, limits.max_passes)
         self._batches = limits.max_batch > 1 and has_free_rows(self._session)
@@ -99,7 +101,7 @@ class Scheduler(Lane):
         if not pace.short:
             return None
         began_s = self._clock()
-        answer = run_one(self._idle[-1], inputs)
+        answer = self._run_one(self._idle[-1], inputs)
         now_s = self._clock()
         seconds = now_s - began_s
         pace.note_on_loop(seconds)
@@ -211,7 +213,7 @@ class Scheduler(Lane):
         self._waiting.remove(chosen)
         self.metrics.waiting = len(self._waiting)
         self._answering += 1
-        return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock)
+        return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock, run_one=self._run_one)
 
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Take in a batch that has run, and return what answers its calls; for the pool."""

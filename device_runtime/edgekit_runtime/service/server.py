@@ -68,10 +68,7 @@ class Service:
         self._regions = Regions(config.shared_memory) if regions is None else regions
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
-        models = {
-            name: dataclasses.replace(options, opener=self._open_isolated) if options.isolation else options
-            for name, options in config.models.items()
-        }
+        models = {name: self._choose_openers(options) for name, options in config.models.items()}
         self.metrics = ServiceMetrics()
         stacking = Stacking(
             loop=loop,
@@ -87,6 +84,7 @@ class Service:
             source,
             stacking.make,
             models,
+            default=self._choose_openers(ModelOptions()),
             memory=config.memory,
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
@@ -162,6 +160,12 @@ class Service:
             refuse_stranger(head, self._token)
         head.is_cleared = not self.workers.may_take(head)
         return not head.is_cleared and self.workers.pass_on(connection, head)
+
+    def _choose_openers(self, options: ModelOptions) -> ModelOptions:
+        if options.in_process:
+            return options
+        opener = self._open_isolated if options.isolation else None
+        return dataclasses.replace(options, opener=opener, trap_opener=self._open_isolated)
 
     def _open_isolated(
         self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None

@@ -1,8 +1,9 @@
 """Memory that clients share with the service: registered once, then named in requests in the place of data.
 
 A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
-ends the process. A POSIX segment cannot be sealed, so it is read and written with calls that can only come
-short.
+ends the process. So does a hole in one of huge pages where the system has none left, so those are refused; a
+hole in ordinary memory is filled with zeros. A POSIX segment cannot be sealed, so it is read and written with
+calls that can only come short.
 """
 
 import fcntl
@@ -200,8 +201,8 @@ class Regions:
             owner: process that passed it.
 
         Raises:
-            RequestError: the name is taken, the file is no memfd that is sealed against shrinking or is
-                smaller than stated, or a limit is reached.
+            RequestError: the name is taken, the file is no memfd that is sealed against shrinking, has huge
+                pages or is smaller than stated, or a limit is reached.
             UnavailableError: it cannot be mapped now.
         """
         self._check_new(name, offset_bytes, size_bytes)
@@ -216,6 +217,12 @@ class Regions:
             raise RequestError(
                 400,
                 f"region '{name}': the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering",
+            )
+        if os.fstatvfs(descriptor).f_bsize > mmap.PAGESIZE:
+            raise RequestError(
+                400,
+                f"region '{name}': the memfd has huge pages, which a hole in it takes away; make it without"
+                " MFD_HUGETLB",
             )
         _check_size(name, descriptor, offset_bytes + size_bytes)
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)

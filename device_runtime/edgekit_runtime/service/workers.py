@@ -55,14 +55,13 @@ class Workers:
         """
         self._http, self._regions, self._config = http, regions, config
         self._limits, self._token = limits, token
-        self._names = frozenset(name for name, options in config.models.items() if options.isolation)
+        self._names = {name for name, options in config.models.items() if options.isolation}
         self._models: dict[IsolatedModel, Future[IsolatedLane]] = {}
         self._ended: list[IsolatedModel] = []
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
         self.served: Registry | None = None
-        if self._names:
-            regions.on_add, regions.on_remove = self._add_region, self._remove_region
+        regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
     def models(self) -> "tuple[IsolatedModel, ...]":
@@ -75,24 +74,26 @@ class Workers:
         Args:
             package: verified.
             options: of the model.
-            beside: an isolated version in use, in whose process this one is to be tried; or None.
+            beside: a version in use, in whose process this one is to be tried; or None.
 
         Raises:
             BackendError: it cannot be loaded there.
             PackageError: the package cannot be read again.
             UnavailableError: it cannot be loaded now, which says nothing of the package.
         """
-        if options.isolation is None:
-            raise ValueError("a model that is not isolated")
+        isolation = options.isolation or Isolation()
         manifest = package.manifest
         current = None if beside is None else beside.instances[0]
         lane: IsolatedLane
-        if not isinstance(current, IsolatedLane):
-            lane = self._open_process(package, options, options.isolation)
+        if current is None:
+            lane = self._open_process(package, options, isolation)
+        elif not isinstance(current, IsolatedLane):
+            reason = "it needs a process of its own, and the version in use has none to try it in"
+            raise _not_now(manifest, f"{reason}; set isolated = true, or rollout to swap")
         elif manifest.version == current.manifest.version or find_difference(current, manifest):
             lane = IsolatedLane(current.processes, manifest)  # there is nothing to try: who asked will see
         else:
-            lane = self._open_beside(package, current, options.isolation)
+            lane = self._open_beside(package, current, isolation)
         return Loaded((lane,), manifest, package.path, package.key_id, options.scheduling, ())
 
     def may_take(self, head: Head) -> bool:
@@ -193,6 +194,9 @@ class Workers:
             os.close(descriptor)
             opened.cancel()
             return
+        if manifest.name not in self._names:  # for what the package holds, not by the configuration
+            self._names.add(manifest.name)
+            self._http.screen_anew()
         model: IsolatedModel | None = None
         try:
             from edgekit_runtime.service import isolated_model  # most services have none
@@ -215,7 +219,8 @@ class Workers:
         # Less than the process has, which then says why it refuses a version, and need not be killed.
         limit_s = _OWN_SHARE * isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
-        alone = dataclasses.replace(options, isolation=None, opener=None, load_timeout_s=limit_s)
+        here = dataclasses.replace(options, isolation=None, opener=None, trap_opener=None)
+        alone = dataclasses.replace(here, in_process=True, load_timeout_s=limit_s)
         config = dataclasses.replace(
             self._config,
             listen=Listen(unix_socket="-", host=""),

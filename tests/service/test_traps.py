@@ -1,0 +1,170 @@
+"""Models whose inputs may end the process that runs them, and what the log says of a crash."""
+
+import json
+import platform
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
+from tests.service.serve_parts import Served
+from tests.service.service_parts import (
+    Manifest_,
+    Reply,
+    Running,
+    X,
+    Y,
+    ask,
+    infer_bytes,
+    make_config,
+    post_bytes,
+    running,
+    write_signed,
+)
+from tests.service.wiring_parts import load
+from tests.waiting import bounded
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.service.traps import FIGURE, can_trap
+
+SMALLEST = np.iinfo(np.int64).min
+is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+on_x86 = pytest.mark.skipif(not is_x86, reason="needs a processor that traps, of the kind x86")
+
+
+def write_divider(
+    maker: PackageMaker,
+    path: Path,
+    operator: str = "Div",
+    *,
+    dtype: str = "int64",
+    version: str = "1.0.0",
+    figures: dict[str, Any] | None = None,
+) -> None:
+    """Write `divider`, c[N] = a[N] / b[N]."""
+    helper, kind = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    a, b, c = (helper.make_tensor_value_info(name, kind, ["N"]) for name in "abc")
+    graph = helper.make_graph([helper.make_node(operator, ["a", "b"], ["c"])], "g", [a, b], [c])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+    golden = {"a": np.array([7, 9], dtype), "b": np.array([1, 1], dtype)}
+    expected = {"c": golden["a"] % 1 if operator == "Mod" else golden["a"]}
+    if operator == "Add":
+        expected = {"c": golden["a"] + golden["b"]}
+    sketch = Manifest_("divider", version, {}, golden)
+    write_signed(maker, path, sketch, expected, model.SerializeToString(), figures or {})
+
+
+def divide(service: Running, a: int, b: int, dtype: str = "INT64") -> Reply:
+    entries = [
+        {"name": name, "datatype": dtype, "shape": [1], "data": [value]}
+        for name, value in (("a", a), ("b", b))
+    ]
+    return ask(service, post_bytes("/v2/models/divider/infer", json.dumps({"inputs": entries}).encode()))
+
+
+@pytest.fixture
+def both(maker: PackageMaker, tmp_path: Path) -> Path:
+    """A folder with `linear` and `divider`."""
+    maker.write(tmp_path / "linear.edgepkg")
+    write_divider(maker, tmp_path / "divider.edgepkg")
+    return tmp_path
+
+
+@on_x86
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_division_that_traps_costs_no_other_model_an_answer(
+    maker: PackageMaker, tmp_path: Path, operator: str
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    write_divider(maker, tmp_path / "divider.edgepkg", operator)
+    with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
+        assert divide(service, 8, 2).json["outputs"][0]["data"] == [4 if operator == "Div" else 0]
+        assert divide(service, SMALLEST, -1).status == 503
+        assert ask(service, infer_bytes(X)).binary == Y
+
+
+@on_x86
+def test_package_that_says_it_does_not_divide_stays_in_the_service(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    write_divider(maker, tmp_path / "divider.edgepkg", figures={FIGURE: False})
+    with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
+        assert divide(service, 8, 2).status == 200
+        assert service.call(lambda: service.service.workers.models) == ()
+
+
+@on_x86
+def test_model_that_is_not_to_be_isolated_stays_in_the_service(maker: PackageMaker, both: Path) -> None:
+    config = make_config(both, models={"divider": ModelOptions(in_process=True)})
+    with running(config, PackageFiles([both], maker.trust)) as service:
+        assert divide(service, 8, 2).status == 200
+        assert service.call(lambda: service.service.workers.models) == ()
+
+
+@on_x86
+def test_swap_to_a_version_that_divides_moves_the_model_and_its_connections(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    """Requests with a head that was let through before reach the process too."""
+    write_divider(maker, tmp_path / "1.edgepkg", "Add")
+    with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
+        for _ in range(3):
+            assert divide(service, 8, 2).json["outputs"][0]["data"] == [10]
+        write_divider(maker, tmp_path / "2.edgepkg", version="2.0.0")
+        assert load(service, "divider").status == 200
+        for _ in range(3):
+            assert divide(service, 8, 2).json["outputs"][0]["data"] == [4]
+        assert len(service.call(lambda: service.service.workers.models)) == 1
+
+
+@on_x86
+def test_version_that_divides_is_not_tried_where_no_process_is_and_serves_on(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    write_divider(maker, tmp_path / "1.edgepkg", "Add")
+    config = make_config(tmp_path, models={"divider": ModelOptions(rollout=Rollout(kind="canary"))})
+    with running(config, PackageFiles([tmp_path], maker.trust)) as service:
+        write_divider(maker, tmp_path / "2.edgepkg", version="2.0.0")
+        reply = load(service, "divider")
+        assert (reply.status, "isolated = true" in reply.json["error"]) == (503, True)
+        assert divide(service, 8, 2).json["outputs"][0]["data"] == [10]
+
+
+def test_packages_without_the_record_are_searched_for_the_operators(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    write_divider(maker, tmp_path / "div.edgepkg")
+    write_divider(maker, tmp_path / "mod.edgepkg", "Mod", figures={FIGURE: True})
+    write_divider(maker, tmp_path / "no.edgepkg", figures={FIGURE: False})
+    found = {}
+    for path in sorted(tmp_path.iterdir()):
+        with read_package(path, maker.trust) as package:
+            found[path.stem] = (can_trap(package, "x86_64"), can_trap(package, "aarch64"))
+    assert found == {
+        "linear": (False, False),
+        "div": (True, False),
+        "mod": (True, False),
+        "no": (False, False),
+    }
+
+
+@on_x86
+def test_log_names_the_model_whose_inference_ended_the_service(maker: PackageMaker, tmp_path: Path) -> None:
+    write_divider(maker, tmp_path / "linear.edgepkg", figures={FIGURE: False})
+    write_keys(tmp_path / "keys")
+    service: Any = Served(tmp_path, "--keys", str(tmp_path / "keys"))
+    with bounded(service.process):
+        service.wait_ready()
+        with pytest.raises(OSError):
+            divide(service, SMALLEST, -1)
+        code, said = service.end_by_itself()
+    assert code == -signal.SIGFPE
+    assert "in inference of divider 1.0.0" in said

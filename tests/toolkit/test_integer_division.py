@@ -1,0 +1,86 @@
+"""Which models are recorded as dividing integers by what their inputs decide."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from tests.toolkit.package_run import mlp, package, read_only, saved
+from tests.toolkit.small_tflite import Lite
+
+from edgekit_runtime.service.traps import FIGURE
+from edgekit_toolkit.integer_division import divides_by_inputs
+
+INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+
+
+def make_model(
+    nodes: Sequence[onnx.NodeProto], kind: int, initializers: Sequence[onnx.TensorProto] = ()
+) -> onnx.ModelProto:
+    a, b, c = (helper.make_tensor_value_info(name, kind, ["N"]) for name in "abc")
+    graph = helper.make_graph(list(nodes), "g", [a, b], [c], list(initializers))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def stored(name: str, values: Sequence[int]) -> onnx.TensorProto:
+    return onnx.numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_division_of_integers_by_an_input_is_recorded(operator: str) -> None:
+    assert divides_by_inputs(make_model([helper.make_node(operator, ["a", "b"], ["c"])], INT64))
+
+
+@pytest.mark.parametrize(("divisor", "expected"), [([2], False), ([3, -1], True), ([0], True)])
+def test_constant_divisor_counts_where_it_can_trap(divisor: list[int], expected: bool) -> None:
+    by_initializer = [helper.make_node("Div", ["a", "d"], ["c"])]
+    assert divides_by_inputs(make_model(by_initializer, INT64, [stored("d", divisor)])) is expected
+    constant = helper.make_node("Constant", [], ["d"], value=stored("d", divisor))
+    assert divides_by_inputs(make_model([constant, *by_initializer], INT64)) is expected
+
+
+def test_division_of_floats_is_not_recorded() -> None:
+    assert not divides_by_inputs(make_model([helper.make_node("Div", ["a", "b"], ["c"])], FLOAT))
+
+
+def test_integers_made_of_float_inputs_are_recorded() -> None:
+    nodes = [
+        helper.make_node("Cast", ["a"], ["i"], to=INT64),
+        helper.make_node("Cast", ["b"], ["j"], to=INT64),
+        helper.make_node("Div", ["i", "j"], ["k"]),
+        helper.make_node("Cast", ["k"], ["c"], to=FLOAT),
+    ]
+    assert divides_by_inputs(make_model(nodes, FLOAT))
+
+
+def test_division_inside_control_flow_is_recorded() -> None:
+    inner = [helper.make_tensor_value_info(name, INT64, ["N"]) for name in ("x", "y")]
+    then = helper.make_graph([helper.make_node("Div", ["a", "b"], ["x"])], "then", [], inner[:1])
+    other = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "else", [], inner[1:])
+    flag = onnx.numpy_helper.from_array(np.array(True), "flag")
+    choose = helper.make_node("If", ["flag"], ["c"], then_branch=then, else_branch=other)
+    assert divides_by_inputs(make_model([choose], INT64, [flag]))
+
+
+@pytest.mark.parametrize("operator", ["DIV", "FLOOR_DIV", "FLOOR_MOD"])
+@pytest.mark.parametrize(
+    ("dtype", "divisor", "expected"),
+    [("int32", None, True), ("int32", [2], False), ("int32", [-1], True), ("float32", None, False)],
+)
+def test_tflite_model_is_judged_alike(operator: str, dtype: str, divisor: Any, expected: bool) -> None:
+    lite = Lite()
+    for name in "ac":
+        lite.tensor(name, [1], dtype)
+    lite.tensor("b", [1], dtype, None if divisor is None else np.array(divisor, dtype))
+    lite.operator(operator, ["a", "b"], ["c"])
+    lite.ends(["a"] if divisor else ["a", "b"], ["c"])
+    assert divides_by_inputs(lite.content()) is expected
+
+
+@pytest.mark.usefixtures("home")
+def test_package_says_whether_its_model_divides(tmp_path: Path) -> None:
+    made = package(saved(mlp(), tmp_path / "mlp.onnx"), tmp_path / "out")
+    assert read_only(tmp_path / "out").manifest.figures[FIGURE] is False, made

@@ -1,0 +1,78 @@
+"""Whether a model divides integers by what its inputs decide.
+
+On x86 the smallest integer divided by -1 ends the process, and engines do not look for it. So the runtime
+keeps such a model in a process of its own.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_toolkit import tflite_file
+from edgekit_toolkit.artifacts import Model
+from edgekit_toolkit.nesting import graphs
+
+_ONNX_OPERATORS: Final = frozenset({"Div", "Mod"})
+_TFLITE_OPERATORS: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+_FLOAT_TYPES: Final = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+
+
+def divides_by_inputs(model: Model) -> bool:
+    """Return whether some integer division has a divisor that is no constant, or one that holds 0 or -1.
+
+    A tensor whose type cannot be found counts as an integer.
+    """
+    return _tflite_divides(model) if isinstance(model, bytes) else _onnx_divides(model)
+
+
+def _onnx_divides(model: onnx.ModelProto) -> bool:
+    if any(node.op_type in _ONNX_OPERATORS for function in model.functions for node in function.node):
+        return True
+    if not any(node.op_type in _ONNX_OPERATORS for graph in graphs(model.graph) for node in graph.node):
+        return False
+    inferred = onnx.shape_inference.infer_shapes(model)
+    types: dict[str, int] = {}
+    constants: dict[str, NDArray[Any]] = {}
+    for graph in graphs(inferred.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            types[value.name] = value.type.tensor_type.elem_type
+        for tensor in graph.initializer:
+            types[tensor.name] = tensor.data_type
+            constants[tensor.name] = onnx.numpy_helper.to_array(tensor)
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
+    return any(
+        types.get(node.output[0]) not in _FLOAT_TYPES
+        and types.get(node.input[0]) not in _FLOAT_TYPES
+        and not _is_harmless(constants.get(node.input[1]))
+        for graph in graphs(inferred.graph)
+        for node in graph.node
+        if node.op_type in _ONNX_OPERATORS
+    )
+
+
+def _tflite_divides(content: bytes) -> bool:
+    model = tflite_file.parsed(content)
+    for graph, _, operator in tflite_file.operators(model):
+        if tflite_file.operator_name(model, operator) not in _TFLITE_OPERATORS:
+            continue
+        divisor = graph.tensors[operator.inputs[1]]
+        dtype = tflite_file.DTYPES.get(divisor.type)
+        is_float = dtype is not None and np.dtype(dtype).kind == "f"
+        if not is_float and not _is_harmless(tflite_file.constant(model, divisor)):
+            return True
+    return False
+
+
+def _is_harmless(divisor: NDArray[Any] | None) -> bool:
+    return divisor is not None and not np.isin(divisor, (0, -1)).any()
