@@ -8,10 +8,13 @@
 on the machine does not count. `verdicts` simulates candidates with fixed seeds, with latencies that are
 independent, and such that drift together, as under real load. `alike` runs two real sessions of one model as
 current version and candidate, on the clock of this machine with whatever else it does: any rollback is false.
+`canary_identical.py` does so with a whole service.
 """
 
 import argparse
 import asyncio
+import functools
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.service.agreement import choose_comparison
+from edgekit_runtime.service.agreement import Compare, choose_comparison
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.call import Answer, Call, Lane
 from edgekit_runtime.service.canary import Continue, Gates, Observed, Promote, Rollback, judge
 from edgekit_runtime.service.canary_lane import CanaryLane
 from edgekit_runtime.service.canary_watch import Watch
 from edgekit_runtime.service.drift import Drift, DriftLane
+from edgekit_runtime.service.paired_runs import Pair, TakePair, run_pair
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
@@ -65,6 +69,30 @@ class Instant:
         call.reply(self.answers[self.count & 63])
 
 
+class NoPairs:
+    """Pairs that cost nothing: each is there at once."""
+
+    def may_start(self) -> bool:
+        return True
+
+    def start(self, _inputs: Any, done: TakePair) -> None:
+        done(Pair(1.0, 1e-4, 1e-4))
+
+
+class RealPairs:
+    """Pairs of two sessions, each made at once on this thread."""
+
+    def __init__(self, current: OrtSession, candidate: OrtSession, compare: Compare) -> None:
+        self._sessions, self._compare = (current, candidate), compare
+        self._flip = functools.partial(random.Random(0).randrange, 2)  # noqa: S311  # the same order each time
+
+    def may_start(self) -> bool:
+        return True
+
+    def start(self, inputs: Any, done: TakePair) -> None:
+        done(run_pair(*self._sessions, inputs, self._compare, flip=self._flip))
+
+
 class Later:
     """Calls that were put off, made between the measured calls of one round."""
 
@@ -88,7 +116,10 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
     for share in (0.01, 0.1, 0.5):
         later = Later()
         watch = Watch(gates, lambda _verdict: None, defer=later)
-        lanes[f"canary {share:.0%}"] = (CanaryLane(Instant(), Instant(), watch, share=share), later)
+        canary = CanaryLane(
+            Instant(), Instant(), watch, NoPairs(), choose_comparison([LOGITS], {}), share=share
+        )
+        lanes[f"canary {share:.0%}"] = (canary, later)
     for share in (0.01, 0.1):
         later = Later()
         watch = Watch(gates, lambda _verdict: None, defer=later)
@@ -140,6 +171,7 @@ def print_costs(rounds: int) -> None:
         for arm in (observed.current, observed.candidate):
             arm.answers += 1
             arm.latency.add(float(rng.lognormal(-8, 0.3)))
+        observed.paired.add(*rng.lognormal(-8, 0.3, 2), 1.5)
         observed.agreement, observed.compared = observed.agreement + 1, observed.compared + 1
     begin = time.process_time()
     for _ in range(200):
@@ -193,8 +225,11 @@ def simulate(gates: Gates, seed: int, samples: int, fault: Mapping[str, float], 
             candidate.failed += 1
         else:
             candidate.latency.add(float(candidate_s[place]))
-            observed.agreement += float(agrees[place])
-            observed.compared += 1
+            if place % 4 == 0:  # as the service does
+                observed.agreement += float(agrees[place])
+                observed.compared += 1
+                pair_s = float(current_s[place]), float(candidate_s[place])
+                observed.paired.add(*pair_s, gates.max_p99_ratio)
         if place + 1 >= look:
             look = place + 1 + max(32, (place + 1) // 16)  # as the service does
             verdict = judge(observed, gates)
@@ -232,12 +267,14 @@ def print_alike(runs: int, samples: int, share: float) -> None:
     first, second = (OrtSession(MODEL, OrtOptions(threads=1)) for _ in range(2))
     images = np.random.default_rng(0).random((64, 1, 1, 8, 8), np.float32)
     name = first.inputs[0].name
+    comparison = choose_comparison([LOGITS], {})
+    pairs = RealPairs(first, second, comparison.compare)
     gates = Gates(max_duration_s=1e9)
     kinds: list[str] = []
     for _ in range(runs):
         later = Later()
         watch = Watch(gates, lambda _verdict: None, defer=later)
-        lane = CanaryLane(Direct(first), Direct(second), watch, share=share)
+        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, comparison, share=share)
         for place in range(samples):
             lane.submit(Call({name: images[place & 63]}, lambda _answer: None))
             if watch.verdict is not None:

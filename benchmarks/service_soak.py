@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
@@ -148,7 +149,7 @@ class Versions:
         self._folder, self._made = folder / "packages", folder / "made"
         self._folder.mkdir()
         self._made.mkdir()
-        self._count = 0
+        self._count = self._last = 0
         self.values = np.random.default_rng(0).random(SHAPE, np.float32)
         with_session = OrtSession(MODEL.read_bytes(), OrtOptions(threads=1))
         (self._given,), (self._got,) = with_session.inputs, with_session.outputs
@@ -170,21 +171,29 @@ class Versions:
 
     def make(self, count: int) -> None:
         """Make the versions from 1 to `count`."""
-        manifest, contents = self._describe("small", MODEL.read_bytes())
-        for number in range(1, count + 1):
+        self._make(count, *self._describe("small", MODEL.read_bytes(), self.expected))
+
+    def make_negated(self, count: int, model: bytes) -> None:
+        """Make `count` further versions, whose model answers the opposite."""
+        self._make(count, *self._describe("small", model, -self.expected))
+
+    def _make(self, count: int, manifest: Manifest, contents: dict[str, bytes]) -> None:
+        for number in range(self._last + 1, self._last + count + 1):
             path = self._made / f"small-{number}.edgepkg"
             write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self._signer)
+        self._last += count
 
     def write(self, name: str, model: bytes) -> None:
         """Put a package of another model with the same inputs and outputs where the service looks."""
-        write_package(self._folder / f"{name}.edgepkg", *self._describe(name, model), self._signer)
+        described = self._describe(name, model, self.expected)
+        write_package(self._folder / f"{name}.edgepkg", *described, self._signer)
 
-    def _describe(self, name: str, model: bytes) -> tuple[Manifest, dict[str, bytes]]:
+    def _describe(self, name: str, model: bytes, expected: NDArray[Any]) -> tuple[Manifest, dict[str, bytes]]:
         """Return the manifest of a model and the artifacts that it names."""
         contents = {
             "model.onnx": model,
             "golden/in.bin": self.values.tobytes(),
-            "golden/out.bin": self.expected.tobytes(),
+            "golden/out.bin": expected.tobytes(),
         }
         manifest = Manifest(
             name=name,

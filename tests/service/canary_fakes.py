@@ -1,6 +1,8 @@
 """Lanes, clients and a clock that tests of canaries and of the response cache drive by hand."""
 
+import functools
 import heapq
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.service.agreement import Compare
 from edgekit_runtime.service.call import Answer, Call
+from edgekit_runtime.service.paired_runs import TakePair, run_pair
 
 Compute = Callable[[Mapping[str, Any]], Answer]
 
@@ -83,6 +87,45 @@ class FakeLane:
     def refuse_all(self) -> None:
         while self.waiting:
             self.waiting.pop(0).reply(BackendError("closed"))
+
+
+@dataclass
+class FakePairs:
+    """Pairs that are made at once, by what the lanes behind a canary compute."""
+
+    current: FakeLane
+    candidate: FakeLane
+    clock: Clock
+    compare: Compare
+    is_free: bool = True
+    made: int = 0
+    given: list[Mapping[str, Any]] = field(default_factory=list)
+    _flip: Callable[[], int] = field(default_factory=lambda: functools.partial(random.Random(1).randrange, 2))
+
+    def may_start(self) -> bool:
+        return self.is_free
+
+    def start(self, inputs: Mapping[str, Any], done: TakePair) -> None:
+        self.given.append(inputs)
+        sessions: list[Any] = [FakeSession(lane, self.clock) for lane in (self.current, self.candidate)]
+        pair = run_pair(*sessions, inputs, self.compare, flip=self._flip, clock=self.clock)
+        self.made += pair is not None
+        done(pair)
+
+
+@dataclass
+class FakeSession:
+    """What a lane has behind it."""
+
+    lane: FakeLane
+    clock: Clock
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        self.clock.now_s += self.lane.latency_s
+        answer = self.lane.compute(given)
+        if isinstance(answer, EdgekitError):
+            raise answer
+        return answer
 
 
 @dataclass

@@ -38,6 +38,7 @@ def simulate(
             observed.candidate.latency.add(candidate_s[place])
             observed.agreement += agrees[place]
             observed.compared += 1
+            observed.paired.add(current_s[place], candidate_s[place], gates.max_p99_ratio)
         if (place + 1) % LOOK_EVERY == 0:
             verdict = judge(observed, gates)
             if not isinstance(verdict, Continue):
@@ -126,6 +127,55 @@ def test_candidates_that_keep_all_limits_are_seldom_rolled_back() -> None:
         # The end of time rolls back what was not shown, by design: only what was shown to be bad counts.
         wrong += isinstance(observed, Rollback) and not observed.reason.startswith("not shown")
     assert wrong <= 0.1 * 60  # the bound holds for the chance; measured with these seeds: 0
+
+
+def simulate_loaded(gates: Gates, rng: np.random.Generator, *, slower: float = 1.0) -> Any:
+    """Pairs on a simulated busy machine: load that comes and goes, bursts, and runs that are cut off.
+
+    Both versions draw from one distribution, whose scale wanders by a factor of ten and whose tail has no
+    mean (a Pareto tail of index 1), and the second of a pair is 20 % faster, as its inputs are in the caches.
+    """
+    observed, load = Observed(), 0.0
+    for number in range(1, 501):
+        load = 0.99 * load + rng.normal(0, 0.15)
+        scale_s = 1e-4 * math.exp(load) * (8 if number % 100 > 80 else 1)
+        first_s, second_s = scale_s * (1 + rng.pareto(1.0, 2) * (rng.random(2) < 0.3)) * [1.0, 0.8]
+        current_s, candidate_s = (first_s, second_s) if rng.random() < 0.5 else (second_s, first_s)
+        observed.paired.add(current_s, slower * candidate_s, gates.max_p99_ratio)
+        for arm in (observed.current, observed.candidate):
+            arm.answers += 4
+        observed.agreement, observed.compared = observed.agreement + 1, observed.compared + 1
+        if number % 8 == 0 and not isinstance(verdict := judge(observed, gates), Continue):
+            return verdict
+    observed.elapsed_s = gates.max_duration_s
+    return judge(observed, gates)
+
+
+def test_identical_canaries_on_a_simulated_busy_machine_are_hardly_ever_rolled_back() -> None:
+    """At the very edge, with an alpha of twenty times the default, a test that is wrong would show."""
+    gates, runs = Gates(alpha=0.2, max_p50_ratio=1.01, max_p99_ratio=1.01), 60
+    verdicts = [simulate_loaded(gates, np.random.default_rng(seed)) for seed in range(runs)]
+    wrong = sum(isinstance(verdict, Rollback) for verdict in verdicts)
+    bound = 2 / 5 * 0.2  # two of the five tests
+    assert wrong <= runs * bound + 3 * math.sqrt(runs * bound)  # three deviations of what is allowed
+    defaults = [simulate_loaded(Gates(), np.random.default_rng(seed)) for seed in range(40)]
+    assert defaults == [Promote()] * 40
+
+
+def test_slower_canary_on_a_simulated_busy_machine_is_rolled_back() -> None:
+    verdicts = [simulate_loaded(Gates(), np.random.default_rng(seed), slower=1.8) for seed in range(20)]
+    assert [getattr(verdict, "gate", "none") for verdict in verdicts] == ["latency_p50"] * 20
+
+
+def test_canary_that_is_slow_now_and_then_is_rolled_back_by_its_p99() -> None:
+    gates, rng = Gates(max_p50_ratio=None, max_duration_s=1e9), np.random.default_rng(7)
+    observed = Observed()
+    for _ in range(3000):
+        current_s, candidate_s = rng.lognormal(-8, 0.2, 2)
+        observed.paired.add(current_s, candidate_s * (4 if rng.random() < 0.05 else 1), gates.max_p99_ratio)
+    verdict = judge(observed, gates)
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "latency_p99"
 
 
 def test_candidates_that_miss_a_limit_are_seldom_promoted() -> None:

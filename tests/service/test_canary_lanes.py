@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.service.canary_fakes import Client, Clock, FakeLane, double, fail, inputs, nan
+from tests.service.canary_fakes import Client, Clock, FakeLane, FakePairs, double, fail, inputs, nan
 from tests.service.scheduling_parts import FakeLoop
 
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError
@@ -15,6 +16,7 @@ from edgekit_runtime.service.canary import Gates, Promote, Rollback
 from edgekit_runtime.service.canary_lane import CanaryLane
 from edgekit_runtime.service.canary_watch import Watch
 from edgekit_runtime.service.drift import Drift, DriftLane
+from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
 from edgekit_runtime.tensors import TensorSpec
 
@@ -34,10 +36,15 @@ class Bench:
         self.verdicts: list[Promote | Rollback] = []
         self.watch = Watch(gates, self.verdicts.append, defer=self.clock.defer, clock=self.clock)
         self.client = Client()
+        self.pairs = FakePairs(self.current, self.candidate, self.clock, similarity)
 
-    def canary(self, share: float = 0.5, *, retry: bool = True) -> CanaryLane:
+    def canary(self, share: float = 0.5, *, retry: bool = True, compared_share: float = 0.25) -> CanaryLane:
         return CanaryLane(
-            self.current, self.candidate, self.watch, share=share, retry=retry, clock=self.clock
+            *(self.current, self.candidate, self.watch, self.pairs, SIMILAR),
+            share=share,
+            compared_share=compared_share,
+            retry=retry,
+            clock=self.clock,
         )
 
     def shadow(self, **options: Any) -> ShadowLane:
@@ -156,6 +163,118 @@ def test_a_good_canary_is_promoted_once() -> None:
     bench = Bench()
     bench.send(bench.canary(0.5), 1000)
     assert bench.verdicts == [Promote()]
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_a_canary_with_wrong_answers_is_rolled_back_within_a_hundred_of_them(on_thread: bool) -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = lambda given: {"y": given["x"] * -2}
+    bench.candidate.held = on_thread
+    lane = bench.canary(0.1)
+    for _ in range(2000):
+        bench.send(lane, 1)
+        if bench.candidate.waiting:
+            bench.candidate.release()
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "agreement"
+    assert len(bench.candidate.calls) <= 100
+
+
+def test_a_part_of_the_candidates_calls_is_run_again_by_both_versions() -> None:
+    bench = Bench(Gates())
+    bench.send(bench.canary(0.5, compared_share=0.2), 1000)
+    assert abs(len(bench.candidate.calls) - 500) <= 3
+    assert abs(bench.pairs.made - 100) <= 3
+    assert bench.watch.observed.compared == bench.pairs.made
+    assert all(len(mine) == 1 for mine in bench.client.answers)
+
+
+def test_a_slower_canary_is_rolled_back_by_pairs_alone() -> None:
+    bench = Bench(Gates())
+    lane = bench.canary(0.5)
+    bench.candidate.latency_s = 0.0015
+    bench.send(lane, 1000)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "latency_p50"
+    assert "1.50 times" in verdict.reason
+
+
+def test_calls_that_wait_longer_on_one_side_say_nothing_of_a_canary() -> None:
+    bench = Bench(Gates(max_duration_s=1e6))
+    lane = bench.canary(0.5)
+    for number in range(1000):  # the candidate's calls wait in a queue ten times as long as they run
+        bench.candidate.held = True
+        bench.send(lane, 1, 0)
+        if bench.candidate.waiting:
+            bench.clock.advance(0.01)
+            bench.candidate.release()
+        assert not any(isinstance(verdict, Rollback) for verdict in bench.verdicts), number
+
+
+def test_no_pair_is_made_while_real_calls_come_first() -> None:
+    bench = Bench(Gates())
+    lane = bench.canary(1.0)
+    bench.pairs.is_free = False
+    bench.send(lane, 100)
+    assert (bench.pairs.made, bench.watch.observed.compared) == (0, 0)
+    assert len(bench.candidate.calls) == 8  # and no more before the next pair
+    assert lane.to_json()["skipped"] == lane.skipped
+    assert abs(lane.skipped - 25) <= 3
+
+
+def test_many_calls_at_once_get_no_more_wrong_answers_than_one_after_the_other() -> None:
+    bench = Bench(Gates())
+    bench.candidate.compute = lambda given: {"y": given["x"] * -2}
+    bench.candidate.held = True
+    bench.send(bench.canary(1.0), 500, 0)
+    assert len(bench.candidate.calls) == 9  # 8 that no pair stands for yet, and the one of the pair
+
+
+@pytest.mark.parametrize("fault", [fail, nan])
+def test_failed_pair_does_not_end_the_comparison(fault: Any) -> None:
+    bench = Bench(Gates())
+    lane = bench.canary(0.5)
+    bench.current.compute = fault
+    bench.send(lane, 200)
+    assert bench.pairs.made == 0
+    bench.current.compute = double
+    bench.send(lane, 200)
+    assert bench.pairs.made > 10
+
+
+def test_a_canary_without_any_comparison_is_not_promoted() -> None:
+    bench = Bench(dataclasses.replace(QUICK, min_samples=5))
+    bench.pairs.is_free = False
+    bench.send(bench.canary(0.5), 1000)
+    assert bench.verdicts == []
+    bench.clock.advance(100_000)
+    bench.watch.look()
+    bench.clock.advance(0)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert (verdict.gate, "over 0 answers" in verdict.reason) == ("agreement", True)
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_pairs_get_the_inputs_as_they_were_before_the_reply(on_thread: bool) -> None:
+    bench = Bench(Gates())
+    buffer = bytearray(np.array([[1, 2]], np.float32).tobytes())
+    call = bench.client.call({"x": np.frombuffer(buffer, np.float32).reshape(1, 2)})
+    reply = call.reply
+
+    def reuse(answer: Any) -> None:
+        reply(answer)
+        buffer[:] = bytes(len(buffer))
+
+    call.reply = reuse
+    bench.candidate.held = on_thread
+    bench.canary(1.0, compared_share=1.0).submit(call)
+    if on_thread:
+        bench.candidate.release()
+    (given,) = bench.pairs.given
+    np.testing.assert_array_equal(given["x"], [[1, 2]])
 
 
 def test_a_verdict_falls_when_the_time_is_over_without_calls() -> None:
@@ -281,6 +400,10 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ManifestError):
         bench.canary(share)
     with pytest.raises(ManifestError):
+        bench.canary(compared_share=share)
+    with pytest.raises(ManifestError):
+        Rollout(compared_share=share)
+    with pytest.raises(ManifestError):
         ShadowOptions(share=share)
 
 
@@ -334,12 +457,14 @@ def cached_canary(bench: Bench, **options: Any) -> CanaryLane:
     """A canary over two versions, each with a cache in front of it."""
     cache = ResponseCache()
     lanes = [cache.in_front_of(one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
-    return CanaryLane(lanes[0], lanes[1], bench.watch, share=0.5, clock=bench.clock, **options)
+    return CanaryLane(
+        *(lanes[0], lanes[1], bench.watch, bench.pairs, SIMILAR), share=0.5, clock=bench.clock, **options
+    )
 
 
 def test_answers_from_a_cache_do_not_count_in_a_canary() -> None:
     bench = Bench(Gates(min_samples=20))
-    lane = cached_canary(bench)
+    lane = cached_canary(bench, compared_share=1e-4)
     bench.candidate.latency_s = 0.2  # 200 times as slow, but only in the five runs that there are
     for number in range(2000):
         lane.submit(bench.client.call(inputs(1.0, float(number % 5))))
@@ -348,6 +473,18 @@ def test_answers_from_a_cache_do_not_count_in_a_canary() -> None:
     observed = bench.watch.observed
     assert (observed.candidate.answers, observed.current.answers) == (5, 5)
     assert observed.candidate.latency.count == 5
+
+
+def test_answers_from_a_cache_are_compared_too() -> None:
+    bench = Bench(Gates())
+    lane = cached_canary(bench)
+    bench.candidate.compute = lambda given: {"y": given["x"] * -2}
+    for _ in range(200):
+        lane.submit(bench.client.call(inputs(1.0)))
+        bench.clock.advance(0.01)
+    (verdict,) = bench.verdicts
+    assert isinstance(verdict, Rollback)
+    assert verdict.gate == "agreement"
 
 
 @pytest.mark.parametrize("retry", [True, False])
@@ -385,7 +522,7 @@ def test_lanes_stand_in_front_of_each_other() -> None:
     for behind in (bench.current, bench.candidate):
         drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
         stacks.append(DriftLane(drifts[-1], cache.in_front_of(behind, LOOP)))
-    lane = CanaryLane(stacks[0], stacks[1], bench.watch, share=0.5, clock=bench.clock)
+    lane = CanaryLane(stacks[0], stacks[1], bench.watch, bench.pairs, SIMILAR, share=0.5, clock=bench.clock)
     for number in range(400):
         lane.submit(bench.client.call(inputs(1.0, float(number % 10))))
     for number, mine in enumerate(bench.client.answers):

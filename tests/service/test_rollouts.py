@@ -177,6 +177,22 @@ def test_shadow_with_other_weights_is_rolled_back_by_disagreement(
         assert_rolled_back(service, slots, "agreement")
 
 
+def test_canary_with_wrong_answers_is_rolled_back_within_a_hundred_of_them(
+    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    wrong = 0
+    with serve(tmp_path, slots, CANARY) as service:
+        install(changed(maker, -1.0), tmp_path, slots)
+        assert load(service).status == 200
+        assert "compared by agreement" in index(service)[1][3]
+        for y in ask_many(service, 3000):
+            wrong += not np.array_equal(y, X @ WEIGHT)
+            if slots.load("linear").state.rejected:
+                break
+        assert_rolled_back(service, slots, "agreement")
+    assert 0 < wrong <= 100
+
+
 @pytest.mark.parametrize(
     ("figures", "guessed", "how"),
     [

@@ -51,6 +51,10 @@ class Call:
     priority: int = 0
     deadline_s: float | None = None
 
+    def own_inputs(self) -> Mapping[str, Array]:
+        """Return the inputs as they stay after `reply`: what others may write to is copied."""
+        return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
+
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
         """Return the same call with another taker of its answer, for a lane in front of another."""
         return Call(self.inputs, reply, self.priority, self.deadline_s)

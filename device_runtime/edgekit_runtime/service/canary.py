@@ -13,7 +13,8 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.service.sequential import LogHistogram, log_evidence, share_interval
+from edgekit_runtime.service.paired_latency import PairedLatency
+from edgekit_runtime.service.sequential import LogHistogram, share_interval, share_is_above
 
 _TESTS: Final = 5  # agreement, errors, p50, p99, energy: each gets its part of alpha
 
@@ -23,9 +24,11 @@ class Gates:
     """Limits that a candidate must keep; None switches a gate off.
 
     Attributes:
-        min_agreement: least mean agreement with the current version (see `agreement`), 0..1.
+        min_agreement: least mean agreement with the current version (see `agreement`), 0..1; a version is
+            not promoted without any comparison.
         max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
-        max_p50_ratio, max_p99_ratio: latency relative to the current version's.
+        max_p50_ratio: of the latency to that of the current version with the same inputs, median over pairs.
+        max_p99_ratio: of the latency that one pair in a hundred exceeds to the current version's.
         max_energy_ratio: median energy per request relative to the current version's, where it is
             measured.
         error_burst: failed answers in a row that roll back at once.
@@ -91,6 +94,7 @@ class Observed:
         current, candidate: the two versions.
         agreement: sum over `compared` answers, each 0..1.
         compared: pairs of answers to the same inputs.
+        paired: how long both took in these pairs.
         not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
             the inputs had none.
         failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
@@ -102,6 +106,7 @@ class Observed:
     candidate: Arm = field(default_factory=Arm)
     agreement: float = 0.0
     compared: int = 0
+    paired: PairedLatency = field(default_factory=PairedLatency)
     not_finite: int = 0
     failed_in_a_row: int = 0
 
@@ -213,28 +218,25 @@ def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
 
 def _find(observed: Observed, gates: Gates) -> Iterator[_Finding]:
     current, candidate = observed.current, observed.candidate
-    if gates.min_agreement is not None and observed.compared:
+    if gates.min_agreement is not None:
         yield _find_agreement(observed, gates.min_agreement, gates.alpha)
     yield _find_errors(observed, gates)
-    for quantile, limit in ((0.5, gates.max_p50_ratio), (0.99, gates.max_p99_ratio)):
-        if limit is not None:
-            gate = f"latency_p{quantile * 100:.0f}"
-            yield _find_ratio(gate, (candidate.latency, current.latency), quantile, limit, gates.alpha)
+    if gates.max_p50_ratio is not None:
+        yield _find_p50(observed.paired, gates.max_p50_ratio, gates.alpha)
+    if gates.max_p99_ratio is not None:
+        yield _find_p99(observed.paired, gates.max_p99_ratio, gates.alpha)
     if gates.max_energy_ratio is not None and candidate.energy.count and current.energy.count:
-        pair = (candidate.energy, current.energy)
-        yield _find_ratio("energy", pair, 0.5, gates.max_energy_ratio, gates.alpha)
+        yield _find_energy(candidate.energy, current.energy, gates.max_energy_ratio, gates.alpha)
 
 
 def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
-    mean = observed.agreement / observed.compared
-    state = _State.OPEN
-    if log_evidence(observed.agreement, observed.compared, least) >= math.log(_TESTS / alpha):
-        state = _State.KEPT if mean > least else _State.MISSED
+    is_above = share_is_above(observed.agreement, observed.compared, least, alpha / _TESTS)
 
     def text() -> str:
+        mean = observed.agreement / observed.compared if observed.compared else math.nan
         return f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
 
-    return _Finding("agreement", state, text, is_proof_needed=True)
+    return _Finding("agreement", _state_of(is_above, wanted=True), text, is_proof_needed=True)
 
 
 def _find_errors(observed: Observed, gates: Gates) -> _Finding:
@@ -257,12 +259,53 @@ def _find_errors(observed: Observed, gates: Gates) -> _Finding:
     return _Finding("errors", state, text, is_proof_needed=True)
 
 
-def _find_ratio(
-    gate: str, pair: tuple[LogHistogram, LogHistogram], quantile: float, limit: float, alpha: float
-) -> _Finding:
-    """Hold a quantile of the candidate (first of the pair) against that of the current version."""
+def _state_of(is_above: bool | None, *, wanted: bool) -> _State:
+    if is_above is None:
+        return _State.OPEN
+    return _State.KEPT if is_above is wanted else _State.MISSED
+
+
+def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
+    low, high = paired.ratio.quantile_interval(0.5, alpha / _TESTS)
+    state = _State.OPEN
+    if low > limit:
+        state = _State.MISSED
+    elif high <= limit:
+        state = _State.KEPT
+
+    def text() -> str:
+        ratio = paired.ratio.quantile(0.5) or math.nan
+        return (
+            f"with the same inputs it takes {ratio:.2f} times as long as the current version, median of"
+            f" {paired.ratio.count} pairs, expected at most {limit:g} times"
+        )
+
+    return _Finding("latency_p50", state, text, is_proof_needed=False)
+
+
+def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
+    """Hold against each other how often each version alone was slow; where both were, it was neither's fault.
+
+    A candidate that takes up to `limit` times as long as the current version is slow alone no more often.
+    """
+    own, others = paired.candidate_slow, paired.current_slow
+    is_above = share_is_above(own, own + others, 0.5, alpha / _TESTS)
+
+    def text() -> str:
+        slow_ms = 1e3 * (paired.current.quantile(0.99) or math.nan)
+        return (
+            f"of {paired.ratio.count} pairs only the candidate was slow in {own} (over {limit:g} times the"
+            f" p99 of {slow_ms:.3g} ms), and only the current version in {others} (over that p99)"
+        )
+
+    return _Finding("latency_p99", _state_of(is_above, wanted=False), text, is_proof_needed=False)
+
+
+def _find_energy(candidate: LogHistogram, current: LogHistogram, limit: float, alpha: float) -> _Finding:
     part = alpha / _TESTS / 2
-    (low, high), (current_low, current_high) = (arm.quantile_interval(quantile, part) for arm in pair)
+    (low, high), (current_low, current_high) = (
+        arm.quantile_interval(0.5, part) for arm in (candidate, current)
+    )
     state = _State.OPEN
     if low > limit * current_high:
         state = _State.MISSED
@@ -270,7 +313,7 @@ def _find_ratio(
         state = _State.KEPT
 
     def text() -> str:
-        own, other = (arm.quantile(quantile) or math.nan for arm in pair)
-        return f"{gate} is {own / other:.2f} times the current version's, expected at most {limit:g} times"
+        own, other = (arm.quantile(0.5) or math.nan for arm in (candidate, current))
+        return f"it is {own / other:.2f} times the current version's, expected at most {limit:g} times"
 
-    return _Finding(gate, state, text, is_proof_needed=False)
+    return _Finding("energy", state, text, is_proof_needed=False)

@@ -17,6 +17,7 @@ from edgekit_runtime.service.canary import (
     Rollback,
     judge,
 )
+from edgekit_runtime.service.paired_runs import Pair
 from edgekit_runtime.service.sequential import LogHistogram
 
 Report: TypeAlias = Callable[[Promote | Rollback], None]
@@ -97,10 +98,14 @@ class Watch:
         if not_finite or self.observed.failed_in_a_row >= self._gates.error_burst:
             self.look()
 
-    def compare(self, agreement: float) -> None:
-        """Count how far two answers to the same inputs agree, 0..1."""
-        self.observed.agreement += agreement
-        self.observed.compared += 1
+    def add_pair(self, pair: Pair) -> None:
+        """Count what both versions did with the same inputs."""
+        observed, least = self.observed, self._gates.min_agreement
+        observed.agreement += pair.agreement
+        observed.compared += 1
+        observed.paired.add(pair.current_s, pair.candidate_s, self._gates.max_p99_ratio)
+        if least is not None and pair.agreement < least:
+            self.look()  # wrong answers go to clients until then
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
         """Count the energy per request of both versions over the same stretch of time, in joules."""
@@ -142,6 +147,7 @@ class Watch:
             "elapsed_s": round(observed.elapsed_s, 3),
             "agreement": round(observed.agreement / observed.compared, 6) if observed.compared else None,
             "compared": observed.compared,
+            "latency_ratio_p50": _rounded(observed.paired.ratio.quantile(0.5)),
             "current": _arm_to_json(observed.current),
             "candidate": _arm_to_json(observed.candidate),
         }
@@ -168,6 +174,10 @@ def _arm_to_json(arm: Arm) -> dict[str, JsonValue]:
         "p99_us": _microseconds(arm.latency, 0.99),
         "energy_mj": None if not arm.energy.count else round(1e3 * (arm.energy.quantile(0.5) or 0.0), 3),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _microseconds(latency: LogHistogram, quantile: float) -> float | None:

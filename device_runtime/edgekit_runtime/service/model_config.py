@@ -49,12 +49,13 @@ class _Canary:
     """The table of a canary."""
 
     share: Annotated[float, Range(0, 1)] = 0.1
+    compared_share: Annotated[float, Range(0, 1)] = 0.25
     retry: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """What a shadow's table states beside `ShadowOptions`."""
+    """What the tables of a canary and of a shadow state beside the rest."""
 
     comparison: Literal["agreement", "similarity"] | None = None
 
@@ -104,6 +105,7 @@ def read_model(name: str, table: object) -> ModelOptions:
 
 
 def _read_rollout(kind: RolloutKind, tables: Mapping[str, dict[str, Any]], where: str) -> Rollout:
+    comparisons = {kind: _take_comparison(tables[kind], f"{where}.{kind}") for kind in ("canary", "shadow")}
     canary = read_section(_Canary, tables["canary"], f"{where}.canary")
     # TOML has no null: 0 switches a gate off that can be.
     optional = {known.name for known in fields(Gates) if "None" in str(known.type)}
@@ -111,16 +113,20 @@ def _read_rollout(kind: RolloutKind, tables: Mapping[str, dict[str, Any]], where
     off: dict[str, Any] = {name: None for name in optional if stated.get(name) == 0}
     kept = {name: value for name, value in stated.items() if name not in off}
     gates = replace(read_section(Gates, kept, f"{where}.gates"), **off)
-    shadow_table = tables["shadow"]
-    comparison = {"comparison": shadow_table.pop("comparison")} if "comparison" in shadow_table else {}
     try:
         return Rollout(
             kind=kind,
             share=canary.share,
+            compared_share=canary.compared_share,
             retry=canary.retry,
             gates=gates,
-            shadow=read_section(ShadowOptions, shadow_table, f"{where}.shadow"),
-            comparison=read_section(_Comparison, comparison, f"{where}.shadow").comparison,
+            shadow=read_section(ShadowOptions, tables["shadow"], f"{where}.shadow"),
+            comparison=comparisons.get(kind),
         )
     except ManifestError as cause:
         raise ConfigError(f"{where}: {cause}") from cause
+
+
+def _take_comparison(table: dict[str, Any], where: str) -> str | None:
+    stated = {"comparison": table.pop("comparison")} if "comparison" in table else {}
+    return read_section(_Comparison, stated, where).comparison

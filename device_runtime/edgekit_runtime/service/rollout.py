@@ -18,22 +18,27 @@ class Rollout:
         kind: `swap` puts it in the place of the old one, `canary` gives it a share of the calls first, and
             `shadow` copies of a share of them.
         share: of the calls, for a canary.
+        compared_share: of the candidate's calls in a canary, that both versions run again, see `PairedRuns`.
         retry: whether the version in use answers what a canary fails to.
         gates: that it must keep to take over.
         shadow: when calls are copied for a shadow.
-        comparison: `agreement` or `similarity`, or None to choose by the model; for a shadow.
+        comparison: `agreement` or `similarity`, or None to choose by the model.
 
     Raises:
-        ManifestError: the share is out of range.
+        ManifestError: a share is out of range.
     """
 
     kind: RolloutKind = "swap"
     share: float = 0.1
+    compared_share: float = 0.25
     retry: bool = True
     gates: Gates = field(default_factory=Gates)
     shadow: ShadowOptions = field(default_factory=ShadowOptions)
     comparison: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ManifestError(f"canary: share is {self.share}, expected more than 0 and at most 1")
+        for name in ("share", "compared_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ManifestError(
+                    f"canary: {name} is {getattr(self, name)}, expected more than 0 and at most 1"
+                )

@@ -107,8 +107,8 @@ class Rollouts:
         if model.trial.is_guessing:
             _logger.warning(
                 "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
-                " --labels of `edgekit package`, or set shadow.comparison in [models.%s]",
-                *(name, candidate.version, name),
+                " --labels of `edgekit package`, or set %s.comparison in [models.%s]",
+                *(name, candidate.version, options.rollout.kind, name),
             )
 
     def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:

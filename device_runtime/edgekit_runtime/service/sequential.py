@@ -99,6 +99,20 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
+def share_is_above(total: float, count: int, share: float, alpha: float) -> bool | None:
+    """Return whether the mean of the observations is shown to lie above `share`, or below it; None: neither.
+
+    Args:
+        total: sum of the observations, as for `log_evidence`.
+        count: of the observations.
+        share: in 0..1, the ends excluded.
+        alpha: chance that it is ever shown to lie on the wrong side.
+    """
+    if not count or log_evidence(total, count, share) < -math.log(alpha):
+        return None
+    return bool(total / count > share)
+
+
 @dataclass(slots=True)
 class LogHistogram:
     """Positive values in buckets 2 % wide; at most 1,280 buckets, whatever is added.

@@ -17,6 +17,7 @@ from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.agreement import Comparison, Outputs, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch, is_of_model
+from edgekit_runtime.service.paired_runs import Pair
 from edgekit_runtime.sessions.session import Array
 
 
@@ -159,9 +160,7 @@ class ShadowLane(Lane):
         # An array that owns its values was made for this call: nobody else will write there.
         borrowed = sum(array.nbytes for array in call.inputs.values() if not array.flags.owndata)
         if borrowed <= self._options.max_copied_bytes:
-            copy.inputs = {
-                name: array if array.flags.owndata else array.copy() for name, array in call.inputs.items()
-            }
+            copy.inputs = call.own_inputs()
 
     def _keep(self, copy: _Copy, answer: Answer) -> None:
         """Queue a copy, unless the current version failed or did not run: then nothing can be compared."""
@@ -219,7 +218,9 @@ class ShadowLane(Lane):
             # Inputs in shared memory may have changed after the current version read them.
             self._watch.blame(not_finite=all_finite(inputs))
         else:
-            self._watch.compare(self._comparison.compare(expected, answer))
+            self._watch.add_pair(
+                Pair(self._comparison.compare(expected, answer), copy.current_s, candidate_s)
+            )
             self._watch.count_candidate(candidate_s)
 
     def to_json(self) -> dict[str, JsonValue]:

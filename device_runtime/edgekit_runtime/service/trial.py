@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import SlotError
@@ -12,10 +12,13 @@ from edgekit_runtime.service.canary import Promote, Rollback
 from edgekit_runtime.service.canary_lane import CanaryLane
 from edgekit_runtime.service.canary_watch import Report, Watch
 from edgekit_runtime.service.isolated_lane import IsolatedLane
+from edgekit_runtime.service.paired_runs import PairedRuns
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.served import Served
 from edgekit_runtime.service.shadow_lane import ShadowLane
 from edgekit_runtime.tensors import TensorSpec
+
+_LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
 
 Settle: TypeAlias = Callable[["Trial", Promote | Rollback], None]
 
@@ -116,7 +119,7 @@ class Trial:
         candidate, comparison = found["candidate"], found.get("comparison")
         answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
         line = f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
-        if not isinstance(comparison, Mapping):  # a canary compares nothing
+        if not isinstance(comparison, Mapping):  # a process has not said anything yet
             return line
         how = "a guess: " if comparison["guessed"] else ""
         return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"
@@ -140,21 +143,31 @@ class Trial:
 class _TryingHere:
     """A lane in front of both versions, and what watches it."""
 
-    __slots__ = ("_current", "_lane", "_watch")
+    __slots__ = ("_current", "_lane", "_pairs", "_watch")
 
     def __init__(self, current: Served, candidate: Served, rollout: Rollout, report: Report) -> None:
         loop = asyncio.get_running_loop()
         watch = Watch(rollout.gates, report, defer=loop.call_later)
         self._current, self._watch = current, watch
+        manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
+        comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
         self._lane: CanaryLane | ShadowLane
+        self._pairs: PairedRuns | None = None
         if rollout.kind == "canary":
+            sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
+            self._pairs = PairedRuns(
+                *sessions,
+                comparison.compare,
+                loop.call_soon_threadsafe,
+                is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
+            )
             self._lane = CanaryLane(
-                current.stack, candidate.stack, watch, share=rollout.share, retry=rollout.retry
+                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                share=rollout.share,
+                compared_share=rollout.compared_share,
+                retry=rollout.retry,
             )
         else:
-            manifest = candidate.loaded.manifest
-            outputs = candidate.codec.outputs
-            comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
             self._lane = ShadowLane(
                 current.stack, candidate.stack, watch, comparison, rollout.shadow, defer=loop.call_later
             )
@@ -171,10 +184,11 @@ class _TryingHere:
 
     def end(self) -> None:
         self._current.lane = self._current.stack
+        if self._pairs is not None:
+            self._pairs.close()
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        lane = self._lane
-        return lane.to_json() if isinstance(lane, ShadowLane) else self._watch.to_json()
+        return self._lane.to_json()
 
 
 def find_difference(current: Tensors, candidate: Tensors) -> str | None:
