@@ -19,7 +19,7 @@ from edgekit_runtime.service.exposition import (
     write_exposition,
 )
 from edgekit_runtime.service.logs import JsonLines
-from edgekit_runtime.service.metrics import Histogram, LaneMetrics, ServiceMetrics
+from edgekit_runtime.service.metrics import MAX_KINDS, Histogram, LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.statistics import describe_statistics
 
 
@@ -49,7 +49,7 @@ def test_lanes_are_read_by_prometheus_as_they_were_counted() -> None:
     lane = (("model", "model"), ("version", "1"))
     requests = {dict(labels)["outcome"]: v for labels, v in samples["edgekit_requests_total"].items()
                 if dict(labels)["model"] == "model"}  # fmt: skip
-    assert requests == {"succeeded": 4, "failed": 1, "shed": 1, "late": 1, "refused": 0}
+    assert requests == {"succeeded": 4, "failed": 1, "shed": 1, "late": 1, "refused": 0, "cancelled": 0}
     assert samples["edgekit_compute_seconds_count"][lane] == 4
     assert samples["edgekit_compute_seconds_sum"][lane] == pytest.approx(bench.metrics.compute.total)
     buckets = {dict(k)["le"]: v for k, v in samples["edgekit_compute_seconds_bucket"].items()
@@ -130,8 +130,29 @@ def test_statistics_are_those_of_triton() -> None:
     assert stats["inference_stats"]["fail"]["count"] == 3
     assert set(stats["inference_stats"]) == {
         *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"),
-        *("cache_hit", "cache_miss"),
+        *("cache_hit", "cache_miss", "cancel"),
     }
+
+
+def test_statistics_count_the_rows_of_calls() -> None:
+    bench = Bench(max_batch=8, seconds=0.5)
+    for value, rows in ((1, 3), (2, 2), (3, 1)):
+        bench.submit(value, rows)
+    bench.finish()
+    (stats,) = describe_statistics([bench.metrics])["model_stats"]
+    assert (stats["inference_count"], stats["execution_count"]) == (6, 2)
+    assert stats["inference_stats"]["success"]["count"] == 3
+    assert [(entry["batch_size"], entry["compute_infer"]["count"]) for entry in stats["batch_stats"]] == [
+        (3, 2)  # the first call alone, then two calls of three rows together
+    ]
+
+
+def test_sizes_that_clients_choose_do_not_fill_the_memory() -> None:
+    metrics = LaneMetrics("model", "1")
+    for rows in range(1, 10 * MAX_KINDS):
+        metrics.note_run(1, rows, 0.0, 1e-3, 0.0)
+    assert len(metrics.runs) <= MAX_KINDS + 20
+    assert sum(run.count for run in metrics.runs.values()) == 10 * MAX_KINDS - 1
 
 
 def test_a_call_on_the_loop_counts_as_one_that_waited_for_nothing() -> None:
@@ -142,7 +163,7 @@ def test_a_call_on_the_loop_counts_as_one_that_waited_for_nothing() -> None:
     metrics = bench.metrics
     assert (metrics.queue.total, metrics.queue.count) == (0, 1)
     assert metrics.total.total == metrics.compute.total == pytest.approx(2e-5)
-    assert metrics.runs[1].count == 1
+    assert metrics.runs[1, 1].count == 1
 
 
 def record(**fields: Any) -> logging.LogRecord:

@@ -594,7 +594,7 @@ def test_times_and_counts_are_those_of_the_clock() -> None:
     bench.finish()
     metrics = bench.metrics
     assert (metrics.succeeded, metrics.waiting) == (3, 0)
-    assert {calls: run.count for calls, run in metrics.runs.items()} == {1: 1, 2: 1}
+    assert {kind: run.count for kind, run in metrics.runs.items()} == {(1, 1): 1, (2, 2): 1}
     assert metrics.queue.total == pytest.approx(2 * 0.5)
     assert metrics.compute.total == pytest.approx(3 * 0.5)
     assert metrics.total.total == pytest.approx(0.5 + 2 * 1.0)

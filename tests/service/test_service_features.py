@@ -75,6 +75,7 @@ def test_equal_inputs_are_answered_from_the_cache_until_the_version_changes(
             "fail": 0,
             "cache_hit": 4,
             "cache_miss": 1,
+            "cancel": 0,
             "compute_input": 1,
             "compute_infer": 1,
             "compute_output": 1,

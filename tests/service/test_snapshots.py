@@ -17,7 +17,7 @@ def fill(start: int) -> LaneMetrics:
         if isinstance(getattr(metrics, name, None), (int, float)):
             setattr(metrics, name, next(numbers))
     metrics.note_lone(1e-4, 5.0)
-    metrics.note_run(4, 1e-5, 2e-4, 3e-5)
+    metrics.note_run(4, 6, 1e-5, 2e-4, 3e-5)
     metrics.note_success(1e-3, 2e-4, 2e-3, 6.0)
     metrics.note_failure(0.5, 7.0)
     return metrics
@@ -58,7 +58,7 @@ def test_counts_of_two_workers_add_up() -> None:
         add_up(sums, [fill(3), fill(40)])
     assert sums.succeeded == fill(3).succeeded + fill(40).succeeded
     assert sums.total.counts == [2 * count for count in fill(3).total.counts]
-    assert {calls: run.count for calls, run in sums.runs.items()} == {1: 2, 4: 2}
+    assert {kind: run.count for kind, run in sums.runs.items()} == {(1, 1): 2, (4, 6): 2}
 
 
 @pytest.mark.parametrize("part", ["drift", "cache"])

@@ -32,6 +32,10 @@ class Reused(Mapping[str, Array]):
         return len(self._outputs)
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One inference on its way.
@@ -44,12 +48,14 @@ class Call:
             returns. Nobody writes to outputs that were handed over: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: on the clock of `time.monotonic`; a call that has not begun by then is refused.
+        is_unwanted: returns whether nobody waits for the answer any more; such a call need not run.
     """
 
     inputs: Mapping[str, Array]
     reply: Callable[[Answer], None]
     priority: int = 0
     deadline_s: float | None = None
+    is_unwanted: Callable[[], bool] = _never
 
     def own_inputs(self) -> Mapping[str, Array]:
         """Return the inputs as they stay after `reply`: what others may write to is copied."""
@@ -57,7 +63,7 @@ class Call:
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
         """Return the same call with another taker of its answer, for a lane in front of another."""
-        return Call(self.inputs, reply, self.priority, self.deadline_s)
+        return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted)
 
 
 class Lane(Protocol):

@@ -6,12 +6,13 @@ a time; what a client sends ahead waits. It knows nothing of what requests mean.
 
 import logging
 import os
+import select
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service.answers import make_error
+from edgekit_runtime.service.answers import make_error, status_of
 from edgekit_runtime.service.heads import Head
 from edgekit_runtime.service.leases import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.outgoing import MAX_PARTS, Buffer, Outgoing
@@ -113,10 +114,10 @@ class Connection:
         try:
             (head.route or self._server.handle)(self, head, body)
         except EdgekitError as error:
-            self.answer(*make_error(error))
+            self.answer_error(error)
         except Exception:
             _logger.exception("a request to %s failed inside the service", head.path)
-            self.answer(*make_error(RequestError(500, "the service failed; its log says why")))
+            self.answer_error(RequestError(500, "the service failed; its log says why"))
 
     # Answering
 
@@ -124,6 +125,12 @@ class Connection:
         """Answer with `error` and close, since where the next request begins is not known."""
         self._receiver.discard()
         self.is_busy = self.closes = True
+        self.answer_error(error)
+
+    def answer_error(self, error: EdgekitError) -> None:
+        """Answer the request under way with `error`, which is counted."""
+        if self.is_busy and self._socket is not None:
+            self._server.error_counts[status_of(error)] += 1
         self.answer(*make_error(error))
 
     def answer(self, *parts: Buffer) -> None:
@@ -251,6 +258,24 @@ class Connection:
             self.close()
             return
         self._receiver.unpause(self)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has gone, as far as that can be known.
+
+        Over TCP, one that sends nothing more counts as gone: the system does not tell it from one that has
+        closed.
+        """
+        connected = self._socket
+        if connected is None:
+            return True
+        if not self._receiver.has_ended:
+            return False
+        if connected.family != socket.AF_UNIX:
+            return True
+        poll = select.poll()
+        poll.register(connected, 0)
+        return bool(poll.poll(0))  # POLLHUP, or an error
 
     @property
     def peer_pid(self) -> int:

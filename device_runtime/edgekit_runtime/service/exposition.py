@@ -79,7 +79,10 @@ _DEVICE_HELP: Final[Mapping[str, str]] = {
     "edgekit_clock_cap_ratio": "Lowest cap of a processor's clock, of its highest.",
 }
 # Outcome -> what counts it.
-_OUTCOMES: Final = {"succeeded": "answered", **{name: name for name in ("failed", "shed", "late", "refused")}}
+_OUTCOMES: Final = {
+    "succeeded": "answered",
+    **{name: name for name in ("failed", "shed", "late", "refused", "cancelled")},
+}
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:

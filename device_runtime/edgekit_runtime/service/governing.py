@@ -99,7 +99,7 @@ class GovernedModel:
         now = (
             sum(run.infer_s for _, run in runs),
             sum(run.count for _, run in runs),
-            sum(calls * run.count for calls, run in runs),
+            sum(calls * run.count for (calls, _), run in runs),
         )
         busy_s, count, calls = (total - before for total, before in zip(now, self._counted, strict=True))
         self._counted = now

@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -25,6 +26,7 @@ Screen: TypeAlias = Callable[[Connection, Head], bool]
 
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.1
+_FULL: Final = RequestError(503, "too many connections; try again", retry_after_s=1)
 _WARN_EVERY_S: Final = 10.0
 _RESERVED_DESCRIPTORS: Final = 64  # for models, libraries and shared memory
 
@@ -44,6 +46,7 @@ class HttpServer:
         idle_ticks: that a connection may be idle.
         receiving_bytes: that have come of bodies that are not complete.
         sending_bytes: of answers that clients have not yet taken.
+        error_counts: status -> answers that were errors.
         is_draining: every answer from now on is the last of its connection.
         on_rest: called after each answer, in the place of going on with the connection, or None.
         lent: how many connections were released and are to come back.
@@ -59,6 +62,7 @@ class HttpServer:
         self.heads = (Heads(), Heads())
         self.wheel = Wheel(loop)
         self.receiving_bytes = self.sending_bytes = 0
+        self.error_counts: Counter[int] = Counter()
         self.is_draining = False
         self.on_rest: Callable[[Connection], None] | None = None
         self.lent = 0
@@ -204,6 +208,7 @@ class HttpServer:
                 return
             is_local = connected.family == socket.AF_UNIX
             if self.is_full(is_local=is_local):
+                self.error_counts[_FULL.status] += 1
                 _refuse(connected)
                 continue
             connected.setblocking(False)
@@ -245,8 +250,7 @@ def _nothing() -> None:
 
 
 def _refuse(connected: socket.socket) -> None:
-    error = RequestError(503, "too many connections; try again", retry_after_s=1)
-    head, body = make_error(error)
+    head, body = make_error(_FULL)
     with contextlib.suppress(OSError):
         connected.setblocking(False)
         connected.send(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)

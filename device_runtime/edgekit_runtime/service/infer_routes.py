@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service.answers import make_error
 from edgekit_runtime.service.call import Answer, Call
 from edgekit_runtime.service.catalogue import Catalogue
 from edgekit_runtime.service.connection import Connection
@@ -72,8 +71,12 @@ class InferRoutes:
             work = self._take_decoded(served, decoding, is_current, again, connection)
             self._slicer.start(_answering_failures(work, connection), len(body) * _TIMES_JSON)
             return
-        plan, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
-        self._run(served, plan, inputs, connection)
+        try:
+            plan, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
+            self._run(served, plan, inputs, connection)
+        except EdgekitError:
+            served.metrics.refused += 1
+            raise
 
     def _take_decoded(
         self,
@@ -84,7 +87,11 @@ class InferRoutes:
         connection: Connection,
     ) -> Sliced[None]:
         """Run a model on what a request holds; begin `again` if another version serves by then."""
-        decoded = yield from _while_open(connection, decoding)
+        try:
+            decoded = yield from _while_open(connection, decoding)
+        except EdgekitError:
+            served.metrics.refused += 1
+            raise
         if decoded is None:
             return
         try:
@@ -103,13 +110,13 @@ class InferRoutes:
         if answer is None:
             deadline_s = None if plan.timeout_us is None else time.monotonic() + plan.timeout_us / 1e6
             reply = functools.partial(self._reply, connection, codec, plan, held)
-            served.lane.submit(Call(inputs, reply, plan.priority, deadline_s))
+            served.lane.submit(Call(inputs, reply, plan.priority, deadline_s, lambda: connection.has_left))
         else:
             self._reply(connection, codec, plan, held, answer)
 
     def _reply(self, connection: Connection, codec: Codec, plan: Plan, held: Held, answer: Answer) -> None:
         if isinstance(answer, EdgekitError):
-            connection.answer(*make_error(answer))
+            connection.answer_error(answer)
             return
         try:
             held_bytes = codec.measure_json(plan, answer) if plan.has_json_outputs else None
@@ -120,11 +127,12 @@ class InferRoutes:
                 return
             parts = codec.encode(plan, answer, held)
         except EdgekitError as error:
-            parts = make_error(error)
+            connection.answer_error(error)
         except Exception:  # of a third party's backend that returned what is no tensor
             _logger.exception("the outputs of %s are not what its package says", codec.name)
-            parts = make_error(RequestError(500, "the model's outputs cannot be sent"))
-        connection.answer(*parts)
+            connection.answer_error(RequestError(500, "the model's outputs cannot be sent"))
+        else:
+            connection.answer(*parts)
 
 
 def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Connection) -> Sliced[None]:
@@ -150,7 +158,7 @@ def _answering_failures(work: Sliced[None], connection: Connection) -> Sliced[No
     try:
         yield from work
     except EdgekitError as error:
-        connection.answer(*make_error(error))
+        connection.answer_error(error)
     except Exception:
         _logger.exception("a request with long JSON failed inside the service")
-        connection.answer(*make_error(RequestError(500, "the service failed; its log says why")))
+        connection.answer_error(RequestError(500, "the service failed; its log says why"))

@@ -14,6 +14,7 @@ LATENCY_BOUNDS_S: Final = (
     *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+MAX_KINDS: Final = 256  # of runs
 _BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
@@ -71,7 +72,7 @@ class Histogram:
 
 
 class RunCount:
-    """What is counted of the runs of the engine that served equally many calls.
+    """What is counted of the runs of the engine that served equally many calls and rows.
 
     Attributes:
         count: of runs.
@@ -85,6 +86,13 @@ class RunCount:
         self.count = 0
         self.merge_s = self.infer_s = self.split_s = 0.0
 
+    def add(self, other: "RunCount") -> None:
+        """Count the runs of `other`, too."""
+        self.count += other.count
+        self.merge_s += other.merge_s
+        self.infer_s += other.infer_s
+        self.split_s += other.split_s
+
 
 class LaneMetrics:
     """What is counted of one version of a model.
@@ -95,13 +103,17 @@ class LaneMetrics:
         compute: seconds of the engine, for each call; those of a batch count for each call in it.
         total: seconds from a call's arrival to its answer, of calls that ran.
         cached: the same of calls that were answered from the response cache.
-        runs: number of calls in a run -> count of such runs.
+        runs: (calls, rows) in a run -> count of such runs. A model without a free first dimension has one row
+            a call. Beyond `MAX_KINDS` different pairs, rows are rounded down to a power of two.
         succeeded: calls that ran and were answered with outputs.
+        rows: of those calls.
         failed: calls that ran and were answered with an error.
         failed_s: seconds from arrival to answer of the failed calls, summed.
         shed: calls refused since too many waited.
         late: calls refused since their deadline had come.
-        refused: calls refused for another reason: inputs that do not fit, a model that is being unloaded.
+        refused: calls refused for another reason: requests that do not fit the model, a model that is being
+            unloaded.
+        cancelled: calls dropped before they ran, since their client had gone.
         cache_misses: calls that the response cache did not hold.
         waiting: calls that wait now.
         last_s: when the last call was answered that ran or was in the cache, on the clock of the scheduler,
@@ -109,8 +121,8 @@ class LaneMetrics:
     """
 
     __slots__ = (
-        *("_lone", "cache_misses", "cached", "compute", "failed", "failed_s", "last_s", "late", "model"),
-        *("queue", "refused", "runs", "shed", "succeeded", "total", "version", "waiting"),
+        *("_lone", "cache_misses", "cached", "cancelled", "compute", "failed", "failed_s", "last_s", "late"),
+        *("model", "queue", "refused", "rows", "runs", "shed", "succeeded", "total", "version", "waiting"),
     )
 
     def __init__(self, model: str, version: str) -> None:
@@ -118,8 +130,8 @@ class LaneMetrics:
         self.queue, self.compute = Histogram(), Histogram()
         self.total, self.cached = Histogram(), Histogram()
         self._lone = RunCount()
-        self.runs = {1: self._lone}
-        self.succeeded = self.failed = self.shed = self.late = self.refused = 0
+        self.runs = {(1, 1): self._lone}
+        self.succeeded = self.failed = self.shed = self.late = self.refused = self.cancelled = self.rows = 0
         self.cache_misses = self.waiting = 0
         self.failed_s = 0.0
         self.last_s: float | None = None
@@ -144,20 +156,22 @@ class LaneMetrics:
     def batch_histogram(self) -> Histogram:
         """Return how many runs served how many calls."""
         histogram = Histogram(_BATCH_BOUNDS)
-        for calls, run in self.runs.items():
+        for (calls, _), run in self.runs.items():
             histogram.observe(calls, run.count)
         return histogram
 
-    def note_lone(self, seconds: float, now_s: float) -> None:
+    def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
         """Count a call that ran at once and alone, and succeeded.
 
         Args:
             seconds: of the engine.
             now_s: on the scheduler's clock.
+            rows: of the call.
         """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
-        compute, total, lone = self.compute, self.total, self._lone
+        compute, total = self.compute, self.total
+        lone = self._lone if rows == 1 else self._find_run(1, rows)
         compute.counts[index] += 1
         compute.total += seconds
         total.counts[index] += 1
@@ -165,22 +179,26 @@ class LaneMetrics:
         lone.count += 1
         lone.infer_s += seconds
         self.succeeded += 1
+        self.rows += rows
         self.last_s = now_s
 
-    def note_run(self, calls: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count a run of the engine that served `calls`."""
-        run = self.runs.setdefault(calls, RunCount())
+    def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
+        """Count a run of the engine that served `calls` of `rows` together."""
+        run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s
         run.infer_s += infer_s
         run.split_s += split_s
 
-    def note_success(self, queue_s: float, compute_s: float, total_s: float, now_s: float) -> None:
+    def note_success(
+        self, queue_s: float, compute_s: float, total_s: float, now_s: float, rows: int = 1
+    ) -> None:
         """Count a call that waited, ran and was answered with outputs; see the class for the times."""
         self.queue.observe(queue_s)
         self.compute.observe(compute_s)
         self.total.observe(total_s)
         self.succeeded += 1
+        self.rows += rows
         self.last_s = now_s
 
     def note_hit(self, total_s: float, now_s: float) -> None:
@@ -193,6 +211,14 @@ class LaneMetrics:
         self.failed += 1
         self.failed_s += total_s
         self.last_s = now_s
+
+    def _find_run(self, calls: int, rows: int) -> RunCount:
+        run = self.runs.get((calls, rows))
+        if run is None:
+            if len(self.runs) >= MAX_KINDS:  # clients choose the rows of their calls
+                rows = 1 << (rows.bit_length() - 1)
+            run = self.runs.setdefault((calls, rows), RunCount())
+        return run
 
 
 class ServiceMetrics:

@@ -36,6 +36,12 @@ def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
     reply(call, OverloadedError(message, wait_s))
 
 
+def cancel(call: Call, metrics: LaneMetrics) -> None:
+    """Drop a call whose client has gone; who watches it still hears of its end."""
+    metrics.cancelled += 1
+    reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))
+
+
 def unloading(metrics: LaneMetrics) -> UnavailableError:
     """Return the error of a version that takes no more calls."""
     return UnavailableError(f"{metrics.model}: this version is being unloaded; try again", 0.0)

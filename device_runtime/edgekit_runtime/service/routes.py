@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service.answers import MethodError, make_error, make_head, make_json
+from edgekit_runtime.service.answers import MethodError, make_head, make_json
 from edgekit_runtime.service.connection import Connection
 from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.exposition import CONTENT_TYPE
@@ -144,10 +144,10 @@ class Routes:
                 await self._registry.wait_for(name)
                 act()
             except EdgekitError as error:
-                connection.answer(*make_error(error))
+                connection.answer_error(error)
             except Exception:
                 _logger.exception("loading model '%s' for a request failed inside the service", name)
-                connection.answer(*make_error(RequestError(500, "the service failed; its log says why")))
+                connection.answer_error(RequestError(500, "the service failed; its log says why"))
 
         self._start(wait())
 
@@ -228,10 +228,10 @@ class Routes:
             try:
                 value = await work
             except EdgekitError as error:
-                connection.answer(*make_error(error))
+                connection.answer_error(error)
             except Exception:
                 _logger.exception("%s failed inside the service", what)
-                connection.answer(*make_error(RequestError(500, "the service failed; its log says why")))
+                connection.answer_error(RequestError(500, "the service failed; its log says why"))
             else:
                 connection.answer(*make_json({} if value is None else value))
 

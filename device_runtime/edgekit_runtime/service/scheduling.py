@@ -20,7 +20,7 @@ from edgekit_runtime.service.limits import SchedulingLimits
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.pace import Paces, input_bytes, move_mean
 from edgekit_runtime.service.pool import Loop, Pool
-from edgekit_runtime.service.refusals import miss, refuse, reply, shed, unloading
+from edgekit_runtime.service.refusals import cancel, miss, refuse, reply, shed, unloading
 from edgekit_runtime.service.waiting import Queued, Waiting
 from edgekit_runtime.sessions.session import Array, Session
 
@@ -36,7 +36,8 @@ class Scheduler(Lane):
     """
 
     __slots__ = (
-        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_idle", "_instances", "_is_held"),
+        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
+        *("_is_held", "_unwanted"),
         *("_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s"),
         *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
     )
@@ -68,11 +69,13 @@ class Scheduler(Lane):
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         self._paces = Paces(limits.short_s)
         self._waiting = Waiting(limits.levels, limits.max_passes)
-        self._batches = limits.max_batch > 1 and has_free_rows(self._session)
+        self._has_rows = has_free_rows(self._session)
+        self._batches = limits.max_batch > 1 and self._has_rows
         self._max_rows = limits.max_batch if self._batches else 1
         # Calls wait for others, so none runs at once.
         self._is_held = self._batches and limits.max_delay_s > 0
         self._late: list[Queued] = []
+        self._unwanted: list[Queued] = []
         self._answering = 0
         self._is_replying = False  # what runs on the loop must not nest in what it answers
         self._per_call_s = self._per_run_s = 0.0
@@ -108,7 +111,7 @@ class Scheduler(Lane):
         if isinstance(answer, EdgekitError):
             self.metrics.note_failure(seconds, now_s)
         else:
-            self.metrics.note_lone(seconds, now_s)
+            self.metrics.note_lone(seconds, now_s, self._count_rows(inputs))
         return answer
 
     def learn(self, size_bytes: int, seconds: float) -> None:
@@ -145,7 +148,7 @@ class Scheduler(Lane):
     def is_idle(self) -> bool:
         """Whether no call waits, is under way or is being answered."""
         is_running = len(self._idle) < self._instances or self._answering
-        return not is_running and not self._waiting.rows and not self._late
+        return not (is_running or self._waiting.rows or self._late or self._unwanted)
 
     def _enqueue(self, call: Call) -> None:
         now_s, limits = self._clock(), self._limits
@@ -162,6 +165,8 @@ class Scheduler(Lane):
             refuse(call, error, self.metrics)
             return
         displaced = None
+        if len(self._waiting) >= limits.max_waiting:
+            self._drop_unwanted(self._waiting.sweep())
         if len(self._waiting) >= limits.max_waiting:
             displaced = self._waiting.displace(level)
             if displaced is None:
@@ -203,17 +208,34 @@ class Scheduler(Lane):
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
-            self._loop.call_soon(self._answer_late)
+            self._loop.call_soon(self._answer_dropped)
         if not (self._idle and self._waiting.rows):
             return None
         if not self._is_due():
             self._set_alarm(is_delayed=True)
             return None
-        chosen = self._waiting.choose(self._max_rows)
-        self._waiting.remove(chosen)
+        chosen = self._choose()
         self.metrics.waiting = len(self._waiting)
+        if not chosen:
+            return None
         self._answering += 1
         return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock, run_one=self._run_one)
+
+    def _choose(self) -> list[Queued]:
+        """Take the next batch out of those that wait, without calls whose clients have gone."""
+        while self._waiting.rows:
+            chosen = self._waiting.choose(self._max_rows)
+            self._waiting.remove(chosen)
+            wanted = [queued for queued in chosen if not queued.call.is_unwanted()]
+            self._drop_unwanted([queued for queued in chosen if queued not in wanted])
+            if wanted:
+                return wanted
+        return []
+
+    def _drop_unwanted(self, unwanted: list[Queued]) -> None:
+        if unwanted:
+            self._unwanted += unwanted
+            self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Take in a batch that has run, and return what answers its calls; for the pool."""
@@ -224,6 +246,7 @@ class Scheduler(Lane):
 
     def _take_in(self, batch: Batch, *, on_loop: bool) -> None:
         ran, count = batch.ran, len(batch.queued)
+        rows = [self._count_rows(queued.call.inputs) for queued in batch.queued]
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
@@ -233,13 +256,13 @@ class Scheduler(Lane):
         else:
             pace.note_on_thread(ran.infer_s)
         if ran.is_apart:
-            for _ in ran.answers:
-                self.metrics.note_run(1, 0.0, ran.infer_s / count, 0.0)
+            for rows_of_one in rows:
+                self.metrics.note_run(1, rows_of_one, 0.0, ran.infer_s / count, 0.0)
             if not any(isinstance(answer, EdgekitError) for answer in ran.answers):
                 _logger.warning("%s runs single calls but no batches; batching is off", self.metrics.model)
                 self._max_rows, self._batches, self._is_held = 1, False, False
             return
-        self.metrics.note_run(count, ran.merge_s, ran.infer_s, ran.split_s)
+        self.metrics.note_run(count, sum(rows), ran.merge_s, ran.infer_s, ran.split_s)
 
     def _answer(self, batch: Batch) -> None:
         ran, metrics, now_s = batch.ran, self.metrics, self._clock()
@@ -251,7 +274,8 @@ class Scheduler(Lane):
             elif isinstance(answer, EdgekitError):
                 metrics.note_failure(total_s, now_s)
             else:
-                metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s)
+                rows = self._count_rows(queued.call.inputs)
+                metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s, rows)
             reply(queued.call, answer)
         self._is_replying = False
         self._answering -= 1
@@ -279,13 +303,15 @@ class Scheduler(Lane):
 
     def _wake(self) -> None:
         self._late += self._waiting.expire(self._clock())
-        self._answer_late()
+        self._answer_dropped()
         self._pump()
 
-    def _answer_late(self) -> None:
+    def _answer_dropped(self) -> None:
         self.metrics.waiting = len(self._waiting)
         while self._late:
             miss(self._late.pop(0).call, self.metrics)
+        while self._unwanted:
+            cancel(self._unwanted.pop(0).call, self.metrics)
         self._check_drained()
 
     def _check_drained(self) -> None:
@@ -293,6 +319,9 @@ class Scheduler(Lane):
             done, self._drained = self._drained, None
             self._alarm.cancel()
             done()
+
+    def _count_rows(self, inputs: Mapping[str, Array]) -> int:
+        return len(next(iter(inputs.values()))) if self._has_rows else 1
 
     def _wait_s(self) -> float:
         """Return how long those who wait will take, by the time that calls have taken so far."""

@@ -11,7 +11,11 @@ from edgekit_runtime.service.trial import Trial
 
 
 def write_metrics(
-    served: Sequence[Served], service: ServiceMetrics, connections: int, restarts: Family
+    served: Sequence[Served],
+    service: ServiceMetrics,
+    connections: int,
+    restarts: Family,
+    errors: Mapping[int, int],
 ) -> str:
     """Return the text of everything that is counted.
 
@@ -20,6 +24,7 @@ def write_metrics(
         service: of the whole service.
         connections: that are open now, to the service or to its workers.
         restarts: of workers.
+        errors: status -> answers of this process with it.
     """
     trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]
     return write_exposition(
@@ -32,6 +37,12 @@ def write_metrics(
                 "gauge",
                 "Loads that were given up and still run; each keeps a thread and memory until a restart.",
                 (({}, count_hung()),),
+            ),
+            Family(
+                "edgekit_error_answers_total",
+                "counter",
+                "Answers of this process that were errors, by status.",
+                tuple(({"status": str(status)}, count) for status, count in sorted(errors.items())),
             ),
             restarts,
             *_trial_families(trials),

@@ -178,7 +178,10 @@ class Service:
     def _write_metrics(self) -> bytes:
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
-        return write_metrics(self.registry.models.served(), self.metrics, connections, restarts).encode()
+        errors = self.http.error_counts
+        return write_metrics(
+            self.registry.models.served(), self.metrics, connections, restarts, errors
+        ).encode()
 
     def watch(self) -> None:
         """Look at trials, sensors and governors once a second from now on."""

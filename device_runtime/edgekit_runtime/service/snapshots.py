@@ -11,11 +11,11 @@ from edgekit_runtime.service.metrics import Histogram, LaneMetrics, RunCount
 from edgekit_runtime.service.served import Served
 
 _COUNTS: Final = (
-    *("succeeded", "failed", "shed", "late", "refused", "cache_misses"),
+    *("succeeded", "rows", "failed", "shed", "late", "refused", "cancelled", "cache_misses"),
     "failed_s",
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
-_MAX_KINDS: Final = 4096  # of runs by their number of calls
+_MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
 _SAID: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
 _MAX_SAID_BYTES: Final = 16 << 10
 _MAX_ANSWERS: Final = 1 << 53
@@ -70,12 +70,8 @@ def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
     for run in into.runs.values():
         run.count, run.merge_s, run.infer_s, run.split_s = 0, 0.0, 0.0, 0.0
     for part in parts:
-        for calls, run in part.runs.items():
-            sum_of = into.runs.setdefault(calls, RunCount())
-            sum_of.count += run.count
-            sum_of.merge_s += run.merge_s
-            sum_of.infer_s += run.infer_s
-            sum_of.split_s += run.split_s
+        for kind, run in part.runs.items():
+            into.runs.setdefault(kind, RunCount()).add(run)
     into.waiting = parts[-1].waiting
     into.last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
 
@@ -86,7 +82,7 @@ def _write(metrics: LaneMetrics) -> dict[str, Any]:
         histogram: Histogram = getattr(metrics, name)
         document[name] = [histogram.total, *histogram.counts]
     document["runs"] = [
-        [calls, run.count, run.merge_s, run.infer_s, run.split_s] for calls, run in metrics.runs.items()
+        [*kind, run.count, run.merge_s, run.infer_s, run.split_s] for kind, run in metrics.runs.items()
     ]
     return document
 
@@ -104,8 +100,8 @@ def _read(document: dict[str, Any]) -> LaneMetrics:
         histogram.total, histogram.counts = _number(total), [int(_number(count)) for count in counts]
     if len(document["runs"]) > _MAX_KINDS:
         raise ValueError(f"{len(document['runs'])} kinds of runs")
-    for calls, *values in document["runs"]:
-        run = metrics.runs.setdefault(int(_number(calls)), RunCount())
+    for calls, rows, *values in document["runs"]:
+        run = metrics.runs.setdefault((int(_number(calls)), int(_number(rows))), RunCount())
         count, run.merge_s, run.infer_s, run.split_s = (_number(value) for value in values)
         run.count = int(count)
     return metrics

@@ -1,12 +1,14 @@
 """What a model's statistics endpoint says, in the words of Triton's statistics extension.
 
-Counts are of calls, not of rows: a call of several rows counts once. Answers from the response cache count
-as successes and in the queue, where they spend no time, but neither as inferences nor in the engine's times.
+Inferences and the sizes of batches are counted in rows of the first dimension where that is free, all else in
+calls: a call of several rows is one success. Answers from the response cache count as successes and in the
+queue, where they spend no time, but neither as inferences nor in the engine's times.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -32,14 +34,17 @@ def describe_statistics(
 
 def _describe(lane: LaneMetrics, offset_s: float) -> dict[str, Any]:
     runs = lane.runs.items()
-    merge_s = sum(calls * run.merge_s for calls, run in runs)
-    split_s = sum(calls * run.split_s for calls, run in runs)
+    merge_s = sum(calls * run.merge_s for (calls, _), run in runs)
+    split_s = sum(calls * run.split_s for (calls, _), run in runs)
+    sizes: defaultdict[int, RunCount] = defaultdict(RunCount)
+    for (_, rows), run in runs:
+        sizes[rows].add(run)
     succeeded, cached = lane.succeeded, lane.cached
     return {
         "name": lane.model,
         "version": lane.version,
         "last_inference": 0 if lane.last_s is None else int((lane.last_s + offset_s) * 1e3),
-        "inference_count": succeeded,
+        "inference_count": lane.rows,
         "execution_count": sum(run.count for _, run in runs),
         "inference_stats": {
             "success": _duration(lane.answered, lane.total.total + cached.total),
@@ -50,14 +55,15 @@ def _describe(lane: LaneMetrics, offset_s: float) -> dict[str, Any]:
             "compute_output": _duration(succeeded, split_s),
             "cache_hit": _duration(cached.count, cached.total),
             "cache_miss": _duration(lane.cache_misses, 0.0),
+            "cancel": _duration(lane.cancelled, 0.0),
         },
-        "batch_stats": [_describe_run(calls, run) for calls, run in sorted(runs) if run.count],
+        "batch_stats": [_describe_run(rows, run) for rows, run in sorted(sizes.items()) if run.count],
     }
 
 
-def _describe_run(calls: int, run: RunCount) -> Mapping[str, Any]:
+def _describe_run(rows: int, run: RunCount) -> Mapping[str, Any]:
     return {
-        "batch_size": calls,
+        "batch_size": rows,
         "compute_input": _duration(run.count, run.merge_s),
         "compute_infer": _duration(run.count, run.infer_s),
         "compute_output": _duration(run.count, run.split_s),

@@ -127,6 +127,14 @@ class Waiting:
         self.next_deadline_s = min((d for d in deadlines if d is not None), default=_NEVER)
         return late
 
+    def sweep(self) -> list[Queued]:
+        """Take out and return the calls that nobody waits for any more."""
+        unwanted = [queued for level in self._levels for queued in level if queued.call.is_unwanted()]
+        for index, level in enumerate(self._levels):
+            self._keep(index, [queued for queued in level if queued not in unwanted])
+        self.rows -= sum(queued.rows for queued in unwanted)
+        return unwanted
+
     def displace(self, level: int) -> Queued | None:
         """Take out and return the youngest call of the lowest level below `level`, or None."""
         for index in range(len(self._levels) - 1, level - 1, -1):

@@ -1,0 +1,123 @@
+"""Calls of clients that have gone are not run; requests that are refused are counted."""
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.conftest import PackageMaker
+from tests.service.gates import ON_THREADS, Gate
+from tests.service.scheduling_parts import Bench
+from tests.service.service_parts import (
+    Replies,
+    Running,
+    X,
+    ask,
+    get_bytes,
+    infer_bytes,
+    post_bytes,
+    running_linear,
+)
+from tests.service.test_metrics import parse
+from tests.waiting import wait_for
+
+from edgekit_runtime.errors import UnavailableError
+
+
+def yes() -> bool:
+    return True
+
+
+def test_call_that_nobody_waits_for_is_not_run() -> None:
+    bench = Bench(seconds=0.5, max_batch=4)
+    bench.submit(1)
+    bench.submit(2, is_unwanted=yes)
+    bench.submit(3)
+    bench.finish()
+    assert bench.session.runs == [[1], [3]]
+    assert isinstance(bench.client.error(2), UnavailableError)
+    assert (bench.metrics.cancelled, bench.metrics.succeeded) == (1, 2)
+    assert bench.lane.is_idle
+
+
+def test_lane_comes_to_its_end_where_nobody_waits_any_more() -> None:
+    bench, ended = Bench(seconds=0.5), []
+    for value in (1, 2, 3):
+        bench.submit(value, is_unwanted=yes if value > 1 else lambda: False)
+    bench.lane.drain(lambda: ended.append(True))
+    bench.finish()
+    bench.loop.turn()
+    assert (ended, bench.session.runs) == ([True], [[1]])
+
+
+def test_full_queue_makes_room_of_calls_that_nobody_waits_for() -> None:
+    bench = Bench(seconds=0.5, max_waiting=2)
+    for value in (1, 2, 3):
+        bench.submit(value, is_unwanted=yes if value > 1 else lambda: False)
+    bench.submit(4)
+    bench.finish()
+    assert bench.session.runs == [[1], [4]]
+    assert (bench.metrics.shed, bench.metrics.cancelled) == (0, 2)
+
+
+def metric(service: Running, name: str, **labels: str) -> float:
+    samples: dict[Any, float] = parse(ask(service, get_bytes("/metrics")).body.decode()).get(name, {})
+    found = [value for key, value in samples.items() if dict(key).items() >= labels.items()]
+    return found[0] if found else 0.0
+
+
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_calls_of_clients_that_went_are_dropped_from_the_queue(
+    maker: PackageMaker, tmp_path: Path, gate: Gate, is_tcp: bool
+) -> None:
+    with (
+        running_linear(maker, tmp_path, models={"linear": ON_THREADS}) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        gate.shut()
+
+        def send() -> socket.socket:
+            client = stack.enter_context(service.connect_tcp() if is_tcp else service.connect())
+            client.sendall(infer_bytes(X))
+            return client
+
+        lane = service.service.registry.models.find("linear", None).own_lane
+        first = send()
+        wait_for(lambda: not lane.is_idle, "the first call")
+        others = [send() for _ in range(5)]
+        stays = send()
+        wait_for(lambda: metric(service, "edgekit_queue_length") >= 5, "the queue")
+        for client in others:
+            client.close()
+        gate.open()
+        assert [Replies(client).next().status for client in (first, stays)] == [200, 200]
+        count = metric(service, "edgekit_requests_total", outcome="cancelled")
+        assert count + metric(service, "edgekit_requests_total", outcome="succeeded") == 7
+        assert count >= 4  # as many threads as processors may have begun others before
+
+
+def test_client_of_the_socket_that_only_ends_its_half_gets_its_answer(
+    maker: PackageMaker, tmp_path: Path, gate: Gate
+) -> None:
+    with running_linear(maker, tmp_path, models={"linear": ON_THREADS}) as service:
+        gate.shut()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(service.connect()) for _ in range(6)]
+            for client in clients:
+                client.sendall(infer_bytes(X))
+                client.shutdown(socket.SHUT_WR)
+            wait_for(lambda: metric(service, "edgekit_queue_length") >= 3, "the queue")
+            gate.open()
+            assert [Replies(client).next().status for client in clients] == [200] * 6
+
+
+def test_refused_requests_are_counted_by_model_and_by_status(maker: PackageMaker, tmp_path: Path) -> None:
+    with running_linear(maker, tmp_path) as service:
+        assert ask(service, post_bytes("/v2/models/linear/infer", b"{}")).status == 400
+        assert ask(service, post_bytes("/v2/models/linear/infer", b"[" * 5000)).status == 400
+        assert ask(service, post_bytes("/v2/models/other/infer", b"{}")).status == 404
+        assert ask(service, b"nonsense\r\n\r\n").status == 400
+        assert metric(service, "edgekit_requests_total", model="linear", outcome="refused") == 2
+        assert metric(service, "edgekit_error_answers_total", status="400") == 3
+        assert metric(service, "edgekit_error_answers_total", status="404") == 1
