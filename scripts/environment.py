@@ -168,6 +168,13 @@ def install(requirements: Path) -> int:
     return count
 
 
+def is_ready(stamp_file: Path, stamp: str) -> bool:
+    """Whether `.venv` holds these packages with this Python, however `EDGEKIT_PYTHON` was spelt back then."""
+    if not stamp_file.is_file() or stamp_file.read_text().partition("|")[0] != stamp.partition("|")[0]:
+        return False
+    return version_of(PYTHON) == sys.version_info[:2]
+
+
 def prepare(kind: str, stamp: str) -> None:
     """Bring `.venv` up to `requirements/<kind>.txt` and write the stamp last.
 
@@ -175,6 +182,13 @@ def prepare(kind: str, stamp: str) -> None:
         PreparationError: the folder cannot be written, or making or filling the environment failed.
     """
     stamp_file = VENV / f"edgekit-{kind}.stamp"
+    if not all(os.access(path, os.W_OK) for path in (ROOT, VENV) if path.exists()):
+        if is_ready(stamp_file, stamp):
+            return
+        raise PreparationError(
+            f"cannot write in {ROOT}, and .venv there is missing, out of date, or made with a Python that you"
+            " cannot run. Let its owner run ./edgekit once, or make a checkout that you own"
+        )
     with only_one():
         if stamp_file.is_file() and stamp_file.read_text().startswith(stamp) and version_of(PYTHON):
             return  # the run that we waited for has done it

@@ -10,16 +10,25 @@ use_environment() {
     PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet"
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
+    is_stamped "$1" && return
+    # dev holds the packages of host with identical pins.
+    [ "$1" = host ] && [ -r "$root/requirements/dev.txt" ] && is_stamped dev && return
+    find_python
+    "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit
+}
+
+# Whether .venv was made for the requirements file of this KIND as it is now.
+is_stamped() {
+    stamp="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
     found=
     if [ -r "$root/.venv/edgekit-$1.stamp" ]; then
         IFS= read -r found <"$root/.venv/edgekit-$1.stamp"
     fi
     # A prefix: without EDGEKIT_PYTHON, whatever Python the environment was made with will do.
     case $found in
-        "$wanted"*) [ -x "$root/.venv/bin/python" ] && return ;;
+        "$stamp"*) [ -x "$root/.venv/bin/python" ] ;;
+        *) return 1 ;;
     esac
-    find_python
-    "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit
 }
 
 fail() {

@@ -150,6 +150,52 @@ def test_launcher_called_through_a_link_finds_its_checkout(prepared: Checkout, t
     assert result.stdout == f"1.0|{tmp_path}\n"
 
 
+def run_without_writing(checkout: Checkout, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run in a checkout that nobody may write to."""
+    command: list[str | Path] = [checkout.root / "edgekit", "x"]
+    if os.geteuid() == 0:  # root may write everywhere, unless it gives that up
+        if shutil.which("setpriv") is None:
+            pytest.skip("root needs setpriv to be kept from writing")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    folders = [path for path in (checkout.root, *checkout.root.rglob("*")) if path.is_dir()]
+    folders = [path for path in folders if not path.is_symlink()]
+    for path in folders:
+        path.chmod(0o555)
+    try:
+        return subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        for path in folders:
+            path.chmod(0o755)
+
+
+def test_checkout_that_cannot_be_written_works_once_it_is_ready(prepared: Checkout, tmp_path: Path) -> None:
+    # Another spelling of the same Python: the environment was made under the name of `sys.executable`.
+    (tmp_path / "python3").symlink_to(sys.executable)
+    for name in (sys.executable, str(tmp_path / "python3")):
+        result = run_without_writing(prepared, EDGEKIT_PYTHON=name)
+        assert (result.returncode, result.stderr) == (7, "")
+    prepared.wipe_stamp()
+    result = run_without_writing(prepared, EDGEKIT_PYTHON=sys.executable)
+    assert result.returncode == 1
+    assert "Let its owner run ./edgekit once" in result.stderr
+    assert prepared.run().returncode == 7
+
+
+def test_environment_of_the_tests_serves_the_launcher(prepared: Checkout) -> None:
+    prepared.wipe_stamp()
+    requirements, venv = prepared.root / "requirements", prepared.root / ".venv"
+    (requirements / "dev.txt").write_text("pinned==1.0\n")
+    content = (requirements / "dev.txt").read_bytes()
+    checksum = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout.decode()
+    (venv / "edgekit-dev.stamp").write_text(f"{checksum.strip()}|{sys.executable}\n")
+    result = run_without_writing(prepared, EDGEKIT_PYTHON=sys.executable)
+    assert (result.returncode, result.stderr) == (7, "")
+    (requirements / "dev.txt").unlink()
+    assert prepared.run().returncode == 7
+
+
 def test_changed_requirements_are_installed_on_the_next_run(prepared: Checkout) -> None:
     prepared.pin("2.0")
     result = prepared.run()
