@@ -1,20 +1,22 @@
-"""The command that installs an optional part, for messages."""
+"""Which Python runs this, and the command that installs an optional part into it, for messages."""
 
-import importlib.metadata
+import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 
 
-def install_command(extra: str) -> str:
-    """Return how to install an extra of `edgekit` into the Python that runs this.
+def python_here() -> str:
+    """Return what to call the Python that runs this: `.venv/bin/python` in a checkout that `./edgekit` runs.
 
-    In a checkout that is run by `./edgekit`, that is the Python of its `.venv`. The command names no folder
-    of this machine, since messages end up in reports; it is to be run in the checkout.
+    It names no folder of this machine, since messages end up in reports.
     """
-    try:
-        importlib.metadata.distribution("edgekit")
-    except importlib.metadata.PackageNotFoundError:
-        if (_ROOT / "pyproject.toml").is_file():
-            return f".venv/bin/python -m pip install -e '.[{extra}]' (in the checkout)"
-    return f"python -m pip install 'edgekit[{extra}]'"
+    is_venv = Path(sys.prefix).resolve() == (_ROOT / ".venv").resolve()
+    return ".venv/bin/python" if is_venv else "python"
+
+
+def install_command(extra: str) -> str:
+    """Return how to install an extra of `edgekit` into the Python that runs this."""
+    if (_ROOT / "requirements" / "host.txt").is_file():  # a checkout, of which no index has the version
+        return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"
+    return f"{python_here()} -m pip install 'edgekit[{extra}]'"

@@ -268,7 +268,7 @@ def without_litert(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_litert")
 def test_a_missing_engine_names_what_to_install() -> None:
-    with pytest.raises(EngineMissingError, match=r"tflite-runtime .*pip install 'edgekit\[litert\]'"):
+    with pytest.raises(EngineMissingError, match=r"tflite-runtime .*-m pip install .*\[litert\]'"):
         LiteRtSession(linear())
 
 

@@ -14,6 +14,7 @@ from tests.service.wiring_parts import index, infer, load, write
 from edgekit_runtime.cli import main
 from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
@@ -51,7 +52,7 @@ def test_package_without_its_engine_is_refused_before_anything_is_written(
 ) -> None:
     code = install(write(maker, tmp_path, "1.0.0", backend=LITERT), tmp_path)
     assert code == BackendError.exit_code
-    assert "pip install 'edgekit[litert]'" in capsys.readouterr().err
+    assert install_command("litert") in capsys.readouterr().err
     assert slots.models() == ()
 
 

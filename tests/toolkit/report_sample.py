@@ -148,7 +148,13 @@ def packaged() -> dict[str, Any]:
         "command": COMMAND,
         "name": "efficientnet-lite0",
         "version": "1.2.0",
-        "target": {"name": "rpi5", "title": "Raspberry Pi 5", "backend": "onnxruntime", "form": "QDQ int8"},
+        "target": {
+            "name": "rpi5",
+            "title": "Raspberry Pi 5",
+            "backend": "onnxruntime",
+            "form": "QDQ int8",
+            "power_mode": None,
+        },
         "source": {
             "file": "efficientnet_lite0_fp32.onnx",
             "sha256": _digest("source"),

@@ -66,7 +66,7 @@ def test_program_without_torch_is_refused_with_what_to_install(
     (tmp_path / "onnxscript.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     path = archive(tmp_path / "net.pt2", {"net/archive_format": b"pt2"})
-    with pytest.raises(ModelError, match=r"net.pt2: .*no torch here.*pip install 'edgekit\[pt2\]'"):
+    with pytest.raises(ModelError, match=r"net.pt2: .*no torch here.*CPU build .*-m pip install .*\[pt2\]'"):
         load_pt2(path)
 
 

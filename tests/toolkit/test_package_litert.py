@@ -30,6 +30,7 @@ from tests.toolkit.package_run import (
 from tests.toolkit.small_tflite import computed_shape, small_cnn
 
 from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.processes import child_environment
 from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
@@ -197,7 +198,7 @@ def test_missing_quantizer_leaves_the_float_form_and_says_so_once(tmp_path: Path
     outcome = package_without(model, tmp_path, *options, target="rpi5", hidden="ai-edge-quantizer")
     report = outcome.json
     assert [one["label"] for one in report["candidates"]] == ["float32"]
-    (warning,) = (one for one in report["warnings"] if "pip install 'edgekit[litert-host]'" in one)
+    (warning,) = (one for one in report["warnings"] if install_command("litert-host") in one)
     assert "all other forms: they need ai-edge-quantizer" in warning
     assert "ai-edge-quantizer" not in report["provenance"]["tools"]
 
@@ -217,7 +218,7 @@ def test_engine_that_is_not_installed_is_reported_with_what_installs_it(tmp_path
     report = package_without(model, tmp_path / "out", *options, target="rpi5").json
     by_name = {one["backend"]: one for one in report["tournament"]}
     assert by_name["ort"]["kept"]
-    assert "pip install 'edgekit[litert-host]'" in by_name["litert"]["reason"]
+    assert install_command("litert-host") in by_name["litert"]["reason"]
 
 
 @pytest.mark.parametrize("options", [(), ("--backend", "auto"), ("--backend", "litert")])
@@ -227,7 +228,7 @@ def test_target_with_no_other_engine_is_never_packaged_for_one(
     model = saved(mlp(1), tmp_path / "net.onnx")
     outcome = package_without(model, tmp_path / "out", *options, target=str(litert_only))
     assert outcome.code == 9
-    assert "pip install 'edgekit[litert-host]'" in " ".join(outcome.stderr.split())
+    assert install_command("litert-host") in " ".join(outcome.stderr.split())
     assert not list(tmp_path.glob("out/*"))
 
 

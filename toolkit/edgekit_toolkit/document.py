@@ -59,6 +59,7 @@ def _target(run: Run) -> dict[str, Any]:
         "title": target.title,
         "backend": run.request.backend,
         "form": target.quantization.form,
+        "power_mode": None if len(target.power.modes) == 1 else target.power.default_mode,
     }
 
 

@@ -3,6 +3,7 @@
 import platform
 from typing import Any
 
+from edgekit_runtime.install_hint import install_command
 from edgekit_toolkit.attachments import class_names, find_labels_problem
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.input_codes import input_code_ranges
@@ -30,7 +31,7 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
     if request.target.backend.default == "litert" and request.backend == "ort":
         notes.append(
             f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
-            " A package for LiteRT needs it here as well: pip install 'edgekit[litert-host]'"
+            f" A package for LiteRT needs it here as well: {install_command('litert-host')}"
         )
     elif request.target.backend.default != request.backend:
         notes.append(

@@ -17,6 +17,7 @@ from typing import Any, Final
 import onnx
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.install_hint import python_here
 from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.graph import attribute
 from edgekit_toolkit.nesting import is_control_flow, nodes, stored_tensors
@@ -24,7 +25,8 @@ from edgekit_toolkit.processes import run_module
 
 VERSION: Final = "1.7.1.116"
 INSTALL_COMMAND: Final = (
-    f"python -m pip install --no-deps tensorrt_rtx_cu13_libs=={VERSION} tensorrt_rtx_cu13_bindings=={VERSION}"
+    f"{python_here()} -m pip install --no-deps tensorrt_rtx_cu13_libs=={VERSION}"
+    f" tensorrt_rtx_cu13_bindings=={VERSION}"
 )
 
 _INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names

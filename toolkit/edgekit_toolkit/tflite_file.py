@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.sessions import EngineMissingError
 
 try:
@@ -18,7 +19,7 @@ try:
     from ai_edge_litert import schema_py_generated as schema
 except ImportError as cause:
     raise EngineMissingError(
-        f".tflite models need ai-edge-litert on the host ({cause}); pip install 'edgekit[litert-host]'"
+        f".tflite models need ai-edge-litert on the host ({cause}): {install_command('litert-host')}"
     ) from cause
 
 __all__ = [

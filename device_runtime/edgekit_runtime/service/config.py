@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.install_hint import python_here
 from edgekit_runtime.service.cache import CacheLimits
 from edgekit_runtime.service.drift import DriftLimits
 from edgekit_runtime.service.http_limits import HttpLimits
@@ -202,7 +203,8 @@ def _parse_toml(text: str) -> dict[str, Any]:
             import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
         except ImportError as cause:
             raise ConfigError(
-                "reading TOML needs Python 3.11 or 'pip install tomli'; or serve without --config"
+                f"reading TOML needs Python 3.11 or '{python_here()} -m pip install tomli'; or serve without"
+                " --config"
             ) from cause
     document: dict[str, Any] = tomllib.loads(text)
     return document

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.mapped import parts
 from edgekit_runtime.sessions.session import EngineMissingError
@@ -37,8 +38,8 @@ def find_engine() -> ModuleType:
             return importlib.import_module("tflite_runtime.interpreter")
         except ImportError as second:
             raise EngineMissingError(
-                f"backend 'litert' needs ai-edge-litert or tflite-runtime ({first}; {second});"
-                " pip install 'edgekit[litert]'"
+                f"backend 'litert' needs ai-edge-litert or tflite-runtime ({first}; {second}):"
+                f" {install_command('litert')}"
             ) from second
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.mapped import parts
@@ -176,7 +177,7 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
         import onnxruntime  # noqa: F401  # by itself: an engine that is missing is no refusal
     except ImportError as cause:
         raise EngineMissingError(
-            f"backend 'ort' needs onnxruntime ({cause}); pip install 'edgekit[device]'"
+            f"backend 'ort' needs onnxruntime ({cause}): {install_command('device')}"
         ) from cause
     try:
         settings = _make_settings(options)

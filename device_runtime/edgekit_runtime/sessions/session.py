@@ -14,6 +14,7 @@ import numpy as np
 
 from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.tuned import apply_tuned
@@ -45,9 +46,7 @@ class _BuiltIn:
 
 
 _BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
-    "ort": _BuiltIn(
-        "edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), "pip install 'edgekit[device]'"
-    ),
+    "ort": _BuiltIn("edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), install_command("device")),
     "tensorrt": _BuiltIn(
         "edgekit_runtime.sessions.tensorrt",
         "open_tensorrt",
@@ -58,7 +57,7 @@ _BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
         "edgekit_runtime.sessions.litert",
         "open_litert",
         ("ai_edge_litert", "tflite_runtime"),
-        "pip install 'edgekit[litert]'",
+        install_command("litert"),
     ),
 }
 

@@ -70,7 +70,15 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     help="Folder for the results.",
 )
 @click.option("--name", help="Name of the package. [default: the model's file name]")
-@click.option("--version", "version", default="1.0.0", show_default=True, help="Version of the package.")
+@click.option(
+    "--version",
+    "version",
+    help="Version of the package.  [default: 1.0.0, or the next patch that the folder does not hold]",
+)
+@click.option(
+    "--power-mode", metavar="NAME",
+    help="Power mode of the target to model latency and energy for.  [default: the one set out of the box]",
+)  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as it is]")
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
@@ -130,7 +138,9 @@ def command(
     try:
         if recipe is None:
             request = read_request(model, options)
-            document, written = _search(request, out, key, console, command_line(ctx))
+            document, written = _search(
+                request, out, key, console, command_line(ctx), fixed_version=options["version"] is not None
+            )
             _show(document, written, console, as_json=as_json)
         else:
             check_alone(ctx)
@@ -161,7 +171,7 @@ def _import_engines() -> None:
 
 
 def _search(
-    request: Request, out: Path, key: str, console: Console, command_line: str
+    request: Request, out: Path, key: str, console: Console, command_line: str, *, fixed_version: bool
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
     from edgekit_toolkit.memory_here import with_measured_memory
@@ -171,9 +181,12 @@ def _search(
     from edgekit_toolkit.sign import load_signer
     from edgekit_toolkit.tournament import search_engines
     from edgekit_toolkit.variants import carry_variants
+    from edgekit_toolkit.versions import with_free_version, with_version_of_same_content
 
     with output_folder(out):
         signer = load_signer(key)
+        if not fixed_version:
+            request = with_free_version(request, out)
         with ProgressBar(console) as progress:
             if request.backend == "auto":
                 run = search_engines(request, signer, progress.show)
@@ -182,6 +195,7 @@ def _search(
             if run.choice.chosen is not None:
                 progress.show("measuring memory in a fresh process")
                 run = with_measured_memory(run, run.choice.chosen)
+                run = run if fixed_version else with_version_of_same_content(run, out)
             progress.show("writing")
             return _write(run, out, signer, command_line)
 

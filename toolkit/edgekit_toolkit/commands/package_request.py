@@ -16,6 +16,7 @@ from edgekit_toolkit.media.classes import find_class_names
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
 from edgekit_toolkit.tournament import engines_here
+from edgekit_toolkit.versions import FIRST_VERSION
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
@@ -38,6 +39,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
     budget = parse_budget(options["budget"])
     target = load_target(options["target"], [user_target_dir()])
+    if options["power_mode"] is not None:
+        target = target.in_mode(options["power_mode"])
     given = None if options["labels"] is None else read_labels(options["labels"])
     found = () if given is not None else _class_folders(options)
     return Request(
@@ -45,7 +48,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         target=target,
         budget=budget,
         name=_name(model, options),
-        version=options["version"],
+        version=options["version"] or FIRST_VERSION,
         calibration=options["calibration"],
         evaluation=options["evaluation"],
         metric=options["metric"],
@@ -138,7 +141,7 @@ def _dims(given: tuple[str, ...]) -> dict[str, int]:
 def _name(model: Path, options: Mapping[str, Any]) -> str:
     name = options["name"] or re.sub(r"[^A-Za-z0-9._-]+", "_", model.stem)[:64].strip("._-") or "model"
     for what, text in (("--name", name), ("--version", options["version"])):
-        if not _NAME.fullmatch(text):
+        if text is not None and not _NAME.fullmatch(text):
             raise click.BadParameter(
                 f"{text!r}: expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
                 param_hint=what,

@@ -72,7 +72,7 @@ def _show(console: Console, target: Target) -> None:
         ("storage", target.storage.kind),
         ("backend", f"{target.backend.default}, fallback {target.backend.fallback or 'none'}"),
         ("int8 form", f"{form.form}, {form.activations} activations, {form.weights} weights"),
-        ("default power mode", target.power.default_mode),
+        ("power modes", _power_modes(target)),
         *((release.name, _engines(release)) for release in target.releases),
     ):
         table.add_row(label, text)
@@ -92,6 +92,15 @@ def _show(console: Console, target: Target) -> None:
         text = "\n".join(part for part in (source.title, source.where, source.derivation) if part)
         sources.add_row(source.key, source.date, text)
     console.print(sources)
+
+
+def _power_modes(target: Target) -> str:
+    """The names that `edgekit package --power-mode` takes."""
+    names = [mode.name for mode in target.power.modes]
+    if len(names) == 1:
+        return f"{names[0]}, the only one"
+    default = target.power.default_mode
+    return ", ".join(f"{name} (default)" if name == default else name for name in names) + " (--power-mode)"
 
 
 def _engines(release: Release) -> str:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
 from edgekit_toolkit.processes import run_module
-
-INSTALL_COMMAND: Final = "pip install 'edgekit[pt2]'"
 
 _ZIP: Final = b"PK\x03\x04"
 _TIME_LIMIT_S: Final = 600.0
@@ -80,7 +79,8 @@ def _export(program: Path, result: Path) -> None:
     said = ended.last_words or "no message"
     if ended.exit_code == MISSING_TORCH:
         raise ModelError(
-            f"{program}: a PyTorch exported program needs torch to be read ({said}): {INSTALL_COMMAND}; or"
+            f"{program}: a PyTorch exported program needs torch to be read ({said}): install its CPU"
+            f" build from PyTorch's CPU index, then {install_command('pt2')} (docs/install.md); or"
             " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
         )
     if said.startswith("UnpicklingError"):

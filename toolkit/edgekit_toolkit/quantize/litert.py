@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError, RecipeError
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
@@ -97,7 +98,7 @@ def _load() -> Any:
         from ai_edge_quantizer import quantizer
     except ImportError as error:
         raise EngineMissingError(
-            f"quantizing .tflite models needs ai-edge-quantizer ({error}); pip install 'edgekit[litert-host]'"
+            f"quantizing .tflite models needs ai-edge-quantizer ({error}): {install_command('litert-host')}"
         ) from error
     return quantizer
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds
@@ -56,7 +57,7 @@ class LiteRtQuantizer:
         if (reason := self._find_codes()) is not None:
             return reason
         if find_spec("ai_edge_quantizer") is None:
-            return "they need ai-edge-quantizer on the host: pip install 'edgekit[litert-host]'"
+            return f"they need ai-edge-quantizer on the host: {install_command('litert-host')}"
         return None
 
     def _find_codes(self) -> str | None:

@@ -27,6 +27,7 @@ class Target(TypedDict):
     title: str
     backend: str
     form: str
+    power_mode: str | None
 
 
 class Tensor(TypedDict):

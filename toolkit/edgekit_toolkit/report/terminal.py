@@ -90,7 +90,8 @@ def _to_ascii(text: str) -> str:
 def _print_outcome(report: Report, console: Console) -> None:
     outcome, target = report["outcome"], report["target"]
     title = _plain(f"{report['name']} {report['version']} for {target['title']}")
-    _print(console, (title, "bold"), f" ({_plain(target['name'])}, {_plain(target['backend'])})")
+    words = (target["name"], target["backend"], target["power_mode"])
+    _print(console, (title, "bold"), f" ({_plain(', '.join(word for word in words if word))})")
     subject = subject_of(report)
     named = "" if subject is None else _plain(f"{subject['id']}, {subject['label']}")
     if outcome["kind"] == "packaged":
@@ -300,13 +301,14 @@ def _print_variants(found: Sequence[CarriedVariant], console: Console) -> None:
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:
     package = report["package"]
+    # The document names files alone; here the user needs to find them.
+    folder = written[0].parent if written else Path()
     lines: list[tuple[str, str]] = []
     if package is not None:
-        lines.append(
-            ("Package", f"{package['file']} ({package['bytes']:,} bytes, sha256 {package['sha256'][:12]})")
-        )
+        facts = f"({package['bytes']:,} bytes, sha256 {package['sha256'][:12]})"
+        lines.append(("Package", f"{folder / package['file']} {facts}"))
     lines += [
-        (title, name)
+        (title, str(folder / name))
         for title, name in (("Recipe", report["recipe"]), ("Evidence", report["evidence"]))
         if name
     ]

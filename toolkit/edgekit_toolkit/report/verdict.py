@@ -10,6 +10,7 @@ from edgekit_toolkit.report.pieces import MEASURED, badge, number, section, tabl
 def heading(report: Report) -> Markup:
     """Return the title block."""
     target = report["target"]
+    rest = (target["backend"], target["form"], target["power_mode"])
     return el(
         "header",
         el("p", f"edgekit {report['edgekit']} · package report", class_="kicker"),
@@ -17,7 +18,7 @@ def heading(report: Report) -> Markup:
         el(
             "p",
             el("b", target["title"]),
-            f" ({target['name']}) · {target['backend']} · {target['form']} · ",
+            f" ({target['name']}) · {' · '.join(word for word in rest if word)} · ",
             el("time", report["created"].replace("T", " "), datetime=report["created"]),
             class_="meta",
         ),

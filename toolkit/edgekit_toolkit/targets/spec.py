@@ -278,6 +278,18 @@ class Target:
                 return source
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
+    def in_mode(self, power_mode: str) -> "Target":
+        """The target with another power mode set out of the box.
+
+        Raises:
+            TargetError: there is no such mode.
+        """
+        try:
+            self.power.mode(power_mode)
+        except TargetError as error:
+            raise TargetError(f"{self.name}: {error}") from error
+        return dataclasses.replace(self, power=dataclasses.replace(self.power, default_mode=power_mode))
+
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Each figure with its path, such as `power.modes.25W.active`."""
         for part in ("memory", "storage", "cpu", "power", "costs"):

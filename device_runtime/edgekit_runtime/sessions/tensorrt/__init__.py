@@ -14,6 +14,7 @@ from types import ModuleType
 from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.canonical import encode_json
 from edgekit_runtime.files import find_cache_folder
+from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.selftest import read_golden
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
@@ -109,5 +110,5 @@ def _find_tensorrt() -> ModuleType:
         raise EngineMissingError(
             f"backend 'tensorrt' needs TensorRT 10 ({cause}); on a Jetson it comes with JetPack:"
             " apt-get install python3-libnvinfer, and make the environment with --system-site-packages;"
-            " pip install 'edgekit[jetson]' brings the rest"
+            f" {install_command('jetson')} brings the rest"
         ) from cause

@@ -1,0 +1,24 @@
+"""The commands that messages name: for the Python that runs this, and never with a folder of this machine."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgekit_runtime import install_hint
+
+ROOT = Path(install_hint.__file__).parents[2]
+
+
+def test_checkout_names_the_python_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    assert install_hint.install_command("litert") == (
+        ".venv/bin/python -m pip install -e '.[litert]' (in the checkout)"
+    )
+    monkeypatch.setattr(sys, "prefix", "/elsewhere")
+    assert install_hint.install_command("litert") == "python -m pip install -e '.[litert]' (in the checkout)"
+
+
+def test_install_names_the_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(install_hint, "_ROOT", tmp_path)
+    assert install_hint.install_command("device") == "python -m pip install 'edgekit[device]'"
