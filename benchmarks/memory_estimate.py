@@ -36,13 +36,13 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.golden import Golden
 from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.processes import child_environment
-from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_session, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds, generate_feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
-from edgekit_toolkit.measure import measure_engine_bytes
+from edgekit_toolkit.measure import PeakMemory, measure_engine_bytes, measure_peak_memory
 from edgekit_toolkit.measure_service import measure_service_bytes, serve_once
-from edgekit_toolkit.memory import estimate_peak_memory
+from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.specs import tensor_specs
 
@@ -75,7 +75,7 @@ LIGHT = (
 @dataclass(frozen=True)
 class Case:
     name: str
-    model: onnx.ModelProto
+    model: Model
     dims: dict[str, int]
 
 
@@ -92,7 +92,13 @@ def skip(what: object, why: object) -> None:
 
 
 def load(path: Path, shape: Sequence[int] = ()) -> Case:
+    if path.suffix == ".tflite":
+        return Case(path.name, path.read_bytes(), {})
     model = onnx.load(path)
+    for value in model.graph.input:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == "?":  # some exporters write it for each free dimension
+                size.ClearField("dim_param")
     dims = {}
     for spec in tensor_specs(model)[0]:
         dims.update(
@@ -103,6 +109,7 @@ def load(path: Path, shape: Sequence[int] = ()) -> Case:
 
 def int8(case: Case, folder: Path) -> Case | None:
     """The int8 form of a model, or None where it cannot be made."""
+    assert isinstance(case.model, onnx.ModelProto)
     # Per-channel scales need opset 13.
     versions = [item.version for item in case.model.opset_import if item.domain == ""]
     model = case.model if max(versions) >= 13 else onnx.version_converter.convert_version(case.model, 13)
@@ -145,6 +152,7 @@ def cases(shared: Path, ocr: Path | None) -> Iterator[Case]:
             quantized = int8(case, Path(folder))
             if quantized is not None:
                 yield quantized
+    yield from (load(path) for path in sorted(shared.glob("*.tflite")))
     for name in LIGHT:
         path = Path(onnx.__file__).parent / f"backend/test/data/light/light_{name}.onnx"
         if path.exists():
@@ -153,13 +161,13 @@ def cases(shared: Path, ocr: Path | None) -> Iterator[Case]:
             skip(path.name, "not in this version of onnx")
 
 
-def write(folder: Path, model: bytes, feeds: Feeds) -> Path:
-    """Write a package as `edgekit package` would for onnxruntime, signed by a key in `folder / "keys"`."""
+def write(folder: Path, model: Model, feeds: Feeds) -> Path:
+    """Write a package as `edgekit package` would, signed by a key in `folder / "keys"`."""
     inputs = tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in feeds.items())
     given, contents, decoded = golden_feeds(inputs, {}, {}, seed=0)
-    outputs = OrtSession(model).run(decoded)
+    outputs = open_session(model, threads=1).run(decoded)
     expected, more = golden_outputs(outputs, outputs, integer=False)
-    contents = {"model.onnx": model, **contents, **more}
+    contents = {path_of(model): content_of(model), **contents, **more}
     manifest = Manifest(
         name=NAME,
         version="1",
@@ -172,7 +180,7 @@ def write(folder: Path, model: bytes, feeds: Feeds) -> Path:
             )
             for path, content in sorted(contents.items())
         ),
-        backend=BackendChoice("ort", "model.onnx", {}),
+        backend=BackendChoice(engine_of(model), path_of(model), {}),
         golden=Golden(given, expected),
     )
     path = folder / manifest.file_name
@@ -194,26 +202,32 @@ def measure_opened(package: Path, feeds: Feeds) -> int:
 
 
 def row(case: Case, threads: int) -> dict[str, Any]:
-    feeds = generate_feeds(tensor_specs(case.model)[0], 1, 0, case.dims)[0]
-    engine, service = measure_engine_bytes(), measure_service_bytes()
-    estimate = estimate_peak_memory(case.model, engine_bytes=engine, dims=case.dims, threads=threads)
+    model, kind = case.model, engine_of(case.model)
+    feeds = generate_feeds(specs_of(model)[0], 1, 0, case.dims)[0]
+    engine, service = measure_engine_bytes(kind), measure_service_bytes(kind)
+    if isinstance(model, bytes):  # not estimated: `edgekit package` measures it in a process of its own
+        figure: MemoryEstimate | PeakMemory = measure_peak_memory(model, feeds, engine=kind, threads=threads)
+        peak_of = "measured"
+    else:
+        figure = estimate_peak_memory(model, engine_bytes=engine, dims=case.dims, threads=threads)
+        peak_of = "load" if figure.load_peak_bytes == figure.total_bytes else "run"
     with tempfile.TemporaryDirectory() as name:
-        package = write(Path(name), case.model.SerializeToString(), feeds)
+        package = write(Path(name), model, feeds)
         opened = measure_opened(package, feeds)
         served = serve_once(package, Path(name) / "keys", NAME, feeds)
     return {
         "model": case.name,
-        "file_bytes": case.model.ByteSize(),
-        "peak_of": "load" if estimate.load_peak_bytes == estimate.total_bytes else "run",
+        "file_bytes": len(content_of(model)),
+        "peak_of": peak_of,
         "engine_bytes": engine,
-        "estimate_bytes": estimate.total_bytes,
+        "estimate_bytes": figure.total_bytes,
         "opened_bytes": opened,
-        "error": estimate.total_bytes / opened - 1,
-        "model_estimate_bytes": estimate.model_bytes,
+        "error": figure.total_bytes / opened - 1,
+        "model_estimate_bytes": figure.model_bytes,
         "model_measured_bytes": opened - engine,
-        "service_estimate_bytes": service + estimate.model_bytes,
+        "service_estimate_bytes": service + figure.model_bytes,
         "service_bytes": served,
-        "service_error": (service + estimate.model_bytes) / served - 1,
+        "service_error": (service + figure.model_bytes) / served - 1,
     }
 
 
@@ -223,6 +237,7 @@ def main() -> None:
         "--shared", type=Path, default=ROOT.parent / "shared/models/models", help="folder of models"
     )
     parser.add_argument("--ocr", type=Path, help="folder of the PP-OCRv4 models (rapidocr-onnxruntime)")
+    parser.add_argument("--only", default="", help="models whose name holds this")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
     options = parser.parse_args()
@@ -234,6 +249,8 @@ def main() -> None:
         )
         print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for case in cases(options.shared, options.ocr):
+        if options.only not in case.name:
+            continue
         try:
             figures = row(case, options.threads)
         except EdgekitError as error:

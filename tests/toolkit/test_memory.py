@@ -12,9 +12,11 @@ from tests.toolkit.package_run import model_of, tensor
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.arena import Arena
 from edgekit_toolkit.feeds import generate_feeds
-from edgekit_toolkit.measure import measure_peak_memory
-from edgekit_toolkit.memory import estimate_peak_memory
+from edgekit_toolkit.judge import find_memory
+from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
+from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.targets import load_target
 
 KIB, MIB = 1024, 1024 * 1024
 MODELS = Path(__file__).resolve().parents[3] / "shared/models/models"
@@ -204,6 +206,13 @@ def branching(branch_weight):
     total = helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
     graph = helper.make_graph(nodes, "g", inputs, [total], [axes])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_control_flow_is_measured_in_the_place_of_an_estimate():
+    model = branching(np.ones((64, 64), np.float32))
+    feeds = {"x": np.ones((1, 64), np.float32), "c": np.array(True)}
+    assert isinstance(find_memory(model, load_target("x86-64"), {"N": 1}, feeds), PeakMemory)
+    assert isinstance(find_memory(matmul(), load_target("x86-64"), {}, {}), MemoryEstimate)
 
 
 def test_weights_inside_control_flow_are_counted():

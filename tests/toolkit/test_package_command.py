@@ -33,6 +33,7 @@ from edgekit_runtime.service.drift import Drift
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.signing import TrustStore
+from edgekit_toolkit.measure import PeakMemory
 
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 
@@ -224,7 +225,7 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("memory_here.measure_peak_memory", "peak memory was not measured here: no room"),
+        ("memory_here.peak_memory_of", "peak memory was not measured here: no room"),
         ("judge.measure_engine_bytes", "peak memory is not known: no room"),
     ],
 )
@@ -240,6 +241,17 @@ def test_memory_that_cannot_be_measured_is_reported(
     assert f"WARNING {text}" in " ".join(outcome.stdout.split())
     report = json.loads((tmp_path / "out" / "net-1.0.0-x86-64.report.json").read_text(encoding="utf-8"))
     assert text in report["warnings"]
+
+
+def test_memory_measured_over_the_limit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = PeakMemory(800_000_000, 100_000_000)
+    monkeypatch.setattr("edgekit_toolkit.memory_here.peak_memory_of", lambda *_: measured)
+    outcome = package(
+        saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", "--budget", "memory=500MB", "--json"
+    )
+    assert outcome.code == 0
+    said = [text for text in outcome.json["warnings"] if "measured on this machine is 800.0 MB" in text]
+    assert ["OVER THE LIMIT of 500.0 MB" in text for text in said] == [True]
 
 
 def test_name_and_version_name_the_files(tmp_path: Path) -> None:

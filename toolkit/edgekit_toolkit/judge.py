@@ -9,12 +9,13 @@ import numpy as np
 from edgekit_runtime.errors import DataError, EdgekitError, ModelError
 from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.artifacts import Model, engine_of, work_of
+from edgekit_toolkit.artifacts import Model, peak_memory_of, work_of
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.measure import PeakMemory, measure_engine_bytes, measure_peak_memory
+from edgekit_toolkit.measure import PeakMemory, measure_engine_bytes
 from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.metrics import Metric, Outputs, find_metric
+from edgekit_toolkit.nesting import is_control_flow
 from edgekit_toolkit.quantize.quantizer import Runner
 from edgekit_toolkit.samples import Part
 from edgekit_toolkit.shards import Batching
@@ -196,12 +197,13 @@ def find_memory(
 ) -> MemoryEstimate | PeakMemory | str:
     """Return the peak memory of a process that runs the model, or why it cannot be told.
 
-    For onnxruntime it is estimated for the target, with the engine's part of this machine. For LiteRT, whose
-    memory depends little on the processor, it is measured here.
+    For onnxruntime it is estimated for the target, with the engine's part of this machine. It is measured
+    here for LiteRT, whose memory depends little on the processor, and for control flow, which the estimate
+    does not look into.
     """
     try:
-        if isinstance(model, bytes):
-            return measure_peak_memory(model, feeds, engine=engine_of(model))
+        if isinstance(model, bytes) or any(map(is_control_flow, model.graph.node)):
+            return peak_memory_of(model, feeds)
         return estimate_peak_memory(
             model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
         )

@@ -1,14 +1,13 @@
 """The memory of what was chosen, measured on this machine, and what the service takes with it."""
 
+import math
 from dataclasses import replace
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.artifacts import Model, content_of, engine_of
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
+from edgekit_toolkit.artifacts import engine_of, peak_memory_of
+from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.measure_service import measure_service_bytes
 from edgekit_toolkit.memory import MemoryEstimate
-from edgekit_toolkit.nesting import has_foldable_weights
 from edgekit_toolkit.runs import Run
 
 
@@ -22,26 +21,23 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
     warnings = list(run.warnings)
     peak = known if isinstance(known, PeakMemory) else None
     try:
-        peak = peak or _measure(model, run.prepared.feeds[0])
+        peak = peak or peak_memory_of(model, run.prepared.feeds[0])
     except BackendError as error:
         warnings.append(f"peak memory was not measured here: {str(error).splitlines()[0]}")
+    limit_bytes = run.request.budget.limits.get("memory", math.inf)
+    if peak is not None and peak.total_bytes > limit_bytes:
+        warnings.append(
+            f"peak memory measured on this machine is {peak.total_bytes / 1e6:.1f} MB, OVER THE LIMIT of"
+            f" {limit_bytes / 1e6:.1f} MB: measure on {run.request.target.name} before you rely on it"
+        )
     service_bytes = None
-    if known is not None and "memory" in run.request.budget.limits:
+    if known is not None and limit_bytes < math.inf:
         try:
             service_bytes = measure_service_bytes(engine_of(model)) + known.model_bytes
-            warnings.append(_describe(known, service_bytes, run.request.budget.limits["memory"]))
+            warnings.append(_describe(known, service_bytes, limit_bytes))
         except BackendError as error:
             warnings.append(str(error).splitlines()[0])
     return replace(run, peak=peak, service_bytes=service_bytes, warnings=warnings)
-
-
-def _measure(model: Model, feeds: Feeds) -> PeakMemory:
-    return measure_peak_memory(
-        content_of(model),
-        feeds,
-        engine=engine_of(model),
-        fold_weights=not isinstance(model, bytes) and has_foldable_weights(model),
-    )
 
 
 def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_bytes: float) -> str:

@@ -55,7 +55,7 @@ def _memory_warnings(request: Request, judged: Judged) -> list[str]:
     if "memory" not in request.budget.limits or not here or measures_here(request.target):
         return []
     note = (
-        f"the memory limit is held against LiteRT on this machine ({platform.machine()}): measured here, not"
+        f"the memory limit is held against this machine ({platform.machine()}): measured here, not"
         f" on {request.target.name}; measure there before you rely on it"
     )
     return [note]
