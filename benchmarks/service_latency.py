@@ -9,7 +9,8 @@
   "prepared bytes" sends the same request again and again and reads the answer; "client" is our own client,
   whose work in Python counts too.
 - Shared memory: a model that copies one value out of a float32 tensor of 4.9 MB, which is written in place.
-- Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready"; with
+- Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready", by the
+  clock and of a processor, which the load of the machine changes less; with
   `--device-python` by an environment of requirements/device.txt, which is what a device has.
 
 Every figure is of this machine and this run: compare ratios.
@@ -304,10 +305,11 @@ def find_port(process: "subprocess.Popen[str]") -> int:
 def measure_idle(folder: Path, python: str, idle_seconds: float) -> dict[str, Any]:
     """Memory, CPU and time to ready, with the small model alone."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    starts = []
+    starts, used = [], []
     for _ in range(STARTS):
         with serve(folder, python, "small") as (process, path, ready_s):
             starts.append(ready_s * 1e3)
+            used.append(cpu_seconds(process.pid) * 1e3)
     with serve(folder, python, "small") as (process, path, _):
         with Client(path) as client:
             client.metadata()
@@ -327,6 +329,8 @@ def measure_idle(folder: Path, python: str, idle_seconds: float) -> dict[str, An
         "cpu_percent": round(100 * used_s / idle_seconds, 3),
         "ready_ms_median": round(statistics.median(starts)),
         "ready_ms_best": round(min(starts)),
+        "ready_cpu_ms_median": round(statistics.median(used)),
+        "ready_cpu_ms_best": round(min(used)),
     }
 
 
