@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit_runtime.service.run_memory import FIGURE as RUN_FIGURE
 from edgekit_runtime.service.traps import FIGURE as INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
@@ -95,7 +96,11 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
         # Without the engine's part: that is measured on the host and varies from run to run.
         "memory_estimate": None
         if not isinstance(memory, MemoryEstimate)
-        else {"bytes_above_engine": memory.model_bytes, "label": "estimated"},
+        else {
+            "bytes_above_engine": memory.model_bytes,
+            RUN_FIGURE: round(memory.run_bytes_per_input_byte, 3),
+            "label": "estimated",
+        },
         INTEGER_DIVISION_FIGURE: divides_by_inputs(candidate.model),
         **({} if prepared.reference is None else {"reference": prepared.reference}),
         **({} if prepared.class_output is None else {"class_output": prepared.class_output}),

@@ -79,6 +79,11 @@ class MemoryEstimate:
         return max(self.load_peak_bytes, self.run_peak_bytes)
 
     @property
+    def run_bytes_per_input_byte(self) -> float:
+        """Inputs, activations and outputs of one inference over its inputs."""
+        return 1.0 + self.activations_bytes / max(self.feeds_bytes, 1)
+
+    @property
     def model_bytes(self) -> int:
         """What the model adds to the bare engine."""
         return self.total_bytes - self.engine_bytes

@@ -178,7 +178,7 @@ class Batch:
         ran: what the run brought, once it has been.
     """
 
-    __slots__ = ("_clock", "_run_one", "estimate_s", "queued", "ran", "session")
+    __slots__ = ("_clock", "_run_one", "_trim", "estimate_s", "queued", "ran", "session")
 
     def __init__(
         self,
@@ -188,6 +188,7 @@ class Batch:
         clock: Callable[[], float],
         *,
         run_one: RunOne = run_one,
+        trim: Callable[[Session], None] | None = None,
     ) -> None:
         """Make a batch that has not run.
 
@@ -197,8 +198,9 @@ class Batch:
             estimate_s: how long it is expected to take.
             clock: that of the calls' deadlines.
             run_one: the function of that name, or a copy of it.
+            trim: gives back what the session keeps after a run as large as this one, or None.
         """
-        self._run_one = run_one
+        self._run_one, self._trim = run_one, trim
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock
         self.ran: Ran
 
@@ -208,7 +210,13 @@ class Batch:
         return self.ran.merge_s + self.ran.infer_s + self.ran.split_s
 
     def run(self) -> None:
-        """Run all calls together; raises nothing.
+        """Run all calls, and give back what a large run took; raises nothing."""
+        self._run()
+        if self._trim is not None:
+            self._trim(self.session)
+
+    def _run(self) -> None:
+        """Run all calls together.
 
         Where that fails, or the outputs do not have the rows of the inputs, each call runs on its own, so
         that one which the engine refuses fails no other.

@@ -72,12 +72,15 @@ class Inference:
     Attributes:
         max_json_bytes: of one request's JSON, tensors in it included.
         max_json_response_bytes: of one answer's JSON; binary data and shared memory have no such limit.
+        max_run_bytes: memory that one inference may take by what its package says and the size of its inputs;
+            None for a quarter of the machine's, at most 1 GiB and `memory.max_bytes`.
         drain_timeout_s: how long requests under way may take after SIGTERM, and calls under way of a version
             that is unloaded.
     """
 
     max_json_bytes: int = 2 << 20
     max_json_response_bytes: int = 16 << 20
+    max_run_bytes: int | None = None
     drain_timeout_s: float = 30.0
 
 

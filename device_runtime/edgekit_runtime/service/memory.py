@@ -1,5 +1,6 @@
 """How much memory is free for another model, and about how much one needs."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -71,6 +72,16 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     except (OSError, ValueError, IndexError):  # no such limit here
         pass
     return free_bytes
+
+
+def machine_bytes(cgroup: Path = _CGROUP) -> int:
+    """Return the memory of the machine, or this process's limit if that is less."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        return total_bytes if limit == "max" else min(total_bytes, int(limit))
+    except (OSError, ValueError):  # no such limit here
+        return total_bytes
 
 
 def _size_bytes(path: Path) -> int:

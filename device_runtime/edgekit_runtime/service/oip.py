@@ -8,7 +8,7 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from edgekit_runtime.service.json_arrays import NumberArray, load_document
 from edgekit_runtime.service.json_fields import load_object
 from edgekit_runtime.service.outgoing import Buffer
 from edgekit_runtime.service.plan import Plan, PlannedInput
+from edgekit_runtime.service.run_memory import InputLimit
 from edgekit_runtime.service.sharedmem import Regions
 from edgekit_runtime.service.slicing import Sliced, finish
 from edgekit_runtime.sessions.session import Array
@@ -40,7 +41,15 @@ class Codec:
     """
 
     __slots__ = (
-        *("_agreements", "_max_json_bytes", "_max_json_response_bytes", "_names", "_plans", "_regions"),
+        *(
+            "_agreements",
+            "_input_limit",
+            "_max_json_bytes",
+            "_max_json_response_bytes",
+            "_names",
+            "_plans",
+            "_regions",
+        ),
         *("inputs", "name", "outputs"),
     )
 
@@ -54,6 +63,7 @@ class Codec:
         regions: Regions,
         max_json_bytes: int,
         max_json_response_bytes: int,
+        input_limit: InputLimit | None = None,
     ) -> None:
         """Make a codec.
 
@@ -65,6 +75,7 @@ class Codec:
             regions: shared memory that requests may name.
             max_json_bytes: of one request.
             max_json_response_bytes: of one response.
+            input_limit: of all inputs of one request, or None.
         """
         self.name = name
         self._names = {"model_name": name, "model_version": version}
@@ -72,6 +83,7 @@ class Codec:
         self._agreements = find_agreements(inputs)
         self.outputs = tuple(outputs)
         self._regions = regions
+        self._input_limit = input_limit
         self._max_json_bytes = max_json_bytes
         self._max_json_response_bytes = max_json_response_bytes
         self._plans: dict[bytes, Plan] = {}
@@ -105,7 +117,7 @@ class Codec:
         """Return the same for a request with long JSON, in slices; see `is_long`."""
         text = self._take_json(body, json_bytes)
         document = yield from load_document(text, "the request")
-        plan = parse_plan(document, self.inputs, self.outputs, self._agreements)
+        plan = self._make_plan(document)
         _check_binary(plan, body, len(text))
         inputs = {}
         for planned in plan.inputs:
@@ -182,8 +194,14 @@ class Codec:
     def _write_json(self, plan: Plan, arrays: Sequence[Array]) -> Sliced[tuple[bytes, memoryview]]:
         return write_json(self._names, plan, arrays, self._max_json_response_bytes)
 
+    def _make_plan(self, document: Mapping[str, Any]) -> Plan:
+        plan = parse_plan(document, self.inputs, self.outputs, self._agreements)
+        if self._input_limit is not None:
+            self._input_limit.check(plan.inputs)
+        return plan
+
     def _parse(self, text: bytes) -> Plan:
-        plan = parse_plan(load_object(text, "the request"), self.inputs, self.outputs, self._agreements)
+        plan = self._make_plan(load_object(text, "the request"))
         if plan.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
             if len(self._plans) >= _MAX_KEPT:
                 self._plans.clear()

@@ -21,6 +21,7 @@ from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.pace import Paces, input_bytes, move_mean
 from edgekit_runtime.service.pool import Loop, Pool
 from edgekit_runtime.service.refusals import cancel, miss, refuse, reply, shed, unloading
+from edgekit_runtime.service.run_memory import RunMemory
 from edgekit_runtime.service.waiting import Queued, Waiting
 from edgekit_runtime.sessions.session import Array, Session
 
@@ -37,8 +38,8 @@ class Scheduler(Lane):
 
     __slots__ = (
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
-        *("_is_held", "_unwanted"),
-        *("_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_paces", "_per_call_s"),
+        *("_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_memory"),
+        *("_paces", "_per_call_s", "_unwanted"),
         *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
     )
 
@@ -50,6 +51,7 @@ class Scheduler(Lane):
         pool: Pool,
         loop: Loop,
         metrics: LaneMetrics,
+        memory: RunMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a lane that takes calls.
@@ -60,8 +62,10 @@ class Scheduler(Lane):
             pool: of threads, shared by all models.
             loop: on whose thread all this happens.
             metrics: of the model.
+            memory: that runs take, by which sessions are trimmed after large ones; None for never.
             clock: that of the calls' deadlines.
         """
+        self._memory = memory
         self._session = instances[0]
         self._idle, self._instances = list(instances), len(instances)
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
@@ -219,7 +223,17 @@ class Scheduler(Lane):
         if not chosen:
             return None
         self._answering += 1
-        return Batch(self._idle.pop(), chosen, self._per_run_s, self._clock, run_one=self._run_one)
+        size_bytes = sum(queued.size_bytes for queued in chosen)
+        memory = self._memory
+        trims = memory is not None and memory.should_trim(size_bytes, self._limits.max_batch)
+        return Batch(
+            self._idle.pop(),
+            chosen,
+            self._per_run_s,
+            self._clock,
+            run_one=self._run_one,
+            trim=memory.trim if trims and memory is not None else None,
+        )
 
     def _choose(self) -> list[Queued]:
         """Take the next batch out of those that wait, without calls whose clients have gone."""

@@ -26,6 +26,7 @@ from edgekit_runtime.service.metrics import ServiceMetrics
 from edgekit_runtime.service.pool import Pool, Threads
 from edgekit_runtime.service.registry import Registry
 from edgekit_runtime.service.routes import Routes
+from edgekit_runtime.service.run_memory import allowed_run_bytes
 from edgekit_runtime.service.scrape import write_metrics
 from edgekit_runtime.service.screening import refuse_stranger
 from edgekit_runtime.service.sdnotify import Notifier
@@ -79,6 +80,7 @@ class Service:
             drift=config.drift,
             max_json_bytes=config.inference.max_json_bytes,
             max_json_response_bytes=config.inference.max_json_response_bytes,
+            max_run_bytes=allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes),
         )
         self.registry = Registry(
             source,

@@ -16,6 +16,7 @@ from edgekit_runtime.service.loading import Loaded, ModelOptions
 from edgekit_runtime.service.metrics import LaneMetrics
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.pool import Loop, Pool
+from edgekit_runtime.service.run_memory import InputLimit, estimate_run_memory
 from edgekit_runtime.service.scheduling import Scheduler
 from edgekit_runtime.service.served import DrainingLane, Served
 from edgekit_runtime.service.sharedmem import Regions
@@ -39,6 +40,7 @@ class Stacking:
         options_of: returns the options of a model.
         drift: how much is looked at.
         max_json_bytes, max_json_response_bytes: of one request, and of one response.
+        max_run_bytes: of all runs of one model at one time.
     """
 
     loop: Loop
@@ -49,6 +51,7 @@ class Stacking:
     drift: DriftLimits
     max_json_bytes: int
     max_json_response_bytes: int
+    max_run_bytes: int
 
     def make(self, loaded: Loaded) -> Served:
         """Return what takes the calls of `loaded`, on the thread of the loop."""
@@ -63,6 +66,7 @@ class Stacking:
             regions=self.regions,
             max_json_bytes=self.max_json_bytes,
             max_json_response_bytes=self.max_json_response_bytes,
+            input_limit=self._make_input_limit(loaded),
         )
         if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
             session.tally.count_into(metrics)
@@ -93,6 +97,13 @@ class Stacking:
             governed=governed,
         )
 
+    def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
+        inputs = loaded.instances[0].inputs
+        if not any(isinstance(size, str) for spec in inputs for size in spec.shape):
+            return None
+        memory = estimate_run_memory(loaded.manifest, loaded.variant)
+        return InputLimit(memory, inputs, self.max_run_bytes // len(loaded.instances))
+
     def _make_governed(
         self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
     ) -> "GovernedModel":
@@ -118,7 +129,15 @@ class Stacking:
         warm_runs: Sequence[WarmRun],
         metrics: LaneMetrics,
     ) -> Scheduler:
-        lane = Scheduler(instances, loaded.scheduling, pool=self.pool, loop=self.loop, metrics=metrics)
+        memory = estimate_run_memory(loaded.manifest, loaded.variant)
+        lane = Scheduler(
+            instances,
+            loaded.scheduling,
+            pool=self.pool,
+            loop=self.loop,
+            metrics=metrics,
+            memory=memory,
+        )
         for run in warm_runs:
             lane.learn(run.size_bytes, run.seconds)
         return lane

@@ -18,7 +18,7 @@ from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.lacks import check_lack
 from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.mapped import parts
-from edgekit_runtime.ort_memory import lean_loading, make_lean
+from edgekit_runtime.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
@@ -139,6 +139,28 @@ class OrtSession:
             kind = RefusedInputError if _blames_inputs(str(cause)) else BackendError
             raise kind(f"backend 'ort': running the model failed: {cause}") from cause
         return dict(zip(self._output_names, values, strict=True))
+
+    def trim(self, inputs: Mapping[str, Array]) -> None:
+        """Give back to the system what runs have taken beyond one with `inputs`, which is made.
+
+        The arena gives back only what is unused at the end of a run, and that holds the run's own outputs.
+
+        Args:
+            inputs: as `run` takes them.
+
+        Raises:
+            BackendError: onnxruntime failed, and nothing is given back.
+        """
+        run = self._run
+        if run is None:
+            return
+        settings = _make_run_settings()
+        settings.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        try:
+            run(self._output_names, dict(inputs), settings)
+        except Exception as cause:
+            raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
+        trim_memory()
 
     def interrupt(self) -> None:
         """End all runs with an error, those under way at their next node; from any thread."""
