@@ -122,3 +122,18 @@ def keras_lstm(
             head += [node("Shape", ["ids"], ["sizes"]), node("Gather", ["sizes", "axis1"], ["length"])]
     tail = [node("MatMul", ["last_h", "dense"], ["score"]), node("Sigmoid", ["score"], ["y"])]
     return model([*head, loop, *tail], [value("ids", [1, steps], INT64)], [value("y", [1, 1])], weights)
+
+
+def loop_by_data() -> onnx.ModelProto:
+    """y [N, 8] of x [N, 8] by a loop as long as the data say: its latency and energy cannot be modelled."""
+    body = graph(
+        [node("Relu", ["state"], ["after"]), node("Identity", ["go"], ["on"])],
+        [value("step", [], INT64), value("go", [], BOOL), value("state", ["N", 8])],
+        [value("on", [], BOOL), value("after", ["N", 8])],
+    )
+    nodes = [
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Cast", ["top"], ["times"], to=INT64),
+        node("Loop", ["times", "", "x"], ["y"], body=body),
+    ]
+    return model(nodes, [value("x", ["N", 8])], [value("y", ["N", 8])], {})

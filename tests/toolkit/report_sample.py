@@ -185,6 +185,7 @@ def packaged() -> dict[str, Any]:
             },
         },
         "steps": _steps(),
+        "sizes": [{"name": "N", "size": 1, "from": "assumed"}, {"name": "H", "size": 224, "from": "samples"}],
         "candidates": _candidates(),
         "set_aside": ["int8 per channel equalized (0.4 dB more noise than int8 per channel)"],
         "tournament": [],

@@ -12,17 +12,16 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
+from tests.toolkit.control_flow_models import loop_by_data
 from tests.toolkit.package_run import (
     edgekit,
     mlp,
-    model_of,
     package,
     read_only,
     samples,
     saved,
     stored,
-    tensor,
     tiny,
 )
 
@@ -254,29 +253,13 @@ def test_the_command_can_be_typed_again(report: Report) -> None:
     assert "--budget size=40kB,drop=2%,latency=1s,memory=1GB,energy=1J" in report["command"]
 
 
-def control_flow() -> onnx.ModelProto:
-    """A model of which work and so latency and energy on a target are not known."""
-    node = helper.make_node
-    branches = [
-        helper.make_graph([node(kind, ["x"], ["out"])], kind, [], [tensor("out", ["N", 8])])
-        for kind in ("Relu", "Tanh")
-    ]
-    nodes = [
-        node("ReduceSum", ["x"], ["s"], keepdims=0),
-        node("Greater", ["s", "zero"], ["c"]),
-        node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
-    ]
-    weights = {"zero": np.asarray(0, np.float32)}
-    return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 8])], weights)
-
-
 RUNS: dict[str, tuple[onnx.ModelProto, int | None, tuple[object, ...], int]] = {
     "no data": (mlp(), None, (), 0),
     "one sample": (mlp(), 1, (), 0),
     "held out": (mlp(), 9, (), 0),
     "refused": (mlp(), 9, ("--budget", "size=1kB,latency=0ms"), 5),
-    "unknown figures": (control_flow(), None, (), 0),
-    "unknown figures refused": (control_flow(), None, ("--budget", "energy=1mJ,latency=1ms"), 5),
+    "unknown figures": (loop_by_data(), None, (), 0),
+    "unknown figures refused": (loop_by_data(), None, ("--budget", "energy=1mJ,latency=1ms"), 5),
 }
 
 
@@ -305,7 +288,7 @@ def test_a_refusal_names_no_package_and_shows_the_closest(tmp_path: Path) -> Non
 
 
 def test_figures_that_are_not_known_are_missing_and_not_zero(tmp_path: Path) -> None:
-    source = saved(control_flow(), tmp_path / "net.onnx")
+    source = saved(loop_by_data(), tmp_path / "net.onnx")
     assert package(source, tmp_path / "out", target="rpi5").code == 0
     for candidate in report_of(tmp_path / "out")["candidates"]:
         assert candidate["figures"]["latency"]["value"] is None

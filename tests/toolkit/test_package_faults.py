@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.control_flow_models import loop_by_data
 from tests.toolkit.package_run import (
     check_refused,
     edgekit,
@@ -251,19 +252,7 @@ def test_what_is_needed_is_enough(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_limit_on_a_figure_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
-    branch = [
-        helper.make_graph([helper.make_node(op, ["x"], ["out"])], op, [], [tensor("out", ["N", 8])])
-        for op in ("Relu", "Tanh")
-    ]
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
-        helper.make_node("Greater", ["s", "zero"], ["c"]),
-        helper.make_node("If", ["c"], ["y"], then_branch=branch[0], else_branch=branch[1]),
-    ]
-    weights = {"zero": np.asarray(0, np.float32)}
-    source = saved(
-        model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", 8])], weights), tmp_path / "if.onnx"
-    )
+    source = saved(loop_by_data(), tmp_path / "loop.onnx")
     outcome = package(source, tmp_path / "out", "--budget", "energy=1mJ", target="rpi5")
     assert outcome.code == 5
     assert "energy" in outcome.stderr

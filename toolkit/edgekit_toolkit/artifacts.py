@@ -135,7 +135,7 @@ def work_of(model: Model, dims: Mapping[str, int], *, float_outputs: bool = Fals
     from edgekit_toolkit.tflite_costs import tflite_costs
     from edgekit_toolkit.tflite_file import parsed
 
-    return tflite_costs(parsed(model))
+    return tflite_costs(parsed(model), dims)
 
 
 def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:

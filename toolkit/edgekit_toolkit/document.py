@@ -41,6 +41,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.steps],
+        "sizes": _sizes(run),
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
         "outcome": _outcome(run),
@@ -50,6 +51,13 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "evidence": None if published is None else published.evidence,
         "provenance": _provenance(run),
     }
+
+
+def _sizes(run: Run) -> list[dict[str, Any]]:
+    """Sizes of the free dimensions for which latency, memory and energy hold."""
+    return [
+        {"name": name, "size": size.value, "from": size.origin} for name, size in run.prepared.sizes.items()
+    ]
 
 
 def _target(run: Run) -> dict[str, Any]:
@@ -250,6 +258,7 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
     variants = {one.name: _varying(one.run, one.place) for one in run.variants}
     return {
         "target": run.request.target.name,
+        "sizes": _sizes(run),
         **_varying(run, place),
         "memory_here": None
         if run.peak is None

@@ -30,6 +30,10 @@ NOISE_SHARE: Final = 0.25  # of the range; the smooth field has the rest
 SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes are taken for channels, which need not vary smoothly
 
 BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
+# What a leading dimension is called that is none of samples.
+SIZE_NAME: Final = re.compile(
+    r"[chwtl]|channels?|height|width|(.*[_-])?(seq|len|time|frame|step|token)\w*", re.IGNORECASE
+)
 # Tried for all free dimensions alike, in this order: usual image sizes, then sequences, windows and channels.
 COMMON_SIZES: Final = (224, 320, 640, 128, 64, 48, 32, 512, 256, 96, 16, 8, 3, 1)
 MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # tried in every combination after that
@@ -72,9 +76,19 @@ def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the free dimensions that count samples: leading ones, and those named after a batch."""
-    leading = {spec.shape[0] for spec in inputs if spec.shape}
-    return tuple(name for name in free_dims(inputs) if name in leading or BATCH_NAME.fullmatch(name))
+    """Return the free dimensions that count samples: those named after a batch, and leading ones.
+
+    A leading one counts none where its name says so, or where another dimension of that input is named after
+    a batch, as in [time, batch, channels].
+    """
+    found = set()
+    for spec in inputs:
+        free = [size for size in spec.shape if isinstance(size, str)]
+        named = {name for name in free if BATCH_NAME.fullmatch(name)}
+        found |= named
+        if not named and free and spec.shape[0] == free[0] and not SIZE_NAME.fullmatch(free[0]):
+            found.add(free[0])
+    return tuple(name for name in free_dims(inputs) if name in found)
 
 
 def bind_dims(

@@ -19,7 +19,7 @@ from edgekit_toolkit.artifacts import Model, open_model, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.drafts import draft_packages
-from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, bind_dims, free_dims
+from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, free_dims
 from edgekit_toolkit.float_ratio import find_float_ratio, find_slowdown
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
@@ -46,6 +46,7 @@ from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Ranges, Samples, choose_samples, feeds_only, first_feeds, read_ranges
 from edgekit_toolkit.search import Choice, Measured, pareto_front
 from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.sizes import Size, settle_sizes
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -133,7 +134,8 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     with phases.phase("import"):
         source = load_model(request.model)
         decoding = _decoding(request, source, phases.progress)
-        dims, ranges = _settled_dims(source, request, decoding)
+        sizes, ranges = _sizes(source, request, decoding)
+        dims = {name: size.value for name, size in sizes.items()}
         samples = choose_samples(
             _fixed(source, request.batch),
             request.calibration,
@@ -154,7 +156,7 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
     return Prepared(
         source=source,
-        dims=dims,
+        sizes=sizes,
         samples=samples,
         feeds=feeds,
         steps=steps,
@@ -290,35 +292,25 @@ def _decoding(request: Request, source: SourceModel, progress: Progress) -> Deco
     )
 
 
-def _settled_dims(source: SourceModel, request: Request, decoding: Decoding) -> tuple[dict[str, int], Ranges]:
-    """Sizes of all free dimensions (as given, as in the user's samples, or found by trial); value ranges."""
+def _sizes(source: SourceModel, request: Request, decoding: Decoding) -> tuple[dict[str, Size], Ranges]:
+    """Sizes of all free dimensions, and the ranges of the inputs' values."""
     given = dict(request.dims)
     path = request.calibration or request.evaluation
     if path is None:
         codes = input_code_ranges(source.model)
         ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
+        first = None
     else:
         first, ranges = read_ranges(path, source.inputs, decoding)
-        for spec in source.inputs:
-            for axis, size in enumerate(spec.shape):
-                if isinstance(size, str):
-                    given.setdefault(size, first[spec.name].shape[axis])
-    if isinstance(source.model, bytes):
-        return _tflite_dims(source, request, given), ranges
-    if request.batch is not None:
-        given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
-    return bind_dims(source.model, given, ranges), ranges
-
-
-def _tflite_dims(source: SourceModel, request: Request, given: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of the free dimensions of a `.tflite`; 1 where no sample has them, as at first."""
-    free = free_dims(source.inputs)
-    if request.batch is not None or set(request.dims) - set(free):
+    if not isinstance(source.model, bytes):
+        if request.batch is not None:
+            given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
+    elif request.batch is not None or set(request.dims) - set(free_dims(source.inputs)):
         raise ModelError(
             f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
             " export the file with the sizes that you want"
         )
-    return {name: given.get(name, 1) for name in free}
+    return settle_sizes(source.model, source.inputs, given, first, ranges), ranges
 
 
 def _fixed(source: SourceModel, batch: int | None) -> tuple[TensorSpec, ...]:

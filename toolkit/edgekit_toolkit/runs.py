@@ -20,6 +20,7 @@ from edgekit_toolkit.passes.pipeline import Step
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.samples import Ranges, Samples
 from edgekit_toolkit.search import Choice, Measured
+from edgekit_toolkit.sizes import Size
 from edgekit_toolkit.targets import Target
 from edgekit_toolkit.tensorrt_check import TensorRtCheck
 
@@ -71,7 +72,7 @@ class Prepared:
 
     Attributes:
         source: as the user gave it.
-        dims: sizes of all free dimensions while measuring.
+        sizes: of all free dimensions, for which the figures hold.
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
         steps: what each pass did; none for a `.tflite`.
@@ -83,7 +84,7 @@ class Prepared:
     """
 
     source: SourceModel
-    dims: Mapping[str, int]
+    sizes: Mapping[str, Size]
     samples: Samples
     feeds: Sequence[Feeds]
     steps: Sequence[Step]
@@ -92,6 +93,11 @@ class Prepared:
     golden: Reference
     reference: Mapping[str, Any] | None
     class_output: str | None
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes alone."""
+        return {name: size.value for name, size in self.sizes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.importers.tflite_summary import DYNAMIC, computes_in_integers, stored_layers
 from edgekit_toolkit.tflite_file import (
@@ -46,18 +47,39 @@ _MOST_USED: Final = 0.7
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
 
-def tflite_costs(model: Model) -> list[NodeCost]:
+def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
     """Return the work of each operator of the first sub-graph that runs with every inference.
 
     Args:
         model: a screened file; see `tflite_file.parsed`.
+        dims: sizes of its free dimensions, or None for those that it has as stored.
+
+    Raises:
+        ModelError: it would run with other sizes than those that it has as stored.
     """
     graph = model.subgraphs[0]
+    stored = _free_sizes(graph)
+    if dims and stored and sorted(stored) != sorted(dims.values()):
+        raise ModelError(
+            f"the work of a .tflite is counted for the sizes that it has as stored, {stored}, and it is used"
+            f" with {list(dims.values())}; export it with these sizes, or measure on the device"
+        )
     dynamic = {name for name, layer in stored_layers(model).items() if layer.precision == DYNAMIC}
     return [
         _cost(model, graph, operator, dynamic)
         for operator in graph.operators
         if operator_name(model, operator) not in _FREE and _runs_every_time(model, graph, operator)
+    ]
+
+
+def _free_sizes(graph: SubGraph) -> list[int]:
+    """Sizes, as stored, of the dimensions of the inputs that may have any size."""
+    return [
+        stored
+        for tensor in _tensors(graph, graph.inputs)
+        if tensor.shapeSignature is not None
+        for size, stored in zip(tensor.shapeSignature, shape_of(tensor), strict=False)
+        if size < 0
     ]
 
 

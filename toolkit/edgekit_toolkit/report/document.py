@@ -90,6 +90,10 @@ class Step(TypedDict):
     nodes_after: int
 
 
+# "from" is a keyword of Python.
+Size = TypedDict("Size", {"name": str, "size": int, "from": str})
+
+
 class Candidate(TypedDict):
     """One variant of the model with its figures."""
 
@@ -209,6 +213,7 @@ class Report(TypedDict):
     warnings: list[str]
     data: Data
     steps: list[Step]
+    sizes: list[Size]
     candidates: list[Candidate]
     set_aside: list[str]
     tournament: list[Standing]

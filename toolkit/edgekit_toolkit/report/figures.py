@@ -2,9 +2,9 @@
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure, LatencyToFloat
+from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure, LatencyToFloat, Size
 
 # Figure name -> (heading, unit). The order is that of every table.
 FIGURES = {
@@ -142,6 +142,11 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
     if here is not None:
         parts.append(f"{here:.2f} x measured on this machine")
     return f"Latency against float32: {', '.join(parts) or MISSING}"
+
+
+def show_sizes(sizes: Sequence[Size]) -> str:
+    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty where none is free."""
+    return ", ".join(f"{one['name']}={one['size']} ({one['from']})" for one in sizes)
 
 
 def common_origin(figures: Iterable[Figure]) -> Figure | None:

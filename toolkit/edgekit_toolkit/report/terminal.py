@@ -29,6 +29,7 @@ from edgekit_toolkit.report.figures import (
     show,
     show_latency_to_float,
     show_limit,
+    show_sizes,
 )
 from edgekit_toolkit.report.variants import describe_variant
 
@@ -256,6 +257,9 @@ def _row(
 def _print_key(
     report: Report, shown: Sequence[Candidate], shared: Mapping[str, Figure | None], console: Console
 ) -> None:
+    if report["sizes"]:
+        sizes = f"Latency, memory and energy are for {show_sizes(report['sizes'])}"
+        _print(console, (_plain(sizes), "dim"))
     words = []
     if any(candidate["chosen"] for candidate in shown):
         words.append("> chosen")

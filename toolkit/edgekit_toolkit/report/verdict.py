@@ -2,7 +2,15 @@
 
 from edgekit_toolkit.report.bars import budget_bar
 from edgekit_toolkit.report.document import BudgetLine, Candidate, Report, find_candidate, subject_of
-from edgekit_toolkit.report.figures import FIGURES, LIMITS, headroom, show, show_latency_to_float, show_limit
+from edgekit_toolkit.report.figures import (
+    FIGURES,
+    LIMITS,
+    headroom,
+    show,
+    show_latency_to_float,
+    show_limit,
+    show_sizes,
+)
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import MEASURED, badge, number, section, table
 
@@ -172,7 +180,14 @@ def _against(line: BudgetLine | None) -> Markup:
 
 
 def _context(report: Report, name: str, value: float | None, subject: Candidate | None) -> list[Markup]:
-    """Return what a value compares with: the source's size and score, the host's latency."""
+    """Return what a value holds for and compares with: sizes, the source's size and score, host latency."""
+    compared = _compared(report, name, value, subject)
+    if name not in {"latency", "memory", "energy"} or value is None or not report["sizes"]:
+        return compared
+    return [*compared, el("p", el("span", f"for {show_sizes(report['sizes'])}"), class_="context")]
+
+
+def _compared(report: Report, name: str, value: float | None, subject: Candidate | None) -> list[Markup]:
     if subject is None:
         return []
     if name == "size" and value:

@@ -1,0 +1,174 @@
+"""Is a package that was chosen for another machine slower here than its float32 source, and does it say so?
+
+    PYTHONPATH=device_runtime:toolkit:offload:fleet .venv/bin/python benchmarks/chosen_latency.py
+        [--only NAME ...] [--targets rpi5 jetson android] [--markdown FILE]
+
+Each model is packaged for each target by the command line, with its default limits. The package and the
+source model then run in turns in one process, with one thread. A ratio above 1.05 without a warning on the
+report's first page ends the benchmark with exit code 1.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgekit_runtime.archive import read_package
+from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.latency import LatencyLimits, measure_latency
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.signing import TrustStore
+from edgekit_toolkit.feeds import generate_feeds
+from results import NONE, machine
+from works import SHARED, WORKS, MissingError
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ROOT / "models" / "tiny"
+BACKENDS = {"rpi5": "ort", "jetson": "tensorrt", "android": "litert"}
+MOST = 1.05
+LIMITS = LatencyLimits(warmup_rounds=5, min_rounds=30, max_rounds=400, time_limit_s=8.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One package; ratios are to float32, and `has_warned` is whether its report says that it is slower."""
+
+    model: str
+    target: str
+    form: str
+    modelled: float | None
+    uncertainty: float
+    measured: float
+    has_warned: bool
+    reason: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the package is as fast as its source, or its report says that it is not."""
+        return self.measured <= MOST or self.has_warned
+
+
+def find_models(only: list[str]) -> Iterator[tuple[str, Path, list[str]]]:
+    """Yield the name, the path and the options for samples of each model."""
+    found = [
+        (
+            path.stem,
+            path,
+            ["--calibration", f"{TINY / path.stem}.calib.npz", "--eval", f"{TINY / path.stem}.eval.npz"],
+        )
+        for path in sorted(TINY.glob("*.onnx"))
+    ]
+    for name, path, options in found:
+        if not only or name in only:
+            yield name, path, options
+    for work in WORKS:
+        if only and work.name not in only:
+            continue
+        try:
+            model, calibration, evaluation = work.prepare()
+        except MissingError as error:
+            print(f"{work.name}: skipped: {error}", file=sys.stderr)
+            continue
+        yield work.name, model, ["--calibration", str(calibration), "--eval", str(evaluation)]
+    if not only or "mnist8" in only:
+        path = SHARED / "models" / "mnist8_fp32.onnx"
+        if path.exists():
+            yield "mnist8", path, []
+
+
+def run(name: str, model: Path, options: list[str], target: str, folder: Path) -> Row | None:
+    """Package a model and race it against its source; None where it is refused."""
+    command = [
+        str(ROOT / "edgekit"),
+        "package",
+        str(model),
+        "--target",
+        target,
+        "--backend",
+        BACKENDS[target],
+    ]
+    command += [*options, "--search-seconds", "10", "-o", str(folder), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        print(f"{name} {target}: {ended.stdout[-300:]} {ended.stderr[-300:]}", file=sys.stderr)
+        return None
+    report = json.loads(ended.stdout)
+    (package,) = folder.glob("*.edgepkg")
+    measured = race(package, model)
+    chosen = report["outcome"]["chosen"]
+    said = report["outcome"]["latency_to_float"]
+    return Row(
+        model=name,
+        target=target,
+        form=next(one["label"] for one in report["candidates"] if one["id"] == chosen),
+        modelled=said["modelled"]["value"],
+        uncertainty=said["uncertainty"],
+        measured=measured,
+        has_warned=any("slower on this machine" in warning for warning in report["warnings"]),
+        reason=report["outcome"]["reason"],
+    )
+
+
+def race(package: Path, source: Path) -> float:
+    """Return the package's latency as a multiple of the source's, in turns on this machine."""
+    floats = OrtSession(source, OrtOptions(threads=1))
+    with read_package(package, TrustStore.from_folder(find_keys_folder())) as opened:
+        session = open_session(opened, threads=1)
+        feeds = generate_feeds(opened.manifest.inputs, 1, 0)[0]
+    calls = {"package": partial(session.run, feeds), "source": partial(floats.run, feeds)}
+    found = measure_latency(calls, LIMITS)
+    return found["package"].ratio_to(found["source"])
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        "| model | target | form | x float32, modelled | x float32, measured here | warned | decided by |",
+        "|---|---|---|--:|--:|---|---|",
+    ]
+    for row in rows:
+        modelled = (
+            NONE if row.modelled is None else f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
+        )
+        decided = "model" if "by more than its uncertainty" in row.reason else "measured here"
+        warned = "yes" if row.has_warned else "no"
+        cells = (row.model, row.target, row.form, modelled, f"{row.measured:.2f}", warned, decided)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Package, race and print; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--targets", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for name, model, options in find_models(arguments.only):
+        for target in arguments.targets:
+            with tempfile.TemporaryDirectory() as folder:
+                row = run(name, model, options, target, Path(folder))
+            if row is not None:
+                rows.append(row)
+                print(
+                    f"{name} {target}: {row.form}: {row.measured:.2f} x, warned: {row.has_warned}", flush=True
+                )
+    told = sum(row.is_kept for row in rows)
+    text = f"{table(rows)}\n\n{told} of {len(rows)} at most {MOST} x float32, or said so. {machine()}"
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text + "\n", encoding="utf-8")
+    return 0 if told == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
