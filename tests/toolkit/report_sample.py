@@ -17,6 +17,15 @@ def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
     return {"value": value, "label": label, "on": on}
 
 
+def _drop(points: float) -> dict[str, Any]:
+    return {
+        "interval": [round(points - 0.9, 4), round(points + 1.1, 4)],
+        "confidence": 0.95,
+        "samples": 250,
+        "held_back": True,
+    }
+
+
 def _candidate(
     index: int, label: str, size: int, latency: float, score: float, precision: dict[str, int]
 ) -> dict[str, Any]:
@@ -38,6 +47,7 @@ def _candidate(
             "score": _figure(score, "measured", "host"),
             "drop": _figure(drop, "measured", "host"),
         },
+        "drop": _drop(drop),
         "violations": violations,
         "precision": precision,
     }
@@ -179,8 +189,10 @@ def packaged() -> dict[str, Any]:
             "evaluation": {
                 "kind": "user",
                 "samples": 500,
+                "held_back": 250,
                 "sha256": _digest("evaluation"),
-                "metric": "top-1",
+                "metric": "top1",
+                "title": "top-1 accuracy",
                 "baseline": BASELINE,
             },
         },
@@ -195,14 +207,26 @@ def packaged() -> dict[str, Any]:
                 "backend": "ort",
                 "label": "int8 per channel mixed, 5 layers float",
                 "figures": _candidates()[6]["figures"],
+                "drop": _candidates()[6]["drop"],
             }
         ],
         "budget": [
             _line("size", 10e6, "bytes", 5_243_010, "measured"),
             _line("latency", 40, "ms", 24.9, "estimated"),
             _line("memory", 64e6, "bytes", 15_043_010, "modelled"),
-            _line("drop", 1.0, "points", 0.8, "measured"),
+            _line("drop", 1.0, "points", 0.8, "measured", "not resolved"),
         ],
+        "accuracy": {
+            "state": "not resolved",
+            "metric": "top1",
+            "title": "top-1 accuracy",
+            "limit": 1.0,
+            "score": 0.88,
+            "baseline": BASELINE,
+            "drop_points": 0.8,
+            "drop": _drop(0.8),
+            "samples_needed": 15_100,
+        },
         "outcome": {
             "kind": "packaged",
             "chosen": "C5",
@@ -235,9 +259,12 @@ def packaged() -> dict[str, Any]:
     }
 
 
-def _line(limit: str, maximum: float, unit: str, value: float | None, label: str) -> dict[str, Any]:
-    ok = value is not None and value <= maximum
-    return {"limit": limit, "max": maximum, "unit": unit, "value": value, "label": label, "ok": ok}
+def _line(
+    limit: str, maximum: float, unit: str, value: float | None, label: str, state: str = "ok"
+) -> dict[str, Any]:
+    if value is None or value > maximum:
+        state = "over"
+    return {"limit": limit, "max": maximum, "unit": unit, "value": value, "label": label, "state": state}
 
 
 def refused() -> dict[str, Any]:

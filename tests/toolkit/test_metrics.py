@@ -8,9 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.metrics import Metric, find_metric
+from edgekit_toolkit.metrics import Metric, SetMetric, find_metric
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.4, 0.3, 0.3]], np.float32)
+
+MAPS = np.random.default_rng(1).standard_normal((2, 4, 16, 16)).astype(np.float32)
+# Two objects among 40 anchors: centre, size and two classes, in pixels.
+YOLO = np.zeros((1, 6, 40), np.float32)
+YOLO[0, :, 0] = [100, 80, 40, 30, 0.9, 0.1]
+YOLO[0, :, 1] = [300, 200, 50, 60, 0.2, 0.8]
 
 
 def scored(
@@ -23,6 +29,7 @@ def scored(
     outputs = {"y": output}
     source = {"y": output if reference is None else reference}
     metric = find_metric(name, source, labels is not None)
+    assert isinstance(metric, Metric)
     known = None if labels is None else np.asarray(labels, np.int64)
     return metric.score(outputs, source, known).tolist()
 
@@ -73,7 +80,7 @@ def test_similarity_is_one_less_the_relative_error_of_each_sample() -> None:
     reference = np.array([[3.0, 4.0], [0.0, 2.0]], np.float32)
     output = np.array([[3.0, 3.0], [0.0, 2.0]], np.float32)
     # The first is off by 1 where its length is 5, the second not at all.
-    assert scored("similarity", output, reference) == pytest.approx([(0.8 + 1) / 2])
+    assert scored("similarity", output, reference) == pytest.approx([0.8, 1])
 
 
 def test_similarity_is_the_mean_over_float_outputs() -> None:
@@ -84,8 +91,9 @@ def test_similarity_is_the_mean_over_float_outputs() -> None:
         "b": np.array([[2.0]], np.float32),
     }
     outputs = {**reference, "a": np.array([[3.0, 3.0]], np.float32), "b": np.array([[1.0]], np.float32)}
-    score = find_metric("similarity", reference, labelled=False).score
-    assert score(outputs, reference, None).tolist() == pytest.approx([(0.8 + 0.5) / 2])
+    metric = find_metric("similarity", reference, labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.score(outputs, reference, None).tolist() == pytest.approx([(0.8 + 0.5) / 2])
 
 
 def test_similarity_of_an_error_larger_than_the_output_is_zero() -> None:
@@ -102,7 +110,7 @@ def test_similarity_of_a_sample_that_is_not_finite_is_zero(value: float) -> None
     reference = np.ones((2, 3), np.float32)
     output = reference.copy()
     output[1, 2] = value
-    assert scored("similarity", output, reference) == [0.5]
+    assert scored("similarity", output, reference) == [1, 0]
 
 
 def test_similarity_of_infinities_in_the_source_is_a_number() -> None:
@@ -111,7 +119,7 @@ def test_similarity_of_infinities_in_the_source_is_a_number() -> None:
 
 
 def test_similarity_of_an_output_of_another_shape_is_zero() -> None:
-    assert scored("similarity", np.ones((3, 4), np.float32), np.ones((2, 4), np.float32)) == [0]
+    assert scored("similarity", np.ones((3, 4), np.float32), np.ones((2, 4), np.float32)) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +131,33 @@ def test_similarity_of_an_output_of_another_shape_is_zero() -> None:
         (SCORES[:, :1], True, "similarity"),
         (SCORES.reshape(4, 3, 1, 1), True, "similarity"),
         (SCORES.astype(np.int64), False, "similarity"),
+        (MAPS, True, "pixel_agreement"),
+        (MAPS.transpose(0, 2, 3, 1), False, "pixel_agreement"),
+        (np.full((2, 1, 16, 16), 0.5, np.float32), False, "mask_overlap"),
+        (np.full((2, 1, 16, 16), 5.5, np.float32), False, "similarity"),
+        (np.zeros((2, 3, 16, 16), np.float32), False, "similarity"),
+        (np.zeros((2, 256, 14, 14), np.float32), False, "similarity"),
+        (YOLO, False, "detections"),
+        (YOLO.transpose(0, 2, 1), False, "detections"),
+        (np.full((1, 97, 29), 1 / 29, np.float32), False, "similarity"),
     ],
-    ids=["labels", "no labels", "class numbers", "one column", "image", "integers"],
+    ids=[
+        "labels",
+        "no labels",
+        "class numbers",
+        "one column",
+        "image",
+        "integers",
+        "segmentation",
+        "segmentation, channels last",
+        "mask",
+        "depth",
+        "colours",
+        "features",
+        "detector",
+        "detector, anchors first",
+        "letters over time",
+    ],
 )
 def test_auto_goes_by_the_shape_of_the_output_and_the_labels(
     output: NDArray[Any], labelled: bool, name: str
@@ -149,6 +182,75 @@ def test_unknown_metric_is_refused_with_the_known_ones() -> None:
         find_metric("accuracy", {"y": SCORES}, labelled=True)
 
 
+def test_auto_reads_boxes_and_scores_in_outputs_of_their_own() -> None:
+    corners = np.tile(np.array([0.1, 0.1, 0.4, 0.5], np.float32), (1, 40, 1))
+    shares = np.full((1, 40, 2), 0.5, np.float32)
+    assert find_metric("auto", {"boxes": corners, "scores": shares}, labelled=False).name == "detections"
+    assert find_metric("auto", {"offsets": -corners, "scores": shares}, labelled=False).name == "similarity"
+
+
+# Dense outputs.
+
+
+def test_pixel_agreement_is_the_share_of_pixels_with_the_class_of_the_source() -> None:
+    changed = MAPS.copy()
+    changed[0, :, :8] = -changed[0, :, :8]  # half of the first sample
+    assert scored("pixel_agreement", changed, MAPS) == [0.5, 1]
+    last = changed.transpose(0, 2, 3, 1), MAPS.transpose(0, 2, 3, 1)
+    assert scored("pixel_agreement", *last) == [0.5, 1]
+
+
+def test_noise_of_40_db_hardly_changes_what_pixels_are() -> None:
+    """The noise that costs a point of similarity."""
+    draw = np.random.default_rng(2)
+    maps = draw.standard_normal((4, 8, 32, 32)).astype(np.float32)
+    noisy = maps + 0.01 * draw.standard_normal(maps.shape).astype(np.float32)
+    assert 0.985 < np.mean(scored("similarity", noisy, maps)) < 0.995
+    assert np.mean(scored("pixel_agreement", noisy, maps)) > 0.99
+
+
+def test_mask_overlap_is_intersection_over_union_above_a_half() -> None:
+    reference = np.zeros((3, 1, 8, 8), np.float32)
+    reference[0, 0, :4] = 0.9
+    output = reference.copy()
+    output[0, 0, 2:4] = 0.4  # half of it is lost
+    output[2, 0, 0] = 0.6  # of nothing
+    assert scored("mask_overlap", output, reference) == [0.5, 1, 0]
+
+
+def test_detections_are_matched_by_class_and_overlap() -> None:
+    output = YOLO.copy()
+    assert scored("detections", output, YOLO) == [1]
+    output[0, :4, 0] += 2  # a little elsewhere
+    assert scored("detections", output, YOLO) == [1]
+    output[0, :4, 0] += 200  # somewhere else: one of two, and one too many
+    assert scored("detections", output, YOLO) == [0.5]
+    output[0, 4:, 0] = 0  # not found at all
+    assert scored("detections", output, YOLO) == [pytest.approx(2 / 3)]
+    output[0, 4:, 1] = output[0, 4:, 1][::-1]  # and the other one as something else
+    assert scored("detections", output, YOLO) == [0]
+
+
+def test_detections_of_one_object_count_once() -> None:
+    output = YOLO.copy()
+    output[0, :, 2] = output[0, :, 0]  # the same box again, a little less sure
+    output[0, 4:, 2] *= 0.9
+    assert scored("detections", output, YOLO) == [1]
+
+
+def test_no_detections_on_either_side_agree() -> None:
+    nothing = YOLO.copy()
+    nothing[0, 4:] = 0
+    assert scored("detections", nothing, nothing) == [1]
+    assert scored("detections", YOLO, nothing) == [0]
+
+
+def test_detections_that_are_not_a_number_are_none() -> None:
+    output = YOLO.copy()
+    output[:] = np.nan
+    assert scored("detections", output, YOLO) == [0]
+
+
 # The user's own.
 
 
@@ -159,12 +261,15 @@ def own(tmp_path: Path) -> Callable[[str], Metric]:
     def make(body: str) -> Metric:
         path = tmp_path / "own.py"
         path.write_text(f"def score(outputs, reference, labels):\n    {body}\n")
-        return find_metric(f"{path}:score", {"y": SCORES}, labelled=False)
+        metric = find_metric(f"{path}:score", {"y": SCORES}, labelled=False)
+        assert isinstance(metric, Metric)
+        return metric
 
     return make
 
 
-def scores_of(metric: Metric) -> list[float]:
+def scores_of(metric: Metric | SetMetric) -> list[float]:
+    assert isinstance(metric, Metric)
     return metric.score({"y": SCORES}, {"y": SCORES * 0}, np.array([1, 0, 0, 2])).tolist()
 
 
@@ -211,6 +316,40 @@ def test_own_metric_that_fails_is_an_error_with_its_reason(
 ) -> None:
     with pytest.raises(DataError, match=f"own.py:score'.*({said})"):
         scores_of(own(body))
+
+
+def test_own_metric_that_fails_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("def score(*_):\n    return part(0)\n\ndef part(x):\n    return 1 / x\n")
+    metric = find_metric(f"{path}:score", {"y": SCORES}, labelled=False)
+    with pytest.raises(DataError, match=r"ZeroDivisionError.* at .*own.py:5$"):
+        scores_of(metric)
+    path.write_text("x = 1\nraise RuntimeError('not today')\n")
+    with pytest.raises(DataError, match=r"not today.* at .*own.py:2 while loading"):
+        find_metric(f"{path}:score", {"y": SCORES}, labelled=False)
+
+
+def test_own_metric_over_the_whole_set_is_called_with_all_samples(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def share(outputs, reference, labels):\n"
+        "    return sum(one['y'].argmax() == label for one, label in zip(outputs, labels)) / len(labels)\n"
+        "share.whole_set = True\n"
+    )
+    metric = find_metric(f"{path}:share", {"y": SCORES}, labelled=True)
+    rows = [{"y": row[np.newaxis]} for row in SCORES]
+    assert isinstance(metric, SetMetric)
+    assert metric.score(rows, rows, np.array([1, 0, 0, 2])) == 0.5
+
+
+@pytest.mark.parametrize("body", ["return [0.5]", "return 1.5", "return float('nan')", "return None"])
+def test_own_metric_over_the_whole_set_that_returns_no_score_is_an_error(body: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(f"def f1(*_):\n    {body}\nf1.whole_set = True\n")
+    metric = find_metric(f"{path}:f1", {"y": SCORES}, labelled=False)
+    assert isinstance(metric, SetMetric)
+    with pytest.raises(DataError, match=r"own\.py:f1"):
+        metric.score([{"y": SCORES}], [{"y": SCORES}], None)
 
 
 @pytest.mark.parametrize(

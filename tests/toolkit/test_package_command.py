@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
@@ -11,17 +12,20 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from onnx import helper
 from tests.toolkit.package_run import (
     TINY,
     Outcome,
     edgekit,
     listing,
     mlp,
+    model_of,
     package,
     read_only,
     samples,
     saved,
     stored,
+    tensor,
     tiny,
 )
 
@@ -157,10 +161,15 @@ def test_scores_equal_an_independent_computation(case: Case) -> None:
         packaged = accuracy(session.run, evaluation)
         session.close()
     source = accuracy(OrtSession(case.source, OrtOptions(threads=1)).run, evaluation)
-    assert (score["metric"], score["samples"]) == ("top1", 360)
-    # Batches of another size may round a near tie differently: one sample.
-    assert score["value"] == pytest.approx(packaged, abs=1.01 / 360)
-    assert score["source_value"] == pytest.approx(source, abs=1.01 / 360)
+    assert (score["metric"], score["samples"], score["held_back"]) == ("top1", 180, True)
+    (chosen,) = (one for one in case.report["candidates"] if one["chosen"])
+    choosing = chosen["figures"]["score"]["value"], case.report["data"]["evaluation"]["baseline"]
+    # Half of the samples choose, half confirm. Batches of another size may round a near tie differently.
+    assert (choosing[0] + score["value"]) / 2 == pytest.approx(packaged, abs=1.01 / 360)
+    assert (choosing[1] + score["source_value"]) / 2 == pytest.approx(source, abs=1.01 / 360)
+    assert score["drop_points"] == pytest.approx(100 * (score["source_value"] - score["value"]), abs=1e-3)
+    low, high = score["drop_interval_points"]
+    assert low <= score["drop_points"] <= high
 
 
 def test_terminal_names_outcome_limits_and_files_in_80_columns(case: Case) -> None:
@@ -198,6 +207,73 @@ def test_without_data_everything_warns(tmp_path: Path) -> None:
     with read_only(tmp_path / "out") as opened:
         score: Any = opened.manifest.figures["score"]
     assert (score["samples_kind"], score["samples_sha256"]) == ("generated", None)
+
+
+def test_without_data_there_is_no_drop_and_nothing_calls_it_ok(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    outcome = package(model, tmp_path / "out", "--json")
+    report = outcome.json
+    assert outcome.code == 0
+    (line,) = (line for line in report["budget"] if line["limit"] == "drop")
+    assert (line["value"], line["state"]) == (None, "not checked")
+    assert (report["accuracy"]["state"], report["accuracy"]["drop_points"]) == ("not checked", None)
+    for candidate in report["candidates"]:
+        assert candidate["drop"] is candidate["figures"]["drop"]["value"] is None
+        assert candidate["figures"]["score"]["value"] is None
+    with read_only(tmp_path / "out") as opened:
+        score: Any = opened.manifest.figures["score"]
+        assert not [name for name in score if "drop" in name]
+        assert "drop" not in opened.manifest.budget
+    page = next((tmp_path / "out").glob("*.html")).read_text(encoding="utf-8")
+    text = " ".join(package(model, tmp_path / "out").stdout.split())
+    for shown in (page, text):
+        assert "not checked: no data" in shown
+    assert "NOT CHECKED the drop in accuracy, no data" in text
+
+
+def test_without_data_what_computes_something_else_is_set_aside(tmp_path: Path) -> None:
+    """Three of sixteen generated inputs get another class in four bits."""
+    draw = np.random.default_rng(0)
+    weights = {"w": (draw.standard_normal((64, 8)) + 3).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    net = model_of(nodes, [tensor("x", ["N", 64])], [tensor("y", ["N", 8])], weights)
+    report = package(saved(net, tmp_path / "net.onnx"), tmp_path / "out", "--json").json
+    aside = [text for text in report["set_aside"] if "on generated inputs" in text]
+    assert aside
+    assert all("points less agreement with the float model on generated inputs)" in text for text in aside)
+    labels = {one["label"] for one in report["candidates"]}
+    assert "float32" in labels
+    assert not [text for text in aside if text.rpartition(" (")[0] in labels]
+
+
+def test_headline_states_metric_drop_interval_and_what_resolves_the_limit(case: Case) -> None:
+    text = " ".join(case.outcome.stdout.split())
+    assert re.search(
+        r"NOT RESOLVED top-1 accuracy \d+\.\d\d %, source \d+\.\d\d %: drop -?\d\.\d\d points"
+        r" \(95 % interval -?\d\.\d\d to \d\.\d\d, 180 samples that chose nothing\)\."
+        r" A limit of 1\.00 points needs at least [\d,]+ evaluation samples",
+        text,
+    )
+    accuracy = case.report["accuracy"]
+    assert accuracy["samples_needed"] >= 762
+    assert (accuracy["drop"]["samples"], accuracy["drop"]["held_back"]) == (180, True)
+
+
+def test_strict_refuses_what_the_samples_do_not_show(tmp_path: Path) -> None:
+    model = saved(mlp(), tmp_path / "net.onnx")
+    x = samples(2000, 2)["x"]
+    y = OrtSession(model, OrtOptions()).run({"x": x})["y"].argmax(axis=1)
+    data = (
+        stored(tmp_path / "few.npz", {"x": x[:100], "y": y[:100]}),
+        stored(tmp_path / "e.npz", {"x": x, "y": y}),
+    )
+    common = ("--calibration", stored(tmp_path / "c.npz", samples(32, 1)), "--strict", "--json")
+    few = package(model, tmp_path / "few", "--eval", data[0], *common)
+    assert (few.code, few.error["binding"]) == (5, ["drop"])
+    enough = package(model, tmp_path / "enough", "--eval", data[1], *common)
+    assert enough.code == 0
+    assert enough.json["accuracy"]["state"] == "ok"
+    assert enough.json["accuracy"]["drop"]["interval"][1] <= 1
 
 
 def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
@@ -304,7 +380,8 @@ def test_a_custom_metric_judges(tmp_path: Path) -> None:
         tmp_path / "m.onnx", tmp_path / "out", *data, *evaluation, "--metric", f"{metric}:signs", "--json"
     )
     assert outcome.code == 0
-    assert outcome.json["data"]["evaluation"]["baseline"] == 0.75
+    choosing, held_back = outcome.json["data"]["evaluation"], outcome.json["accuracy"]
+    assert (choosing["baseline"] + held_back["baseline"]) / 2 == 0.75  # of 20 samples each
     assert outcome.json["data"]["evaluation"]["metric"].startswith("mine.py:signs (sha256 ")
 
 

@@ -192,7 +192,7 @@ def test_broken_limits_are_marked_in_their_cells(tmp_path: Path) -> None:
 
     marked = [text(cell) for cell in page.all("td", "broken", page.one("table", "candidates"))]
     assert marked[0] == "▲ 18.6 MB"
-    assert "▲ 7.20 points" in marked
+    assert "▲ 7.20 points 6.30 to 8.30" in marked
     assert len(marked) == sum(len(c["violations"]) for c in report_sample.packaged()["candidates"])
 
 
@@ -208,7 +208,9 @@ def test_broken_limits_are_marked_in_their_cells(tmp_path: Path) -> None:
 )
 def test_headroom_is_told_in_words(maximum: float, value: float | None, words: str, tmp_path: Path) -> None:
     document = report_sample.packaged()
-    document["budget"][0].update(max=maximum, value=value, ok=value is not None and value <= maximum)
+    document["budget"][0].update(
+        max=maximum, value=value, state="ok" if value is not None and value <= maximum else "over"
+    )
     tile = Page(document, tmp_path).all("div", "tile")[0]
 
     assert words in text(tile)
@@ -216,7 +218,7 @@ def test_headroom_is_told_in_words(maximum: float, value: float | None, words: s
 
 def test_value_just_over_a_limit_is_not_rounded_to_the_limit(tmp_path: Path) -> None:
     document = report_sample.packaged()
-    document["budget"][0].update(value=10_004_000, ok=False)
+    document["budget"][0].update(value=10_004_000, state="over")
     page = Page(document, tmp_path)
 
     assert text(page.all("p", "value")[0]) == "10.004 MB"
@@ -225,7 +227,7 @@ def test_value_just_over_a_limit_is_not_rounded_to_the_limit(tmp_path: Path) -> 
 @pytest.mark.parametrize(("value", "ok"), [(0.0, True), (-0.4, True), (0.2, False)])
 def test_drop_limit_of_zero_is_handled(value: float, ok: bool, tmp_path: Path) -> None:
     document = report_sample.packaged()
-    document["budget"][3].update(max=0, value=value, ok=ok)
+    document["budget"][3].update(max=0, value=value, state="ok" if ok else "over")
     tile = text(Page(document, tmp_path).all("div", "tile")[-1])
 
     assert ("kept" if ok else "over by 0.20 points") in tile
@@ -234,7 +236,7 @@ def test_drop_limit_of_zero_is_handled(value: float, ok: bool, tmp_path: Path) -
 def test_budget_bar_reaches_its_limit_tick_only_when_the_limit_is_used_up(tmp_path: Path) -> None:
     document = report_sample.packaged()
     document["budget"][0].update(value=10e6)
-    document["budget"][1].update(value=44, ok=False)
+    document["budget"][1].update(value=44, state="over")
     page = Page(document, tmp_path)
 
     bars = page.all("svg", "budget")

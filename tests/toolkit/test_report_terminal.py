@@ -65,7 +65,7 @@ def test_in_any_width_each_limit_and_each_figure_is_whole(width: int) -> None:
         assert any(limit in line for line in lines), limit
     for figure in ("9.36 MB", "!61.8 ms", "88.80 %", "!7.20", "24.9 ms"):
         assert any(figure in line for line in lines), figure
-    for candidate in ("x C1 float16 weights", "> C5 int8 per channel mixed, 3 layers", "C6 int8 per channel"):
+    for candidate in ("x C1 float16 weights", "> C5 int8 per channel mixed, 3", "C6 int8 per channel"):
         assert candidate in text
 
 
@@ -73,7 +73,7 @@ def test_at_40_columns_each_figure_stands_beside_its_name() -> None:
     text = " ".join(_printed(report_sample.packaged(), 40).split())
 
     assert "Candidates (Size: measured, host; Latency: estimated, rpi5;" in text
-    assert "C3 int8 per tensor Size 4.81 MB, Latency 22.6 ms, Score 81.60 %, Drop !7.20 x C4" in text
+    assert "C3 int8 per tensor Size 4.81 MB, Latency 22.6 ms, Score 81.60 %, Drop !7.20 ±1.1 x C4" in text
     assert "ok Latency 24.9 of 40.0 ms 38 % headroom (estimated, rpi5)" in text
 
 
@@ -176,6 +176,38 @@ def test_brackets_in_names_are_text_and_control_characters_are_not_passed_on() -
     assert "\x1b" not in text
     assert "\x07" not in text
     assert not any(line.startswith("C9") for line in text.splitlines())
+
+
+def test_drop_that_is_not_resolved_is_the_headline_and_never_ok() -> None:
+    text = " ".join(_printed(report_sample.packaged()).split())
+
+    assert (
+        "NOT RESOLVED top-1 accuracy 88.00 %, source 88.80 %: drop 0.80 points (95 % interval -0.10 to 1.90,"
+        " 250 samples that chose nothing). A limit of 1.00 points needs at least 15,100 evaluation samples"
+        in text
+    )
+    assert "? Drop 0.80 of 1.00 points ██████████░░ not resolved (measured, host)" in text
+
+
+def test_without_data_the_limit_on_the_drop_is_not_checked() -> None:
+    document = report_sample.packaged()
+    document["budget"][3].update(value=None, state="not checked")
+    document["accuracy"].update(state="not checked", score=None, baseline=None, drop_points=None, drop=None)
+    text = " ".join(_printed(document).split())
+
+    assert "NOT CHECKED the drop in accuracy, no data: give --eval with labelled samples" in text
+    assert "? Drop not checked: no data" in text
+
+
+def test_drop_that_is_kept_is_stated_with_its_interval() -> None:
+    document = report_sample.packaged()
+    document["budget"][3].update(value=-0.4, state="ok")
+    drop = {"interval": [-0.9, 0.7], "confidence": 0.95, "samples": 250, "held_back": True}
+    document["accuracy"].update(state="ok", drop_points=-0.4, drop=drop)
+    text = " ".join(_printed(document).split())
+
+    assert "drop -0.40 points (95 % interval -0.90 to 0.70, 250 samples that chose nothing)" in text
+    assert "ok Drop -0.40 of 1.00 points ░░░░░░░░░░░░ 100 % headroom" in text
 
 
 def test_full_bar_only_when_the_limit_is_used_up() -> None:

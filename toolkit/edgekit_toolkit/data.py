@@ -189,9 +189,7 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
     """
     if not 0 < fraction < 1:
         raise DataError(f"a split takes a fraction between 0 and 1, got {fraction}")
-    keys = np.random.PCG64(seed).random_raw(len(source))
-    chosen = np.zeros(len(source), np.bool_)
-    chosen[np.argsort(keys, kind="stable")[: round(fraction * len(source))]] = True
+    chosen = draw_mask(len(source), fraction, seed)
     return source.selected(chosen), source.selected(~chosen)
 
 
@@ -200,6 +198,14 @@ def _where(shard: Shard, position: int) -> str:
     if shard.names:
         return shard.names[position]
     return f"{next(iter(shard.inputs.values())).path}: sample {position}"
+
+
+def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return bool [count] that holds for `fraction` of the places, the same for one count and seed."""
+    keys = np.random.PCG64(seed).random_raw(count)
+    chosen = np.zeros(count, np.bool_)
+    chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True
+    return chosen
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> bytes:

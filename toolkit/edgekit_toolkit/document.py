@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from dataclasses import asdict
 from typing import Any
 
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.budget import UNITS
+from edgekit_toolkit.confirmation import HeldDrop
 from edgekit_toolkit.float_ratio import find_float_ratio
 from edgekit_toolkit.graph import opset
 from edgekit_toolkit.layers import describe_layers, stored, tflite_counts
@@ -15,7 +15,7 @@ from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.publish import Published, host_facts, now
 from edgekit_toolkit.recipe import tool_versions
 from edgekit_toolkit.report import SCHEMA_ID
-from edgekit_toolkit.runs import Carried, Run, measures_here
+from edgekit_toolkit.runs import Carried, Run, Standing, measures_here
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -37,13 +37,14 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "source": _source(run),
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
-        "tournament": [asdict(standing) for standing in run.tournament],
+        "tournament": [_standing(standing) for standing in run.tournament],
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.steps],
         "sizes": _sizes(run),
         "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
         "budget": _budget(run),
+        "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
         "layers": describe_layers(run, _subject(run)),
         "package": None if published is None else _package(published),
@@ -76,7 +77,35 @@ def _variant(carried: Carried) -> dict[str, Any]:
         "name": carried.name,
         "backend": carried.run.request.backend,
         "label": carried.run.drafts[carried.place].measured.label,
-        "figures": figures(carried.run, carried.place),
+        "figures": figures(carried.run, carried.place, carried.run.stated_drop(carried.place)),
+        "drop": _drop(carried.run.stated_drop(carried.place)),
+    }
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    held = standing.drop
+    return {
+        "backend": standing.backend,
+        "label": standing.label,
+        "size_bytes": standing.size_bytes,
+        "drop_points": None if held is None else held.drop.points,
+        "drop": _drop(held),
+        "latency_ms": standing.latency_ms,
+        "reason": standing.reason,
+        "kept": standing.kept,
+    }
+
+
+def _drop(held: HeldDrop | None) -> dict[str, Any] | None:
+    """Interval of a drop, and the samples that it is from."""
+    if held is None:
+        return None
+    interval = held.interval
+    return {
+        "interval": [round(interval.low, 4), round(interval.high, 4)],
+        "confidence": interval.confidence,
+        "samples": held.drop.samples,
+        "held_back": held.held_back,
     }
 
 
@@ -153,6 +182,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _data(run: Run) -> dict[str, Any]:
     calibration, evaluation = run.prepared.samples.calibration, run.prepared.samples.evaluation
+    scores = run.judged.scores
     return {
         "calibration": {
             "kind": calibration.kind,
@@ -162,11 +192,44 @@ def _data(run: Run) -> dict[str, Any]:
         },
         "evaluation": {
             "kind": evaluation.kind,
-            "samples": run.judged.scores.samples,
+            "samples": scores.samples,
             "sha256": evaluation.sha256,
-            "metric": run.judged.scores.metric.name,
-            "baseline": run.judged.scores.baseline,
+            "held_back": 0 if scores.confirmation is None else scores.confirmation.samples,
+            "metric": scores.metric.name,
+            "title": _metric_title(run),
+            "baseline": None if run.held is None else scores.choosing.baseline,
         },
+    }
+
+
+def _metric_title(run: Run) -> str:
+    title = run.judged.scores.metric.title
+    return f"{title}, on generated inputs" if run.held is None else title
+
+
+def describe_accuracy(run: Run, place: int) -> dict[str, Any]:
+    """Return what the samples show of a candidate's drop: the headline of the report.
+
+    Args:
+        run: what was found.
+        place: of the candidate.
+    """
+    scores, held, most = run.judged.scores, run.held, run.request.budget.limits.get("drop")
+    told = {"metric": scores.metric.name, "title": _metric_title(run), "limit": most}
+    if held is None:
+        nothing = dict.fromkeys(("score", "baseline", "drop_points", "drop", "samples_needed"))
+        return {"state": "not checked", **told, **nothing}
+    one = held[place]
+    tally = scores.stated if one.held_back else scores.choosing
+    state = "not checked" if most is None else one.state(most)
+    return {
+        "state": state,
+        **told,
+        "score": tally.scores[place],
+        "baseline": tally.baseline,
+        "drop_points": one.drop.points,
+        "drop": _drop(one),
+        "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,
     }
 
 
@@ -189,8 +252,14 @@ def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
     return {"value": value if known else None, "label": label, "on": on}
 
 
-def figures(run: Run, place: int) -> dict[str, Any]:
-    """Figures of one candidate with their labels."""
+def figures(run: Run, place: int, held: HeldDrop | None) -> dict[str, Any]:
+    """Figures of one candidate with their labels.
+
+    Args:
+        run: that it is of.
+        place: of the candidate.
+        held: its drop, or None without data.
+    """
     target = run.request.target
     here = measures_here(target)
     host_ms = run.judged.latencies[place].median_s * 1e3
@@ -203,8 +272,10 @@ def figures(run: Run, place: int) -> dict[str, Any]:
         "host_latency": _figure(host_ms, "measured", "host"),
         "memory": _figure(costs["memory"], *_memory_label(run, place)),
         "energy": _figure(costs["energy"], "modelled", target.name),
-        "score": _figure(run.judged.scores.scores[place], "measured", "host"),
-        "drop": _figure(costs["drop"], "measured", "host"),
+        "score": _figure(
+            None if held is None else run.judged.scores.choosing.scores[place], "measured", "host"
+        ),
+        "drop": _figure(None if held is None else held.drop.points, "measured", "host"),
     }
 
 
@@ -216,14 +287,16 @@ def _memory_label(run: Run, place: int) -> tuple[str, str]:
 
 def _candidate(run: Run, place: int) -> dict[str, Any]:
     measured = run.drafts[place].measured
-    violations = run.request.budget.violations(measured.figures)
+    violations = run.limits.violations(measured.figures)
+    held = None if run.held is None else run.held[place]
     return {
         "id": measured.id,
         "label": measured.label,
         "chosen": measured.id == run.choice.chosen,
         "pareto": measured.id in run.front,
         "meets": not violations,
-        "figures": figures(run, place),
+        "figures": figures(run, place, held),
+        "drop": _drop(held),
         "violations": list(violations),
         "precision": dict(Counter(layer.precision for layer in stored(run, place).values())),
     }
@@ -236,10 +309,11 @@ def _subject(run: Run) -> int:
 
 def _budget(run: Run) -> list[dict[str, Any]]:
     place = _subject(run)
-    found = figures(run, place)
+    found = figures(run, place, None if run.held is None else run.held[place])
     costs = (run.whole or run.drafts[place]).measured.figures
     found["size"]["value"] = costs["size"]
-    violations = run.request.budget.violations(costs)
+    violations = run.limits.violations(costs)
+    states = {"drop": describe_accuracy(run, place)["state"]}
     return [
         {
             "limit": name,
@@ -247,7 +321,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
             "unit": UNITS[name][0],
             "value": found[name]["value"],
             "label": found[name]["label"],
-            "ok": name not in violations,
+            "state": "over" if name in violations else states.get(name, "ok"),
         }
         for name, most in run.request.budget.limits.items()
     ]
@@ -260,6 +334,7 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
         "target": run.request.target.name,
         "sizes": _sizes(run),
         **_varying(run, place),
+        "accuracy": describe_accuracy(run, place),
         "memory_here": None
         if run.peak is None
         else {

@@ -14,6 +14,7 @@ from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import GOLDEN_SEED, assemble, package_bytes
 from edgekit_toolkit.recipe import Recipe, tool_versions
 from edgekit_toolkit.runs import Draft, Judged, Prepared, Request, measures_here
+from edgekit_toolkit.scoring import Scores
 from edgekit_toolkit.search import Measured
 from edgekit_toolkit.sign import StatementSigner
 
@@ -79,20 +80,10 @@ def _recipe(
 
 def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
     """Figures of the manifest: those that do not vary from run to run."""
-    scores, evaluation, memory = judged.scores, prepared.samples.evaluation, judged.memory[place]
+    memory = judged.memory[place]
     return {
         "model_bytes": len(content_of(candidate.model)),
-        "score": {
-            "metric": scores.metric.name,
-            "value": round(scores.scores[place], 6),
-            "source_value": round(scores.baseline, 6),
-            "samples": scores.samples,
-            "samples_kind": evaluation.kind,
-            "samples_sha256": evaluation.sha256,
-            "label": "measured",
-            "on": "host",
-            "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[engine_of(candidate.model)],
-        },
+        "score": _score(candidate, prepared, judged.scores, place),
         # Without the engine's part: that is measured on the host and varies from run to run.
         "memory_estimate": None
         if not isinstance(memory, MemoryEstimate)
@@ -107,6 +98,30 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
     }
 
 
+def _score(candidate: Candidate[Any], prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
+    """The score on samples that chose nothing, where there are any, and without data no drop."""
+    evaluation, stated = prepared.samples.evaluation, scores.stated
+    interval = stated.drops[place].interval()
+    drop = {
+        "drop_points": stated.drops[place].points,
+        "drop_interval_points": [round(interval.low, 4), round(interval.high, 4)],
+        "confidence": interval.confidence,
+        "held_back": scores.confirmation is not None,
+    }
+    return {
+        "metric": scores.metric.name,
+        "value": round(stated.scores[place], 6),
+        "source_value": round(stated.baseline, 6),
+        "samples": stated.samples,
+        "samples_kind": evaluation.kind,
+        "samples_sha256": evaluation.sha256,
+        "label": "measured",
+        "on": "host",
+        "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[engine_of(candidate.model)],
+        **({} if evaluation.is_generated else drop),
+    }
+
+
 def _costs(request: Request, judged: Judged, place: int, size_bytes: int) -> dict[str, float]:
     """Costs in the units of the budget; one that is not known is infinite, so that no limit on it is kept."""
     modelled, memory = judged.modelled[place], judged.memory[place]
@@ -117,5 +132,5 @@ def _costs(request: Request, judged: Judged, place: int, size_bytes: int) -> dic
         "latency": math.inf if latency_ms is None else latency_ms,
         "memory": math.inf if memory is None else float(memory.total_bytes),
         "energy": math.inf if modelled.energy_mj is None else modelled.energy_mj,
-        "drop": judged.scores.drop_points(place),
+        "drop": judged.scores.choosing.drops[place].points,
     }

@@ -38,7 +38,8 @@ class Found(Generic[M]):
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 where it was not.
         dropped: forms that could not be built or run, with the reason.
-        set_aside: forms that were built and that a near relative beats, with by how much.
+        set_aside: forms that were built and that a near relative beats, with by how much; without data also
+            those that differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate[M]] = field(default_factory=list)
@@ -74,6 +75,11 @@ class Found(Generic[M]):
                 " take another engine (--backend)"
             )
         self.dropped += [f"{self.candidates[place].label}: {reason}" for place, reason in reasons.items()]
+        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
+
+    def set_apart(self, reasons: Mapping[int, str]) -> None:
+        """Take candidates off the list, by place, and say why in `set_aside`."""
+        self.set_aside += [f"{self.candidates[place].label} ({reason})" for place, reason in reasons.items()]
         self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
 
     def put_aside(self, candidate: Candidate[M], better: Candidate[M]) -> None:

@@ -3,6 +3,7 @@
 Each phase is a function of the ones before; this is the only place that knows their order.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ import onnx
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.acceptance import choose_accepted
+from edgekit_toolkit.acceptance import Accepted, choose_accepted
 from edgekit_toolkit.artifacts import Model, open_model, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
+from edgekit_toolkit.confirmation import choose_confirmed, limits_in_force
 from edgekit_toolkit.drafts import draft_packages
 from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, free_dims
 from edgekit_toolkit.float_ratio import find_float_ratio, find_slowdown
@@ -25,13 +27,7 @@ from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.input_codes import input_code_ranges
-from edgekit_toolkit.judge import (
-    Contestant,
-    find_memory,
-    measure_latencies,
-    model_on_target,
-    score_candidates,
-)
+from edgekit_toolkit.judge import find_memory, measure_latencies, model_on_target
 from edgekit_toolkit.media.classes import check_class_count
 from edgekit_toolkit.media.decoding import Decoding
 from edgekit_toolkit.notes import find_warnings
@@ -44,6 +40,7 @@ from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Sche
 from edgekit_toolkit.reference import drift_reference
 from edgekit_toolkit.runs import Judged, Prepared, Request, Run
 from edgekit_toolkit.samples import Ranges, Samples, choose_samples, feeds_only, first_feeds, read_ranges
+from edgekit_toolkit.scoring import Contestant, Scores, score_candidates
 from edgekit_toolkit.search import Choice, Measured, pareto_front
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.sizes import Size, settle_sizes
@@ -99,25 +96,37 @@ def search(
     with phases.phase("search"):
         found = _find(request, prepared, quantizer, progress)
     judged = _judge(request, prepared, found, phases)
+    has_data = not prepared.samples.evaluation.is_generated
+    limits = limits_in_force(request.budget, has_data=has_data, strict=request.strict)
     with phases.phase("choose"):
-        drafts = draft_packages(request, prepared, found, judged, signer)
-        measured = [draft.measured for draft in drafts]
-        models = {item.id: one.model for item, one in zip(measured, found.candidates, strict=True)}
-        accepted = choose_accepted(request.backend, request.budget, measured, models, prepared.feeds[0])
+        drafts = draft_packages(replace(request, budget=limits), prepared, found, judged, signer)
+        models = {draft.measured.id: one.model for draft, one in zip(drafts, found.candidates, strict=True)}
+
+        def choose(measured: Sequence[Measured]) -> Accepted:
+            return choose_accepted(request.backend, limits, measured, models, prepared.feeds[0])
+
+        confirmed = choose_confirmed(
+            [draft.measured for draft in drafts], judged.scores, limits, choose,
+            has_data=has_data, strict=request.strict,
+        )  # fmt: skip
+    accepted = confirmed.accepted
     return Run(
         request=request,
         prepared=prepared,
         found=found,
         judged=judged,
-        drafts=drafts,
-        front=pareto_front(measured),
+        drafts=tuple(
+            replace(draft, measured=one) for draft, one in zip(drafts, confirmed.measured, strict=True)
+        ),
+        held=confirmed.held,
+        front=pareto_front(confirmed.measured),
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
         warnings=[
             *find_warnings(request, prepared, found, judged),
             *accepted.notes,
-            *_slowdown(request, judged, accepted.choice, measured),
+            *_slowdown(request, judged, accepted.choice, confirmed.measured),
         ],
     )
 
@@ -253,21 +262,39 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
             prepared.samples.evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
             progress=lambda done, total: phases.progress("judging on held-out samples", done, total),
         )  # fmt: skip
-        runs = [run for place, run in enumerate(runs) if place not in scores.spoiled]
         found.leave_out(scores.spoiled)
+        runs = [run for place, run in enumerate(runs) if place not in scores.spoiled]
+        scores = scores.without(scores.spoiled)
+        if prepared.samples.evaluation.is_generated:
+            unlike = _unlike(scores, request.budget.limits.get("drop", math.inf))
+            found.set_apart(unlike)
+            runs = [run for place, run in enumerate(runs) if place not in unlike]
+            scores = scores.without(unlike)
     models = [one.model for one in found.candidates]
     with phases.phase("measure"):
         source_latency, latencies = measure_latencies(reference, runs, prepared.feeds[0])
         modelled = tuple(model_on_target(model, target, dims) for model in models)
         memory = [find_memory(model, target, dims, prepared.feeds[0]) for model in models]
     return Judged(
-        scores=scores.without_spoiled(),
+        scores=scores,
         source_latency=source_latency,
         latencies=latencies,
         modelled=modelled,
         memory=tuple(None if isinstance(one, str) else one for one in memory),
         problems=tuple(dict.fromkeys(one for one in memory if isinstance(one, str))),
     )
+
+
+def _unlike(scores: Scores, limit_points: float) -> dict[int, str]:
+    """Return the candidates that generated inputs show to be other models than the float one, and how far.
+
+    It says nothing of accuracy, but keeps a form that computes nonsense from being the smallest or fastest.
+    """
+    return {
+        place: f"{drop.points:.2f} points less {scores.metric.title} on generated inputs"
+        for place, drop in enumerate(scores.choosing.drops)
+        if place and drop.points > limit_points
+    }
 
 
 def _scheme(request: Request) -> Scheme:

@@ -9,16 +9,19 @@ from typing import Any
 from edgekit_runtime.latency import Latency
 from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.budget import Budget
+from edgekit_toolkit.confirmation import HeldDrop, limits_in_force
+from edgekit_toolkit.drops import CONFIDENCE
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.importers.onnx import SourceModel
-from edgekit_toolkit.judge import Modelled, Scores
+from edgekit_toolkit.judge import Modelled
 from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.pack import Assembled, Reference
 from edgekit_toolkit.passes.pipeline import Step
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.samples import Ranges, Samples
+from edgekit_toolkit.scoring import Scores
 from edgekit_toolkit.search import Choice, Measured
 from edgekit_toolkit.sizes import Size
 from edgekit_toolkit.targets import Target
@@ -45,6 +48,7 @@ class Request:
         search_s: seconds for the mixed-precision search.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
+        strict: whether the drop must be shown to keep its limit, not only estimated to.
     """
 
     model: Path
@@ -64,6 +68,7 @@ class Request:
     search_s: float = 50.0
     backend: str = "ort"
     variants: int = 1
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +136,9 @@ class Standing:
     Attributes:
         backend: its name.
         label: of the candidate that was chosen for it; None where none was.
-        size_bytes, drop_points, latency_ms: of that candidate; the latency was measured here, in turns in
-            several fresh processes, of whose medians it is the median.
+        size_bytes, latency_ms: of that candidate; the latency was measured here, in turns in several fresh
+            processes, of whose medians it is the median.
+        drop: of that candidate; None without data.
         reason: why there is none.
         kept: whether the package is for this engine.
     """
@@ -140,7 +146,7 @@ class Standing:
     backend: str
     label: str | None
     size_bytes: float | None
-    drop_points: float | None
+    drop: HeldDrop | None
     latency_ms: float | None
     reason: str
     kept: bool
@@ -165,9 +171,10 @@ class Carried:
 class Run:
     """Everything that one run found out; package, evidence and report are made from it.
 
-    `drafts` holds one entry a candidate, in the order of `found.candidates`. `peak` is the memory of the
-    chosen one, measured here, or None where it was not; `service_bytes` is the estimated peak of the service
-    with it, where memory is limited. `tournament` has the engines among which
+    `drafts` holds one entry a candidate, in the order of `found.candidates`. So does `held`, the drop that
+    each was held to; it is None without data. `peak` is the memory of the chosen one, measured here, or None
+    where it was not; `service_bytes` is the estimated peak of the service with it, where memory is limited.
+    `tournament` has the engines among which
     this one won. `whole` is the chosen candidate's draft with the `variants` beside it, where there are
     any.
     """
@@ -177,6 +184,7 @@ class Run:
     found: Found[Any]
     judged: Judged
     drafts: tuple[Draft, ...]
+    held: tuple[HeldDrop, ...] | None
     front: frozenset[str]
     choice: Choice
     tensorrt: TensorRtCheck | None
@@ -191,6 +199,20 @@ class Run:
     def packaged(self, candidate_id: str) -> Draft:
         """What is written for the chosen candidate: its draft, with its variants if there are any."""
         return self.whole or self.drafts[self.position(candidate_id)]
+
+    @property
+    def limits(self) -> Budget:
+        """The limits that candidates were held against."""
+        return limits_in_force(
+            self.request.budget, has_data=self.held is not None, strict=self.request.strict
+        )
+
+    def stated_drop(self, place: int) -> HeldDrop | None:
+        """The drop of a candidate on samples that chose nothing, where there are any; None without data."""
+        confirmation = self.judged.scores.confirmation
+        if self.held is None or confirmation is None or self.held[place].held_back:
+            return None if self.held is None else self.held[place]
+        return HeldDrop(confirmation.drops[place], CONFIDENCE, held_back=True)
 
     def position(self, candidate_id: str) -> int:
         """Place of a candidate in the tuples."""

@@ -47,6 +47,11 @@ class Part:
     labelled: bool
     stream: Callable[[int], Iterator[Batch]]
 
+    @property
+    def is_generated(self) -> bool:
+        """Whether the samples are invented: then they say nothing about accuracy."""
+        return self.kind == "generated"
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:

@@ -116,7 +116,7 @@ def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
         fastest, evidence = _find_fastest(keeping)
         best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
         place = "the smallest of the fastest" if len(fastest) > 1 else "the fastest"
-        return Choice(best.id, (), None, f"{best.label}: keeps every limit; {place}{evidence}", None)
+        return Choice(best.id, (), None, f"{best.label}: within every limit; {place}{evidence}", None)
     closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
     binding = _binding(candidates, budget)
     said = "; ".join(_gap(name, candidates, budget) for name in binding)

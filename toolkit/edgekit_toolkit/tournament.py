@@ -142,8 +142,9 @@ def _standing(
         if entrant is not None and entrant.reason is not None:
             reason = entrant.reason
         return Standing(name, None, None, None, None, reason, kept=kept)
-    costs = run.drafts[run.position(run.choice.chosen)].measured
+    place = run.position(run.choice.chosen)
+    costs = run.drafts[place].measured
     latency_ms = entrant.latency.median_s * 1e3
     return Standing(
-        name, costs.label, costs.figures["size"], costs.figures["drop"], latency_ms, "", kept=kept
+        name, costs.label, costs.figures["size"], run.stated_drop(place), latency_ms, "", kept=kept
     )

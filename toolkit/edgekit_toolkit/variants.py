@@ -80,7 +80,7 @@ def _offers(runs: Sequence[Run]) -> Iterator[_Offer]:
     for one in chosen[1:]:
         yield offers[one]
     measured = [replace(offer.draft.measured, id=name) for name, offer in offers.items()]
-    for further in rank_further(measured, runs[0].request.budget):
+    for further in rank_further(measured, runs[0].limits):
         if further.id not in chosen:
             yield offers[further.id]
 
@@ -115,7 +115,12 @@ def _combine(first: Draft, offers: Mapping[str, _Offer], signer: StatementSigner
 
 def _find_problem(offer: _Offer, whole: Draft, run: Run) -> str | None:
     """Return why the variant cannot be carried, or None."""
-    size_bytes, limit = whole.measured.figures["size"], run.request.budget.limits.get("size")
+    drop, most = offer.run.stated_drop(offer.place), run.limits.limits.get("drop")
+    if drop is not None and most is not None and drop.state(most) == "over":
+        return (
+            f"its drop on samples that chose nothing is {drop.drop.points:.2f} points, the limit is {most:g}"
+        )
+    size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
     model = offer.run.found.candidates[offer.place].model

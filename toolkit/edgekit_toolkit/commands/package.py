@@ -54,7 +54,12 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 )
 @click.option(
     "--metric", default="auto", show_default=True,
-    help="auto, top1, top5, agreement, similarity, or FILE.py:FUNCTION (your own code, run as you).",
+    help="auto, top1, top5, agreement, pixel_agreement, mask_overlap, detections, similarity, or "
+    "FILE.py:FUNCTION (your own code, run as you).",
+)  # fmt: skip
+@click.option(
+    "--strict", is_flag=True,
+    help="Package only what the samples show to keep the limit on the drop: with too few of them, nothing.",
 )  # fmt: skip
 @click.option(
     "--recipe",

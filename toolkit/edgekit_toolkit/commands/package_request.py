@@ -63,6 +63,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         search_s=options["search_s"],
         backend=_backend(options["backend"], target, model),
         variants=options["variants"],
+        strict=options["strict"],
     )
 
 

@@ -10,6 +10,7 @@ from edgekit_toolkit.report.figures import (
     origin,
     shorten,
     show,
+    show_drop,
 )
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import badge, badged_heading, figure_cell, section, table
@@ -114,10 +115,10 @@ def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
 
 def _score_quantity(report: Report, values: list[float]) -> Quantity:
     evaluation = report["data"]["evaluation"]
-    baseline = 100 * evaluation["baseline"]
+    baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and they have a baseline
     drop = next((line["max"] for line in report["budget"] if line["limit"] == "drop"), None)
     return Quantity(
-        f"Score: {evaluation['metric']}",
+        f"Score: {evaluation['title']}",
         "%",
         tuple(100 * value for value in values),
         None if drop is None else baseline - drop,
@@ -165,10 +166,9 @@ def _tournament(found: list[Standing]) -> Markup | None:
             el("td", one["label"] or one["reason"]),
             *(
                 el("td", show(value, unit), class_="n")
-                for value, unit in (
-                    (one["latency_ms"], "ms"), (one["size_bytes"], "bytes"), (one["drop_points"], "points")
-                )
+                for value, unit in ((one["latency_ms"], "ms"), (one["size_bytes"], "bytes"))
             ),
+            el("td", show_drop(one["drop_points"], one["drop"]), class_="n"),
             class_="chosen" if one["kept"] else None,
         )
         for one in found
@@ -187,6 +187,7 @@ def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest
             FIGURES[name][1],
             labelled=own_badge,
             broken=name in candidate["violations"],
+            interval=candidate["drop"] if name == "drop" else None,
         )
         for name, own_badge in labelled.items()
     ]

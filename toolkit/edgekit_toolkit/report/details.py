@@ -217,7 +217,8 @@ def origin(report: Report) -> Markup:
             ("SHA-256", None if calibration["sha256"] is None else code(calibration["sha256"])),
             ("Evaluation", f"{evaluation['samples']:,} samples, {evaluation['kind']}"),
             ("SHA-256", None if evaluation["sha256"] is None else code(evaluation["sha256"])),
-            ("Metric", evaluation["metric"]),
+            ("Of them held back", f"{evaluation['held_back']:,}, which chose nothing"),
+            ("Metric", f"{evaluation['title']} ({evaluation['metric']})"),
             ("Source's score", join(f"{show(evaluation['baseline'], 'share')} ", badge(MEASURED))),
         ]
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, cast
 SCHEMA_ID = "https://edgekit.dev/report/v1"
 
 Label = Literal["measured", "modelled", "estimated"]
+State = Literal["ok", "over", "not resolved", "not checked"]
 
 
 class Figure(TypedDict):
@@ -61,13 +62,18 @@ class Calibration(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """The samples on which scores were taken; `baseline` is the source's score, 0..1."""
+    """The samples on which scores were taken; `baseline` is the source's score, 0..1.
+
+    Of them, `held_back` chose nothing; `title` is the metric for people. Without data there is no baseline.
+    """
 
     kind: str
     samples: int
+    held_back: int
     sha256: str | None
     metric: str
-    baseline: float
+    title: str
+    baseline: float | None
 
 
 class Data(TypedDict):
@@ -94,6 +100,15 @@ class Step(TypedDict):
 Size = TypedDict("Size", {"name": str, "size": int, "from": str})
 
 
+class Drop(TypedDict):
+    """Confidence interval of a drop, in points; `held_back` says whether its samples chose nothing."""
+
+    interval: list[float]
+    confidence: float
+    samples: int
+    held_back: bool
+
+
 class Candidate(TypedDict):
     """One variant of the model with its figures."""
 
@@ -103,6 +118,7 @@ class Candidate(TypedDict):
     pareto: bool
     meets: bool
     figures: dict[str, Figure]
+    drop: Drop | None
     violations: list[str]
     precision: dict[str, int]
 
@@ -115,7 +131,21 @@ class BudgetLine(TypedDict):
     unit: str
     value: float | None
     label: Label
-    ok: bool
+    state: State
+
+
+class Accuracy(TypedDict):
+    """What the samples show of the drop of the chosen or closest candidate."""
+
+    state: State
+    metric: str
+    title: str
+    limit: float | None
+    score: float | None
+    baseline: float | None
+    drop_points: float | None
+    drop: Drop | None
+    samples_needed: int | None
 
 
 class LatencyToFloat(TypedDict):
@@ -185,6 +215,7 @@ class Standing(TypedDict):
     label: str | None
     size_bytes: float | None
     drop_points: float | None
+    drop: Drop | None
     latency_ms: float | None
     reason: str
     kept: bool
@@ -197,6 +228,7 @@ class CarriedVariant(TypedDict):
     backend: str
     label: str
     figures: dict[str, Figure]
+    drop: Drop | None
 
 
 class Report(TypedDict):
@@ -219,6 +251,7 @@ class Report(TypedDict):
     tournament: list[Standing]
     variants: list[CarriedVariant]
     budget: list[BudgetLine]
+    accuracy: Accuracy
     outcome: Outcome
     layers: list[Layer]
     package: Package | None

@@ -4,7 +4,15 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from edgekit_toolkit.report.document import BudgetLine, Candidate, Figure, LatencyToFloat, Size
+from edgekit_toolkit.report.document import (
+    Accuracy,
+    BudgetLine,
+    Candidate,
+    Drop,
+    Figure,
+    LatencyToFloat,
+    Size,
+)
 
 # Figure name -> (heading, unit). The order is that of every table.
 FIGURES = {
@@ -117,14 +125,46 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 def headroom(line: BudgetLine) -> str:
     """Return how much of the limit is left, or by how much it is exceeded, in words."""
     value, limit = line["value"], line["max"]
+    if line["state"] == "not checked":
+        return "not checked: no data"
     if value is None:
         return "no figure to hold against it"
+    if line["state"] == "not resolved":
+        return "not resolved"
     if limit <= 0:
-        return "kept" if line["ok"] else f"over by {show(value - limit, line['unit'])}"
+        return "kept" if line["state"] == "ok" else f"over by {show(value - limit, line['unit'])}"
     share = 100 * (limit - value) / limit
     size = "<0.1" if 0 < abs(share) < 0.1 else f"{abs(share):.{1 if abs(share) < 10 else 0}f}"
     # No headroom beyond 100 %: a negative drop is a gain, not room on a scale.
     return f"{'100' if share > 100 else size} % headroom" if share >= 0 else f"{size} % over"
+
+
+def show_drop(points: float | None, drop: Drop | None) -> str:
+    """Return a drop in points with its interval: `0.40 points (-0.62 to 1.41)`."""
+    if drop is None or points is None:
+        return show(points, "points")
+    low, high = drop["interval"]
+    return f"{show(points, 'points')} ({low:.2f} to {high:.2f})"
+
+
+def describe_accuracy(accuracy: Accuracy) -> str:
+    """Return what the samples show of the drop, in two sentences at most."""
+    title, drop = accuracy["title"], accuracy["drop"]
+    if drop is None:
+        return "the drop in accuracy, no data: give --eval with labelled samples"
+    low, high = drop["interval"]
+    part = " that chose nothing" if drop["held_back"] else ", which also chose"
+    text = (
+        f"{title} {show(accuracy['score'], 'share')}, source {show(accuracy['baseline'], 'share')}: drop"
+        f" {show(accuracy['drop_points'], 'points')} ({100 * drop['confidence']:g} % interval {low:.2f} to"
+        f" {high:.2f}, {drop['samples']:,} samples{part})"
+    )
+    if accuracy["state"] != "not resolved" or accuracy["limit"] is None:
+        return text
+    limit, needed = show(accuracy["limit"], "points"), accuracy["samples_needed"]
+    if needed is None:
+        return f"{text}. The estimate is not below the limit of {limit}, so more samples may not settle it"
+    return f"{text}. A limit of {limit} needs at least {needed:,} evaluation samples"
 
 
 def origin(figure: Figure) -> str:

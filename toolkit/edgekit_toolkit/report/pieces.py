@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from edgekit_toolkit.report.document import Figure, Label
+from edgekit_toolkit.report.document import Drop, Figure, Label
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
 from edgekit_toolkit.report.markup import Markup, el, join
 
@@ -78,15 +78,34 @@ def number(text: str, *, title: str | None = None, style: str = "", extra: str |
     return el("td", text, extra, class_=f"n {style}".strip(), title=title)
 
 
-def figure_cell(figure: Figure, unit: str, *, labelled: bool, broken: bool = False) -> Markup:
-    """Return a figure as a cell, with its own badge where the column has no common one."""
-    with_badge = labelled and figure["value"] is not None
+def figure_cell(
+    figure: Figure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
+) -> Markup:
+    """Return a figure as a cell, with its own badge where the column has no common one.
+
+    Args:
+        figure: to show.
+        unit: of it, as for `show`.
+        labelled: whether it needs a badge.
+        broken: whether it is over its limit.
+        interval: of a drop, or None where there is none.
+    """
+    own = badge(figure) if labelled and figure["value"] is not None else None
     return number(
         f"▲ {show(figure['value'], unit)}" if broken else show(figure["value"], unit),
         title=f"{'over the limit: ' if broken else ''}{exact(figure['value'], unit)}",
         style="broken" if broken else "missing" if figure["value"] is None else "",
-        extra=badge(figure) if with_badge else None,
+        extra=join(_interval(interval), own),
     )
+
+
+def _interval(drop: Drop | None) -> Markup | None:
+    if drop is None:
+        return None
+    low, high = drop["interval"]
+    part = "which chose nothing" if drop["held_back"] else "which also chose"
+    title = f"{100 * drop['confidence']:g} % interval, {drop['samples']:,} samples {part}"
+    return el("small", f" {low:.2f} to {high:.2f}", title=title)
 
 
 def badged_heading(title: str, figures: Iterable[Figure]) -> tuple[Markup, bool]:

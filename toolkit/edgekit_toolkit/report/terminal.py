@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekit_toolkit.report.document import (
+    Accuracy,
     BudgetLine,
     Candidate,
     CarriedVariant,
+    Drop,
     Figure,
     Report,
     Standing,
@@ -23,10 +25,12 @@ from edgekit_toolkit.report.figures import (
     FIGURES,
     clean,
     common_origin,
+    describe_accuracy,
     headroom,
     known_figures,
     shorten,
     show,
+    show_drop,
     show_latency_to_float,
     show_limit,
     show_sizes,
@@ -34,6 +38,13 @@ from edgekit_toolkit.report.figures import (
 from edgekit_toolkit.report.variants import describe_variant
 
 _BAR_CELLS = 12
+# What a budget line begins with.
+_STATES = {
+    "ok": ("ok", "green"),
+    "over": ("OVER", "bold red"),
+    "not resolved": ("?", "bold yellow"),
+    "not checked": ("?", "bold yellow"),
+}
 # Tables need this many columns; on a narrower console each row becomes lines of their own.
 _TABLE_WIDTH = 76
 _LABEL_CHARS = 60
@@ -85,7 +96,7 @@ def _print(console: Console, *parts: str | tuple[str, str], indent: int = 0) -> 
 
 
 def _to_ascii(text: str) -> str:
-    return text.replace("…", "~").replace("→", "->").encode("ascii", "replace").decode()
+    return text.replace("…", "~").replace("→", "->").replace("±", "+-").encode("ascii", "replace").decode()
 
 
 def _print_outcome(report: Report, console: Console) -> None:
@@ -98,6 +109,7 @@ def _print_outcome(report: Report, console: Console) -> None:
     if outcome["kind"] == "packaged":
         _print(console, ("PACKAGED ", "bold green"), named, indent=9)
         _print(console, _plain(outcome["reason"]))
+        _print_accuracy(report["accuracy"], console)
         if outcome["latency_to_float"] is not None:
             _print(console, _plain(show_latency_to_float(outcome["latency_to_float"])))
         return
@@ -108,6 +120,16 @@ def _print_outcome(report: Report, console: Console) -> None:
         _print(console, f"Closest candidate: {named}")
     if outcome["needed"] is not None:
         _print(console, f"Needed: {_plain(outcome['needed'])}", indent=8)
+
+
+def _print_accuracy(accuracy: Accuracy, console: Console) -> None:
+    """Print what the samples show of the drop; a limit that they do not show to be kept is said first."""
+    said = _plain(describe_accuracy(accuracy))
+    if accuracy["state"] in ("not resolved", "not checked"):
+        word = accuracy["state"].upper()
+        _print(console, (f"{word} ", "bold yellow"), said, indent=len(word) + 1)
+    else:
+        _print(console, said)
 
 
 def _print_warnings(warnings: Sequence[str], console: Console) -> None:
@@ -141,17 +163,18 @@ def _budget_row(report: Report, line: BudgetLine, *, ascii_only: bool) -> list[T
     subject = subject_of(report)
     figure = None if subject is None else subject["figures"][line["limit"]]
     on = report["target"]["name"] if figure is None else figure["on"]
-    style = "green" if line["ok"] else "bold red"
+    word, style = _STATES[line["state"]]
     limit = show(line["max"], line["unit"])
     # The unit once, where it is the same: the line has to fit into 80 columns.
     value = show_limit(line, line["value"]).removesuffix(limit[limit.rindex(" ") :])
+    is_checked = line["state"] != "not checked"
     return [
-        Text("ok" if line["ok"] else "OVER", style),
+        Text(word, style),
         Text(_SHORT[line["limit"]]),
-        Text(f"{value} of {limit}"),
+        Text(f"{value} of {limit}" if is_checked else headroom(line)),
         Text(_bar(line, ascii_only=ascii_only), style),
-        Text(headroom(line)),
-        Text(f"({line['label']}, {_plain(on)})"),
+        Text(headroom(line) if is_checked else ""),
+        Text("" if line["value"] is None else f"({line['label']}, {_plain(on)})"),
     ]
 
 
@@ -160,7 +183,7 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
     value, limit = line["value"], line["max"]
     if value is None:
         return " " * (_BAR_CELLS + 1)
-    share = value / limit if limit > 0 else 0.0 if line["ok"] else 2.0
+    share = value / limit if limit > 0 else 2.0 if line["state"] == "over" else 0.0
     if share > 1:
         return full * _BAR_CELLS + over
     # Only an exhausted limit looks full, only nothing at all looks empty.
@@ -248,10 +271,19 @@ def _row(
     for name in names:
         figure = candidate["figures"][name]
         text = show(figure["value"], FIGURES[name][1]).removesuffix(" points")
+        if name == "drop" and candidate["drop"] is not None:
+            text = f"{text} {_reach(figure['value'], candidate['drop'])}"
         broken = name in candidate["violations"]
         own = f" {figure['label'][:3]}." if shared[name] is None and figure["value"] is not None else ""
-        cells.append(Text(f"{'!' if broken else ''}{text}{own}", style="red" if broken else style))
+        cell = f"{'!' if broken else ''}{text}{own}"
+        cells.append(Text(_to_ascii(cell) if ascii_only else cell, style="red" if broken else style))
     return cells
+
+
+def _reach(points: float | None, drop: Drop) -> str:
+    """Return the wider side of an interval; the page and the JSON hold both ends."""
+    low, high = drop["interval"]
+    return f"±{max(high - (points or 0.0), (points or 0.0) - low):.1f}"
 
 
 def _print_key(
@@ -285,11 +317,9 @@ def _print_tournament(found: Sequence[Standing], console: Console) -> None:
         if one["label"] is None:
             said = one["reason"]
         else:
-            figures = [
-                show(one[name], unit)  # type: ignore[literal-required]
-                for name, unit in (("latency_ms", "ms"), ("size_bytes", "bytes"), ("drop_points", "points"))
-            ]
-            said = f"{figures[0]}, {figures[1]}, drop {figures[2]}: {one['label']}"
+            drop = show_drop(one["drop_points"], one["drop"])
+            latency, size = show(one["latency_ms"], "ms"), show(one["size_bytes"], "bytes")
+            said = f"{latency}, {size}, drop {drop}: {one['label']}"
         _print(
             console, (f"{'>' if one['kept'] else ' '}  {one['backend']:<7}", style), _plain(said), indent=10
         )

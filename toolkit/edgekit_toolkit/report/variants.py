@@ -1,7 +1,7 @@
 """The further variants that a package carries: as a table, and as lines of text."""
 
 from edgekit_toolkit.report.document import CarriedVariant
-from edgekit_toolkit.report.figures import FIGURES, show
+from edgekit_toolkit.report.figures import FIGURES, show, show_drop
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import figure_cell, table
 
@@ -18,7 +18,12 @@ def variant_table(found: list[CarriedVariant]) -> Markup | None:
             el("th", one["name"], scope="row"),
             el("td", f"{one['backend']}: {one['label']}"),
             *(
-                figure_cell(one["figures"][name], FIGURES[name][1], labelled=True, broken=False)
+                figure_cell(
+                    one["figures"][name],
+                    FIGURES[name][1],
+                    labelled=True,
+                    interval=one["drop"] if name == "drop" else None,
+                )
                 for name in _SHOWN
             ),
         )
@@ -37,7 +42,6 @@ def variant_table(found: list[CarriedVariant]) -> Markup | None:
 
 def describe_variant(one: CarriedVariant) -> str:
     """Return the figures of a variant in a line."""
-    latency, size, drop = (
-        show(one["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size", "drop")
-    )
+    latency, size = (show(one["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size"))
+    drop = show_drop(one["figures"]["drop"]["value"], one["drop"])
     return f"{latency}, {size} alone, drop {drop}: {one['label']}"

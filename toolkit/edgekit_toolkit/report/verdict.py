@@ -5,6 +5,7 @@ from edgekit_toolkit.report.document import BudgetLine, Candidate, Report, find_
 from edgekit_toolkit.report.figures import (
     FIGURES,
     LIMITS,
+    describe_accuracy,
     headroom,
     show,
     show_latency_to_float,
@@ -54,6 +55,7 @@ def verdict(report: Report) -> Markup:
             "section",
             el("h2", f"✔ {what}", id="verdict"),
             el("p", outcome["reason"]),
+            _accuracy(report),
             None if ratio is None else el("p", show_latency_to_float(ratio)),
             _written(report),
             class_="verdict packaged",
@@ -65,6 +67,13 @@ def verdict(report: Report) -> Markup:
         _binding(report),
         class_="verdict refused",
     )
+
+
+def _accuracy(report: Report) -> Markup:
+    accuracy = report["accuracy"]
+    unsettled = accuracy["state"] in ("not resolved", "not checked")
+    state = el("b", f"{accuracy['state'].capitalize()}: ") if unsettled else None
+    return el("p", state, describe_accuracy(accuracy))
 
 
 def _written(report: Report) -> Markup | None:
@@ -152,7 +161,7 @@ def _tile(report: Report, name: str, line: BudgetLine | None, subject: Candidate
         label = line["label"] if line is not None else figure["label"] if figure is not None else "estimated"
         on = figure["on"] if figure is not None else report["target"]["name"]
         origin = badge({"value": value, "label": label, "on": on})
-    state = "open" if line is None else "ok" if line["ok"] else "over"
+    state = line["state"] if line is not None and line["state"] in ("ok", "over") else "open"
     return el(
         "div",
         el("h3", title),
@@ -169,12 +178,12 @@ def _against(line: BudgetLine | None) -> Markup:
         return el("p", "no limit set", class_="limit-note")
     value, limit = line["value"], line["max"]
     words = headroom(line)
-    share = 0.0 if value is None else value / limit if limit > 0 else 0.0 if line["ok"] else 1.25
-    sign = "✔" if line["ok"] else "▲"
+    share = 0.0 if value is None else value / limit if limit > 0 else 1.25 if line["state"] == "over" else 0.0
+    sign = {"ok": "✔", "over": "▲"}.get(line["state"], "?")
     text = f"{sign} {words}"
     allowed = f"limit {show(limit, line['unit'])}"
     return join(
-        budget_bar(share, ok=line["ok"], title=f"{words}, {allowed}"),
+        budget_bar(share, ok=line["state"] != "over", title=f"{words}, {allowed}"),
         el("p", el("b", text), " ", el("span", allowed), class_="limit-note"),
     )
 
@@ -200,10 +209,14 @@ def _compared(report: Report, name: str, value: float | None, subject: Candidate
         return [el("p", el("span", f"host {show(host['value'], 'ms')}"), " ", badge(host), class_="context")]
     score = subject["figures"]["score"]
     if name == "drop" and score["value"] is not None:
-        evaluation = report["data"]["evaluation"]
+        accuracy = report["accuracy"]
+        if accuracy["drop"] is None:
+            return []
+        low, high = accuracy["drop"]["interval"]
         lines = [
-            el("span", f"{evaluation['metric']} {show(score['value'], 'share')}"),
-            el("span", f"source {show(evaluation['baseline'], 'share')}"),
+            el("span", f"{100 * accuracy['drop']['confidence']:g} % interval {low:.2f} to {high:.2f}"),
+            el("span", f"{accuracy['title']} {show(accuracy['score'], 'share')}"),
+            el("span", f"source {show(accuracy['baseline'], 'share')}"),
         ]
         return [el("p", *lines, badge(score), class_="context")]
     return []

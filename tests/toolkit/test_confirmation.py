@@ -1,0 +1,132 @@
+"""The choice, held against samples that chose nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from edgekit_toolkit.acceptance import Accepted
+from edgekit_toolkit.budget import Budget
+from edgekit_toolkit.confirmation import Confirmed, HeldDrop, choose_confirmed, limits_in_force
+from edgekit_toolkit.drops import PairedDrop
+from edgekit_toolkit.metrics import METRICS
+from edgekit_toolkit.scoring import Scores, Tally
+from edgekit_toolkit.search import Measured, choose
+
+LIMITS = Budget({"drop": 1.0})
+
+
+def tally(samples: int, losses: Sequence[int]) -> Tally:
+    drops = tuple(PairedDrop(lost, 0, samples) for lost in losses)
+    return Tally(samples, 1.0, tuple(1 - lost / samples for lost in losses), drops)
+
+
+def measured(losses: Sequence[int], samples: int) -> list[Measured]:
+    """The first is the slowest."""
+    rest = {"size": 1.0, "memory": 1.0, "energy": 1.0}
+    return [
+        Measured(
+            f"C{place}", f"C{place}", {**rest, "latency": 100.0 / 2**place, "drop": 100 * lost / samples}
+        )
+        for place, lost in enumerate(losses)
+    ]
+
+
+def decided(
+    choosing: Sequence[int],
+    held_back: Sequence[int] | None,
+    *,
+    samples: int = 1000,
+    limits: Budget = LIMITS,
+    **options: Any,
+) -> Confirmed:
+    """Of candidates with these losses, on as many samples of each kind."""
+    confirmation = None if held_back is None else tally(samples, held_back)
+    scores = Scores(METRICS["top1"], tally(samples, choosing), confirmation)
+    return choose_confirmed(
+        measured(choosing, samples), scores, limits,
+        lambda left: Accepted(choose(left, limits), None, []),
+        **{"has_data": True, "strict": False, **options},
+    )  # fmt: skip
+
+
+def subject(found: Confirmed) -> HeldDrop:
+    assert found.held is not None
+    chosen = found.accepted.choice.chosen
+    return next(held for held, one in zip(found.held, found.measured, strict=True) if one.id == chosen)
+
+
+def test_fastest_is_chosen_and_stated_by_the_samples_that_chose_nothing() -> None:
+    found = decided([0, 0, 4], [0, 1, 2])
+    assert found.accepted.choice.chosen == "C2"
+    assert subject(found) == HeldDrop(PairedDrop(2, 0, 1000), 0.95, held_back=True)
+    assert subject(found).state(1.0) == "ok"
+
+
+def test_candidate_that_does_worse_on_samples_that_chose_nothing_gives_way_to_the_next() -> None:
+    found = decided([0, 5, 4], [0, 2, 30])
+    assert found.accepted.choice.chosen == "C1"
+    assert found.measured[2].figures["drop"] == 3
+    assert subject(found).confidence == pytest.approx(0.975)  # the second attempt has half the error
+
+
+def test_where_every_candidate_does_worse_the_refusal_states_what_was_found() -> None:
+    found = decided([5, 5], [40, 30])
+    assert found.accepted.choice.chosen is None
+    assert "the least with the other limits kept is 3%" in found.accepted.choice.reason
+
+
+def test_few_samples_resolve_nothing_and_say_how_many_would() -> None:
+    found = decided([0, 0], [0, 0], samples=50)
+    assert subject(found).state(1.0) == "not resolved"
+    assert subject(found).samples_needed(1.0) == 762  # half of them are held back
+
+
+def test_without_samples_held_back_nothing_is_called_kept() -> None:
+    found = decided([0, 0], None, samples=39, limits=Budget({"drop": 50.0}))
+    assert found.accepted.choice.chosen == "C1"
+    assert subject(found).state(50.0) == "not resolved"
+    assert subject(found).samples_needed(50.0) == 40
+
+
+def test_strict_takes_only_what_is_shown() -> None:
+    found = decided([0, 0, 3], [0, 0, 3], strict=True)
+    assert found.accepted.choice.chosen == "C2"
+    assert subject(found).state(1.0) == "ok"
+    assert decided([0, 0, 4], [0, 0, 5], samples=500, strict=True).accepted.choice.chosen == "C1"
+    assert decided([0, 0], [0, 0], samples=100, strict=True).accepted.choice.chosen is None
+
+
+def test_strict_without_samples_held_back_or_without_data_is_a_refusal() -> None:
+    for found in (decided([0], None, strict=True), decided([0], None, strict=True, has_data=False)):
+        assert found.accepted.choice.chosen is None
+        assert "not known" in found.accepted.choice.reason
+
+
+def test_refusal_over_an_unresolved_drop_says_so() -> None:
+    found = decided([1], [0], samples=50)  # 2 points, which may be less than 1
+    assert "the drop of C0 is not resolved: -5.28 to 10.50 points" in found.accepted.choice.reason
+
+
+def test_refusal_over_another_limit_says_nothing_of_the_drop() -> None:
+    found = decided([0], [0], limits=Budget({"drop": 1.0, "latency": 1.0}), samples=50)
+    assert "not resolved" not in found.accepted.choice.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"has_data": True, "strict": False}, ["size", "drop"]),
+        ({"has_data": False, "strict": False}, ["size"]),
+        ({"has_data": False, "strict": True}, ["size", "drop"]),
+    ],
+)
+def test_without_data_no_drop_is_held_against_its_limit(
+    options: Mapping[str, bool], names: list[str]
+) -> None:
+    assert list(limits_in_force(Budget({"size": 1.0, "drop": 1.0}), **options).limits) == names
+
+
+def test_without_data_the_others_limits_choose() -> None:
+    found = decided([0, 1], None, samples=16, limits=Budget({"latency": 60.0}), has_data=False)
+    assert (found.accepted.choice.chosen, found.held) == ("C1", None)
