@@ -29,7 +29,6 @@ CONFIRMATION_SHARE: Final = 0.5
 LEAST_TO_HOLD_BACK: Final = 40
 _SPLIT_SEED = 2  # not that of the split between calibration and evaluation
 
-Mask = NDArray[np.bool_]
 Places = NDArray[np.int64]
 
 
@@ -182,13 +181,8 @@ class _Judging:
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
-
-        def tally(places: Places) -> Tally:
-            part = table[:, places]
-            means = [float(mean) for mean in part.mean(axis=1)]
-            return Tally(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:])))
-
-        return self._scores(metric, tally, table.shape[1])
+        tallied = tally_scores(metric, table, hold_back=not self.part.is_generated)
+        return replace(tallied, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; the outputs of two models are held at a time."""
@@ -199,7 +193,7 @@ class _Judging:
             labels += [] if given is None else given.tolist()
             self.progress(len(references), self.part.count * len(runs))
         known = np.asarray(labels, np.int64) if self.part.labelled else None
-        parts = _split(len(references), self.part)
+        parts = _split(len(references), hold_back=not self.part.is_generated)
         found: list[list[tuple[float, Floats]]] = [[] for _ in parts]
         for place, run in enumerate(runs):
             outputs = references if place == 0 else self._outputs(run, references, place, len(runs))
@@ -224,10 +218,6 @@ class _Judging:
     def _count(self, feeds: Feeds) -> int:
         return len(next(iter(feeds.values()))) if self.stacked else 1
 
-    def _scores(self, metric: Metric, tally: Callable[[Places], Tally], count: int) -> Scores:
-        tallies = [tally(places) for places in _split(count, self.part)]
-        return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None, self._reasons(count))
-
     def _note_spoiled(self, place: int, found: Outputs, reference: Outputs, count: int) -> None:
         for name, rows in _spoiled_rows(found, reference, count).items():
             counts = self.spoiled.setdefault(place, {})
@@ -237,9 +227,25 @@ class _Judging:
         return {place: _reason(counts, count) for place, counts in self.spoiled.items()}
 
 
-def _split(count: int, part: Part) -> list[Places]:
+def tally_scores(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
+    """Return the scores of a table of outcomes, half of them held back where there are enough.
+
+    Args:
+        metric: that they are of.
+        table: [models, samples], 0..1, the source model first.
+        hold_back: whether samples may be held back.
+    """
+    tallies = []
+    for places in _split(table.shape[1], hold_back=hold_back):
+        part = table[:, places]
+        means = [float(mean) for mean in part.mean(axis=1)]
+        tallies.append(Tally(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:]))))
+    return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None)
+
+
+def _split(count: int, *, hold_back: bool) -> list[Places]:
     """Return the places of the samples that choose, and of those held back where there are enough."""
-    if count < LEAST_TO_HOLD_BACK or part.is_generated:
+    if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
     held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)
     return [np.flatnonzero(~held_back), np.flatnonzero(held_back)]
