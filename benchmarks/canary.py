@@ -125,7 +125,7 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
         watch = Watch(gates, lambda _verdict: None, defer=later)
         options = ShadowOptions(share=share, quiet_s=0.0)
         comparison = choose_comparison([LOGITS], {})
-        shadow = ShadowLane(Instant(), Instant(), watch, comparison, options, defer=later)
+        shadow = ShadowLane(Instant(), Instant(), watch, NoPairs(), comparison, options=options, defer=later)
         lanes[f"shadow {share:.0%}"] = (shadow, later)
     lanes["cache, every call new"] = (ResponseCache().in_front_of(Instant(), LOOP), Later())
     lanes["cache, every call known"] = (ResponseCache().in_front_of(Instant(), LOOP), Later())

@@ -50,7 +50,8 @@ class Bench:
     def shadow(self, **options: Any) -> ShadowLane:
         stated = ShadowOptions(**{"share": 1.0, **options})
         return ShadowLane(
-            *(self.current, self.candidate, self.watch, SIMILAR, stated),
+            *(self.current, self.candidate, self.watch, self.pairs, SIMILAR),
+            options=stated,
             defer=self.clock.defer,
             clock=self.clock,
         )
@@ -325,6 +326,21 @@ def test_the_shadow_sees_the_inputs_as_they_were_before_the_reply() -> None:
     bench.clock.advance(1)
     np.testing.assert_array_equal(bench.candidate.calls[0].inputs["x"], [[1, 2]])
     assert bench.watch.observed.agreement == 1.0
+
+
+def test_latency_of_a_shadow_is_that_of_pairs() -> None:
+    bench = Bench(Gates())
+    lane = bench.shadow()
+    bench.candidate.held = True
+    for _ in range(300):  # each copy waits for a thread ten times as long as it runs
+        bench.send(lane, 1, 0.01)
+        if bench.candidate.waiting:
+            bench.clock.advance(0.01)
+            bench.candidate.release()
+            bench.clock.advance(0.01)
+    assert bench.watch.observed.compared > 100
+    assert not any(isinstance(verdict, Rollback) for verdict in bench.verdicts)
+    assert bench.watch.to_json()["latency_ratio_p50"] == pytest.approx(1.0, rel=0.02)
 
 
 def test_large_borrowed_inputs_are_not_copied() -> None:
@@ -611,9 +627,11 @@ def test_real_sessions_of_one_model_agree() -> None:
     for lane, session in zip((bench.current, bench.candidate), sessions, strict=True):
         lane.compute = session.run
     compare = choose_comparison(sessions[0].outputs, {})
+    bench.pairs.compare = compare.compare
     options = ShadowOptions(share=1.0)
     shadow = ShadowLane(
-        *(bench.current, bench.candidate, bench.watch, compare, options),
+        *(bench.current, bench.candidate, bench.watch, bench.pairs, compare),
+        options=options,
         defer=bench.clock.defer,
         clock=bench.clock,
     )

@@ -177,6 +177,21 @@ def test_shadow_with_other_weights_is_rolled_back_by_disagreement(
         assert_rolled_back(service, slots, "agreement")
 
 
+def test_identical_shadow_of_a_short_model_is_as_fast_as_the_version_in_use(
+    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    # By its place alone it took 9 times as long.
+    gates = Gates(min_samples=10**9, max_p50_ratio=5.0, max_p99_ratio=None)
+    options = ModelOptions(rollout=dataclasses.replace(SHADOW.rollout, gates=gates))
+    with serve(tmp_path, slots, options) as service:
+        install(maker, tmp_path, slots)
+        load(service)
+        for _ in ask_many(service, 200, pause_s=0.002):
+            pass
+        wait_for(lambda: statistics(service)["rollout"]["compared"] > 50)
+    assert slots.load("linear").state.rejected == ()
+
+
 def test_canary_with_wrong_answers_is_rolled_back_within_a_hundred_of_them(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:

@@ -9,7 +9,7 @@ of errors and latency, and is counted in neither; it is compared like all others
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
@@ -17,20 +17,10 @@ from edgekit_runtime.service.agreement import Comparison, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary import Rollback
 from edgekit_runtime.service.canary_watch import GOLDEN, Watch, is_of_model
-from edgekit_runtime.service.paired_runs import Pair, TakePair
+from edgekit_runtime.service.paired_runs import Pair, Pairs
 from edgekit_runtime.sessions.session import Array
 
 _AHEAD: Final = 2.0  # times as many calls as a pair stands for may the candidate get before that pair is made
-
-
-class Pairs(Protocol):
-    """Runs both versions with the same inputs; see `PairedRuns`."""
-
-    def may_start(self) -> bool:
-        """Return whether a pair may be made now."""
-
-    def start(self, inputs: Mapping[str, Array], done: TakePair) -> None:
-        """Make a pair."""
 
 
 class CanaryLane(Lane):

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.service.agreement import Compare, all_finite
+from edgekit_runtime.service.agreement import Compare, Outputs, all_finite
 from edgekit_runtime.service.batching import run_one
 from edgekit_runtime.service.call import Answer
 from edgekit_runtime.sessions.session import Array, Session
@@ -48,6 +48,16 @@ class Pair:
 TakePair: TypeAlias = Callable[[Pair | None], None]
 
 
+class Pairs(Protocol):
+    """Runs both versions with the same inputs; see `PairedRuns`."""
+
+    def may_start(self) -> bool:
+        """Return whether a pair may be made now."""
+
+    def start(self, inputs: Inputs, done: TakePair) -> None:
+        """Make a pair."""
+
+
 def run_pair(
     current: Session,
     candidate: Session,
@@ -67,27 +77,29 @@ def run_pair(
         flip: returns 0 or 1, with the same chance, for the order.
         clock: in seconds.
     """
-    answers, times_s = _run_both((current, candidate), inputs, flip, clock)
+    sessions = (current, candidate)
+    answers, times_s = _run_both(sessions, inputs, flip, clock)
     if sum(times_s) < _SHORT_S:
-        answers, times_s = _run_both((current, candidate), inputs, flip, clock)
+        answers, times_s = _run_both(sessions, inputs, flip, clock)
     first, second = answers
-    if isinstance(first, EdgekitError) or isinstance(second, EdgekitError):
-        return None
-    if not (all_finite(first) and all_finite(second)):
+    if first is None or second is None or not (all_finite(first) and all_finite(second)):
         return None
     return Pair(compare(first, second), *times_s)
 
 
 def _run_both(
     sessions: tuple[Session, Session], inputs: Inputs, flip: Callable[[], int], clock: Callable[[], float]
-) -> tuple[list[Answer], list[float]]:
-    answers: list[Any] = [None, None]
+) -> tuple[list[Outputs | None], list[float]]:
+    answers: list[Outputs | None] = [None, None]
     times_s = [0.0, 0.0]
     first = flip()
     for place in (first, 1 - first):
         begin_s = clock()
-        answers[place] = run_one(sessions[place], inputs)
+        answer: Answer | None = run_one(sessions[place], inputs)
         times_s[place] = clock() - begin_s
+        if isinstance(answer, EdgekitError):
+            answer = None  # its traceback leads back here: with it, nothing of this would be freed
+        answers[place] = answer
     return answers, times_s
 
 

@@ -3,8 +3,10 @@
 Real answers come first. Inputs are copied while the model runs, or just before the reply where the model has
 run at once, and not at all where they are large; the candidate is asked only while no real call is under way
 or was just answered; copies that wait too long are dropped. So under steady load nothing is compared: a
-`CanaryLane` is for that. The candidate's own lane should run it on a thread, so that a call that arrives in
-the meantime does not wait for it. What a cache answers says nothing about a version, and is not counted.
+`CanaryLane` is for that. What the candidate answers is compared, and timed, by running both versions once
+more, since the real call ran elsewhere and at another time. The candidate's own lane should run it on a
+thread, so that a call that arrives in the meantime does not wait for it. What a cache answers says nothing
+about a version, and is not counted.
 """
 
 import time
@@ -14,10 +16,10 @@ from dataclasses import dataclass
 
 from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import EdgekitError, ManifestError
-from edgekit_runtime.service.agreement import Comparison, Outputs, all_finite
+from edgekit_runtime.service.agreement import Comparison, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary_watch import GOLDEN, Defer, Watch, is_of_model
-from edgekit_runtime.service.paired_runs import Pair
+from edgekit_runtime.service.paired_runs import Pair, Pairs
 from edgekit_runtime.sessions.session import Array
 
 
@@ -56,7 +58,6 @@ class _Copy:
     """A call that the candidate will get too."""
 
     inputs: Mapping[str, Array] | None = None
-    expected: Outputs | None = None
     current_s: float = 0.0
     answered_s: float = 0.0
 
@@ -80,6 +81,7 @@ class ShadowLane(Lane):
             "_defer",
             "_last_s",
             "_options",
+            "_pairs",
         ),
         *("_pending", "_phase", "_watch", "dropped", "under_way"),
     )
@@ -89,9 +91,10 @@ class ShadowLane(Lane):
         current: Lane,
         candidate: Lane,
         watch: Watch,
+        pairs: Pairs,
         comparison: Comparison,
-        options: ShadowOptions,
         *,
+        options: ShadowOptions,
         defer: Defer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,7 +104,8 @@ class ShadowLane(Lane):
             current: the version in use.
             candidate: the one on trial.
             watch: counts and judges.
-            comparison: how answers are compared, see `agreement.choose_comparison`.
+            pairs: runs both versions with the same inputs.
+            comparison: how they compare answers, see `agreement.choose_comparison`.
             options: when calls are copied.
             defer: calls something later on the loop's thread.
             clock: that of the deadlines.
@@ -109,6 +113,7 @@ class ShadowLane(Lane):
         self._current = current
         self._candidate = candidate
         self._watch = watch
+        self._pairs = pairs
         self._comparison = comparison
         self._options = options
         self._defer = defer
@@ -169,7 +174,6 @@ class ShadowLane(Lane):
         if copy.inputs is None:
             self.dropped += 1
             return
-        copy.expected = answer
         self._pending.append(copy)
         self._arm()
 
@@ -196,18 +200,27 @@ class ShadowLane(Lane):
         self._asked = True
 
         def take(answer: Answer) -> None:
-            self._asked = False
-            self._judge(copy, answer, self._clock() - now_s)
-            if self._pending:
-                self._arm()
+            if self._is_good(copy, answer, self._clock() - now_s):
+                self._pairs.start(copy.inputs or {}, self._take_pair)
+            else:
+                self._go_on()
 
         self._candidate.submit(Call(copy.inputs or {}, take))
 
-    def _judge(self, copy: _Copy, answer: Answer, candidate_s: float) -> None:
-        """Count one pair of answers."""
+    def _take_pair(self, pair: Pair | None) -> None:
+        if pair is not None:
+            self._watch.add_pair(pair)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._asked = False
+        if self._pending:
+            self._arm()
+
+    def _is_good(self, copy: _Copy, answer: Answer, candidate_s: float) -> bool:
+        """Count an answer of the candidate; return whether it can be compared."""
         if isinstance(answer, Reused):
-            return
-        expected, inputs = copy.expected or {}, copy.inputs or {}
+            return False
         self._watch.count_current(copy.current_s)
         if isinstance(answer, EdgekitError):
             self._watch.count_candidate(None)
@@ -216,12 +229,11 @@ class ShadowLane(Lane):
         elif not all_finite(answer):
             self._watch.count_candidate(None)
             # Inputs in shared memory may have changed after the current version read them.
-            self._watch.blame(not_finite=all_finite(inputs))
+            self._watch.blame(not_finite=all_finite(copy.inputs or {}))
         else:
-            self._watch.add_pair(
-                Pair(self._comparison.compare(expected, answer), copy.current_s, candidate_s)
-            )
             self._watch.count_candidate(candidate_s)
+            return True
+        return False
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""

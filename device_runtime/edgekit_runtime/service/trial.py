@@ -152,15 +152,14 @@ class _TryingHere:
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
         comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
         self._lane: CanaryLane | ShadowLane
-        self._pairs: PairedRuns | None = None
+        sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
+        self._pairs = PairedRuns(
+            *sessions,
+            comparison.compare,
+            loop.call_soon_threadsafe,
+            is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
+        )
         if rollout.kind == "canary":
-            sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
-            self._pairs = PairedRuns(
-                *sessions,
-                comparison.compare,
-                loop.call_soon_threadsafe,
-                is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
-            )
             self._lane = CanaryLane(
                 *(current.stack, candidate.stack, watch, self._pairs, comparison),
                 share=rollout.share,
@@ -169,7 +168,9 @@ class _TryingHere:
             )
         else:
             self._lane = ShadowLane(
-                current.stack, candidate.stack, watch, comparison, rollout.shadow, defer=loop.call_later
+                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                options=rollout.shadow,
+                defer=loop.call_later,
             )
         current.lane = self._lane
 
@@ -184,8 +185,7 @@ class _TryingHere:
 
     def end(self) -> None:
         self._current.lane = self._current.stack
-        if self._pairs is not None:
-            self._pairs.close()
+        self._pairs.close()
 
     def to_json(self) -> Mapping[str, JsonValue]:
         return self._lane.to_json()
