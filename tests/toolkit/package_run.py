@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from edgekit_runtime.archive import OpenedPackage, read_package
 from edgekit_runtime.keys import find_keys_folder
 from edgekit_runtime.signing import TrustStore
+from edgekit_toolkit import progress
 from edgekit_toolkit.cli import main
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
@@ -59,6 +61,7 @@ def edgekit(*arguments: object) -> Outcome:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", ["edgekit", *texts]),
+        mock.patch.object(progress, "PLAIN_INTERVAL_S", math.inf),  # time decides no test
     ):
         code = main(texts)
     return Outcome(code, out.getvalue(), err.getvalue())
@@ -157,6 +160,11 @@ def isolated_home(folder: Path) -> Iterator[None]:
     """Keys go into `folder`, and the terminal has 80 columns."""
     with mock.patch.dict(os.environ, {"EDGEKIT_HOME": str(folder), "COLUMNS": "80"}):
         yield
+
+
+def without_progress(stderr: bytes) -> bytes:
+    """What a process printed beside its progress, of which a slow machine prints more."""
+    return re.sub(rb"^ *\d+ s  .*\n", b"", stderr, flags=re.MULTILINE)
 
 
 def environment() -> dict[str, str]:

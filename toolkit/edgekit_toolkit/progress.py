@@ -1,4 +1,7 @@
-"""The progress bar of a long command."""
+"""The progress of a long command: a bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import (
@@ -10,9 +13,11 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+PLAIN_INTERVAL_S = 10.0  # least time between two lines; a short command prints none
+
 
 class ProgressBar:
-    """A bar that says what is done now, on a terminal only."""
+    """Says what is done now: by a bar on a terminal, else by lines on stderr, for logs of CI."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -24,6 +29,8 @@ class ProgressBar:
         )
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("starting", total=None)
+        self._is_plain = not console.is_terminal
+        self._started_s = self._printed_s = monotonic()
 
     def __enter__(self) -> "ProgressBar":
         self._bar.start()
@@ -34,8 +41,19 @@ class ProgressBar:
 
     def show(self, what: str, done: int | None = None, total: int | None = None) -> None:
         """Show what is done now, how much of it is done and how much there is."""
+        if self._is_plain:
+            self._print(what, done, total)
+            return
         if done is None:  # a new step of unknown length; a bar keeps its total for ever
             self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=None)
         else:
             self._bar.update(self._task, description=what, completed=done, total=total)
+
+    def _print(self, what: str, done: int | None, total: int | None) -> None:
+        now_s = monotonic()
+        if now_s - self._printed_s < PLAIN_INTERVAL_S:
+            return
+        self._printed_s = now_s
+        share = "" if done is None else f" {done}" if total is None else f" {done} of {total}"
+        print(f"{now_s - self._started_s:5.0f} s  {what}{share}", file=sys.stderr, flush=True)

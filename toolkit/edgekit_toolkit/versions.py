@@ -15,7 +15,7 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 def with_free_version(request: Request, folder: Path) -> Request:
     """Return the request with the first version from 1.0.0 on of which no package is in the folder."""
     patch = 0
-    while _place(request, folder, _version(patch)).exists():
+    while _place(request, folder, _version(patch)).is_file():
         patch += 1
     return replace(request, version=_version(patch))
 

@@ -61,7 +61,7 @@ def command(file: Path, *, as_json: bool) -> None:
 
         show_tflite(file, as_json=as_json)
         return
-    found = _inspect(file)
+    found = _inspect_package(file)
     try:
         if as_json:
             _print_json(found)
@@ -69,6 +69,24 @@ def command(file: Path, *, as_json: bool) -> None:
             _show(found)
     except RecursionError as cause:
         raise ManifestError(f"{file}: its manifest or evidence is nested too deeply to be shown") from cause
+
+
+def _inspect_package(path: Path) -> Inspection:
+    """Return what a package holds.
+
+    Raises:
+        PackageError: it is none; the message says what it is, where that can be told.
+    """
+    from edgekit_runtime.errors import PackageError
+    from edgekit_toolkit.importers.foreign import describe_foreign
+
+    try:
+        return _inspect(path)
+    except PackageError as error:
+        words = describe_foreign(path)
+        if words is None:
+            raise
+        raise PackageError(f"{path}: no package, but {words}") from error
 
 
 def _inspect(path: Path) -> Inspection:

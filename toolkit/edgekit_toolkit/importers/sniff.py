@@ -66,6 +66,19 @@ def describe(path: Path, content: bytes) -> str:
     return "not an ONNX model, or damaged; give an .onnx file, or copy it again"
 
 
+def is_onnx_head(head: bytes) -> bool:
+    """Whether bytes may begin an ONNX model: the version of its format, then another field of a model."""
+    tag, at = _varint(head, 0)
+    version, at = _varint(head, at)
+    following, _ = _varint(head, at)
+    return (
+        tag == 1 << 3
+        and 1 <= version <= GREATEST_PLAUSIBLE_IR
+        and MODEL_FIELDS.get(following >> 3) == following & 7
+        and at < len(head)
+    )
+
+
 def missing_end(content: bytes) -> str:
     """Return how much is missing where `content` is the beginning of an ONNX model, otherwise nothing."""
     at, first = 0, True
