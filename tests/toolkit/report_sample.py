@@ -253,6 +253,13 @@ def packaged() -> dict[str, Any]:
         "provenance": {
             "tools": {"onnx": "1.23.0", "onnxruntime": "1.31.0", "onnxoptimizer": "0.4.2", "numpy": "2.3.1"},
             "host": {"cpu": "x86-64 with AVX2", "cores": 2, "os": "Linux 6.1", "python": "3.11.2"},
+            "load": {
+                "cores": 2,
+                "load_average": 1.2,
+                "others_share": 0.03,
+                "stolen_share": 0.0,
+                "spread": 0.04,
+            },
             "seconds": {"import": 0.8, "optimise": 6.2, "calibrate": 21.7, "search": 143.9, "pack": 1.3},
             "recipe_sha256": _digest("recipe"),
         },

@@ -1,8 +1,10 @@
 """The choice, held against samples that chose nothing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgekit_toolkit.acceptance import Accepted
@@ -10,7 +12,7 @@ from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.confirmation import Confirmed, HeldDrop, choose_confirmed, limits_in_force
 from edgekit_toolkit.drops import PairedDrop
 from edgekit_toolkit.metrics import METRICS
-from edgekit_toolkit.scoring import Scores, Tally
+from edgekit_toolkit.scoring import Scores, Tally, tally_scores
 from edgekit_toolkit.search import Measured, choose
 
 LIMITS = Budget({"drop": 1.0})
@@ -130,3 +132,36 @@ def test_without_data_no_drop_is_held_against_its_limit(
 def test_without_data_the_others_limits_choose() -> None:
     found = decided([0, 1], None, samples=16, limits=Budget({"latency": 60.0}), has_data=False)
     assert (found.accepted.choice.chosen, found.held) == ("C1", None)
+
+
+def test_promise_holds_where_most_candidates_are_just_over_the_limit() -> None:
+    """Of 200 judging sets at most 5 % may call a limit kept that is not; the estimate alone errs in most."""
+    draw = np.random.default_rng(11)
+    true_points = [1.1] * 8 + [0.1]  # the fastest last but one; the slowest is within the limit
+    ids = [f"C{place}" for place in range(len(true_points))]
+    wrong = wrong_by_estimate = 0
+    for _ in range(200):
+        table = np.ones((len(true_points) + 1, 1500))
+        for place, points in enumerate(true_points, start=1):
+            table[place] = draw.random(1500) >= points / 100
+        scores = tally_scores(METRICS["top1"], table, hold_back=True)
+        start = measured([0] * len(true_points), 1)[::-1]
+        candidates = [replace(one, id=name) for one, name in zip(start, ids, strict=True)]
+        drops = [drop.points for drop in scores.choosing.drops]
+        start = [
+            replace(one, figures={**one.figures, "drop": points})
+            for one, points in zip(candidates, drops, strict=True)
+        ]
+        found = choose_confirmed(
+            start, scores, LIMITS,
+            lambda left: Accepted(choose(left, LIMITS), None, []),
+            has_data=True, strict=False,
+        )  # fmt: skip
+        chosen = found.accepted.choice.chosen
+        if chosen is None:
+            continue
+        is_wrong = true_points[ids.index(chosen)] > 1
+        wrong_by_estimate += is_wrong
+        wrong += is_wrong and subject(found).state(1.0) == "ok"
+    assert wrong <= 10
+    assert wrong_by_estimate > 100  # so the case is a hard one

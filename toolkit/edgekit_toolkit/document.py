@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from edgekit_runtime import __version__
@@ -147,6 +148,7 @@ def _provenance(run: Run) -> dict[str, Any]:
     return {
         "tools": tool_versions(*(one.request.backend for one in _runs(run))),
         "host": host_facts(),
+        "load": asdict(run.judged.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
         "recipe_sha256": None if chosen is None else run.packaged(chosen).recipe.sha256,
     }
@@ -352,6 +354,7 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
             "accepted": run.tensorrt.accepted,
             "built_on": "a machine without a GPU",
         },
+        "load": asdict(run.judged.load),
         "seconds": dict(run.seconds),
         **({"variants": variants} if variants else {}),
     }

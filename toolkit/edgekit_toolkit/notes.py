@@ -46,6 +46,11 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
+    if judged.load.is_heavy:
+        notes.append(
+            f"latency on this machine is in doubt: while it was measured, {judged.load}; repeat on a quiet"
+            " machine before you rely on figures measured here"
+        )
     return [*notes, *_memory_warnings(request, judged), *judged.problems]
 
 

@@ -24,6 +24,7 @@ from edgekit_toolkit.drafts import draft_packages
 from edgekit_toolkit.feeds import Feeds, advise_on_integers, batch_dims, free_dims
 from edgekit_toolkit.float_ratio import find_float_ratio, find_slowdown
 from edgekit_toolkit.found import Found
+from edgekit_toolkit.host_load import LoadMeter
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.input_codes import input_code_ranges
@@ -272,13 +273,16 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
             scores = scores.without(unlike)
     models = [one.model for one in found.candidates]
     with phases.phase("measure"):
+        meter = LoadMeter()
         source_latency, latencies = measure_latencies(reference, runs, prepared.feeds[0])
+        load = meter.finish(source_latency)
         modelled = tuple(model_on_target(model, target, dims) for model in models)
         memory = [find_memory(model, target, dims, prepared.feeds[0]) for model in models]
     return Judged(
         scores=scores,
         source_latency=source_latency,
         latencies=latencies,
+        load=load,
         modelled=modelled,
         memory=tuple(None if isinstance(one, str) else one for one in memory),
         problems=tuple(dict.fromkeys(one for one in memory if isinstance(one, str))),

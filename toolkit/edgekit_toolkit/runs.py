@@ -13,6 +13,7 @@ from edgekit_toolkit.confirmation import HeldDrop, limits_in_force
 from edgekit_toolkit.drops import CONFIDENCE
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.found import Found
+from edgekit_toolkit.host_load import HostLoad
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.judge import Modelled
 from edgekit_toolkit.measure import PeakMemory
@@ -109,12 +110,13 @@ class Prepared:
 class Judged:
     """Figures of the candidates; each tuple but `problems` holds one entry a candidate, in one order.
 
-    `problems` says why figures are missing.
+    `problems` says why figures are missing, `load` what else this machine did while latencies were measured.
     """
 
     scores: Scores
     source_latency: Latency
     latencies: tuple[Latency, ...]
+    load: HostLoad
     modelled: tuple[Modelled, ...]
     memory: tuple[MemoryEstimate | PeakMemory | None, ...]
     problems: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from edgekit_toolkit.report.bars import bar
-from edgekit_toolkit.report.document import Layer, Report, Step, Tensor
+from edgekit_toolkit.report.document import Layer, Load, Report, Step, Tensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import (
@@ -264,6 +264,7 @@ def provenance(report: Report) -> Markup:
         ("Processor", f"{host['cpu']}, {host['cores']} cores"),
         ("System", host["os"]),
         ("Python", host["python"]),
+        ("Load while measuring", _load(where["load"])),
         *((name, version) for name, version in where["tools"].items()),
     ]
     left = el("div", el("h3", "Files"), facts(files), el("h3", "Command"), el("pre", report["command"]))
@@ -274,6 +275,13 @@ def provenance(report: Report) -> Markup:
         el("div", left, right, class_="plots"),
         key="provenance",
     )
+
+
+def _load(load: Load) -> str:
+    share, stolen = load["others_share"], load["stolen_share"]
+    counted = "" if share is None else f"others used {show(share, 'share')}, "
+    counted += "" if stolen is None else f"stolen {show(stolen, 'share')}, "
+    return f"{counted}spread of runs {show(load['spread'], 'share')}"
 
 
 def _phases(seconds: dict[str, float]) -> Markup:

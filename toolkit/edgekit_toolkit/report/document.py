@@ -199,11 +199,22 @@ class Host(TypedDict):
     python: str
 
 
+class Load(TypedDict):
+    """What else the host did while latency was measured; shares of its cores, None where not counted."""
+
+    cores: int
+    load_average: float | None
+    others_share: float | None
+    stolen_share: float | None
+    spread: float
+
+
 class Provenance(TypedDict):
-    """What repeats the run: tool versions, host, time per phase."""
+    """What repeats the run: tool versions, host and its load, time per phase."""
 
     tools: dict[str, str]
     host: Host
+    load: Load
     seconds: dict[str, float]
     recipe_sha256: str | None
 

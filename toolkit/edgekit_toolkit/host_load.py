@@ -1,0 +1,132 @@
+"""What else the machine did while latency was measured on it: other processes, and other virtual machines.
+
+Linux counts both in `/proc/stat`. Elsewhere only the load average and the spread of the runs are known.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.latency import Latency
+
+# Shares beyond which a latency is worth a warning; an idle machine stays well below each.
+MOST_OTHERS: Final = 0.10
+MOST_STOLEN: Final = 0.02
+MOST_SPREAD: Final = 0.25
+
+_STAT = Path("/proc/stat")
+_COLUMNS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_IDLE = ("idle", "iowait", "steal")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """The load of this machine during a measurement.
+
+    Attributes:
+        cores: that this process may use.
+        load_average: of the last minute, at the end, own work included; None where the system has none.
+        others_share: of the time of these cores, what other processes used; None where it is not counted.
+        stolen_share: of that time, what the hypervisor gave to other machines; None where it is not counted.
+        spread: distance of the quartiles of one model's runs, as a share of their median.
+    """
+
+    cores: int
+    load_average: float | None
+    others_share: float | None
+    stolen_share: float | None
+    spread: float
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether latencies that were measured under it are in doubt."""
+        shares = ((self.others_share, MOST_OTHERS), (self.stolen_share, MOST_STOLEN))
+        return self.spread > MOST_SPREAD or any(share is not None and share > most for share, most in shares)
+
+    def __str__(self) -> str:
+        """What was seen, for people."""
+        seen = []
+        if self.others_share is not None:
+            seen.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")
+        if self.stolen_share is not None:
+            seen.append(f"{100 * self.stolen_share:.0f} % was stolen by the hypervisor")
+        if self.load_average is not None:
+            seen.append(f"the load average was {self.load_average:.1f}")
+        seen.append(f"half of the runs lie within {100 * self.spread:.0f} % of the median")
+        return ", ".join(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Seconds of the cores since the start of the machine, and of this process."""
+
+    total_s: float
+    idle_s: float
+    stolen_s: float
+    own_s: float
+
+
+class LoadMeter:
+    """Reads the load between two moments; one measurement each."""
+
+    def __init__(self, stat: Path = _STAT, own_s: Callable[[], float] | None = None) -> None:
+        """Take the first reading.
+
+        Args:
+            stat: the kernel's counters.
+            own_s: processor seconds of this process; by default as the system counts them.
+        """
+        self._stat = stat
+        self._own_s = own_s or _process_s
+        self._begin = self._read()
+
+    def finish(self, latency: Latency) -> HostLoad:
+        """Return the load since the start.
+
+        Args:
+            latency: of one model, measured meanwhile.
+        """
+        end = self._read()
+        others, stolen = None, None
+        if self._begin is not None and end is not None and end.total_s > self._begin.total_s:
+            total = end.total_s - self._begin.total_s
+            stolen = (end.stolen_s - self._begin.stolen_s) / total
+            busy = total - (end.idle_s - self._begin.idle_s) - (end.own_s - self._begin.own_s)
+            others = min(1.0, max(0.0, busy / total))
+        low, high = latency.quartiles_s
+        return HostLoad(_cores(), _load_average(), others, stolen, (high - low) / latency.median_s)
+
+    def _read(self) -> _Reading | None:
+        own_s = self._own_s()
+        try:
+            lines = self._stat.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return None
+        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        sums = dict.fromkeys(_COLUMNS, 0.0)
+        for line in lines:
+            name, *values = line.split()
+            if name in mine:
+                for column, value in zip(_COLUMNS, values, strict=False):
+                    sums[column] += int(value) * tick_s
+        idle_s = sum(sums[column] for column in _IDLE)
+        return _Reading(sum(sums.values()), idle_s, sums["steal"], own_s)
+
+
+def _process_s() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_average() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
