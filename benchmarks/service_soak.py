@@ -135,7 +135,12 @@ def judge(found: dict[str, Any], load: Load, arguments: argparse.Namespace) -> d
 
 
 class Versions:
-    """Packages of one model under growing versions, of which the service finds the last two."""
+    """Packages of one model under growing versions, of which the service finds the last two.
+
+    Attributes:
+        signer: of all packages.
+        values, expected: what clients send, and the right answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         key = Ed25519PrivateKey.generate()
@@ -145,7 +150,7 @@ class Versions:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         (keys / "bench.pub.pem").write_bytes(public)
-        self._signer = StatementSigner(CryptoSigner(key))
+        self.signer = StatementSigner(CryptoSigner(key))
         self._folder, self._made = folder / "packages", folder / "made"
         self._folder.mkdir()
         self._made.mkdir()
@@ -180,13 +185,13 @@ class Versions:
     def _make(self, count: int, manifest: Manifest, contents: dict[str, bytes]) -> None:
         for number in range(self._last + 1, self._last + count + 1):
             path = self._made / f"small-{number}.edgepkg"
-            write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self._signer)
+            write_package(path, replace(manifest, version=f"{number}.0.0"), contents, self.signer)
         self._last += count
 
     def write(self, name: str, model: bytes) -> None:
         """Put a package of another model with the same inputs and outputs where the service looks."""
         described = self._describe(name, model, self.expected)
-        write_package(self._folder / f"{name}.edgepkg", *described, self._signer)
+        write_package(self._folder / f"{name}.edgepkg", *described, self.signer)
 
     def _describe(self, name: str, model: bytes, expected: NDArray[Any]) -> tuple[Manifest, dict[str, bytes]]:
         """Return the manifest of a model and the artifacts that it names."""

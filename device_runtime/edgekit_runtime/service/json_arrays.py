@@ -32,13 +32,13 @@ _MISPLACED: Final = re.compile(rb"[^\[,\s]\s*\[|\][ \t\r\n]*[^\],\s]")
 
 
 class NumberArray:
-    """The text of a JSON array that was cut out."""
+    """A JSON array that was cut out of a document; copying it would take long, too."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_begin", "_document", "_end")
 
-    def __init__(self, text: bytes) -> None:
-        """Keep `text`, which begins with a bracket and ends with one."""
-        self._text = text
+    def __init__(self, document: bytes, begin: int, end: int) -> None:
+        """Keep the part of `document` from `begin` to `end`, where a bracket stands at each end."""
+        self._document, self._begin, self._end = document, begin, end
 
     def __repr__(self) -> str:
         return "a list of numbers"
@@ -54,23 +54,23 @@ class NumberArray:
         Raises:
             RequestError: it is no JSON, does not have that shape, or a value is not of that type.
         """
-        text, count = self._text, math.prod(shape)
+        text, start, last, count = self._document, self._begin, self._end, math.prod(shape)
         refusal = RequestError(
             400, f"{where}: data is not {count} values, flat or nested as shape {list(shape)} says"
         )
-        if count > len(text):  # else what is expected would fill the memory
+        if count > last - start:  # else what is expected would fill the memory
             raise refusal
-        is_nested = text[1 : 1 + _PIECE_BYTES].lstrip()[:1] == b"["
+        is_nested = text[start + 1 : start + _PIECE_BYTES].lstrip()[:1] == b"["
         marks = _list_marks(shape if is_nested else (count,))
         values = np.empty(count, dtype)
-        start = filled = seen = 0
-        while start < len(text):
-            end = text.find(b",", start + _PIECE_BYTES)
-            end = len(text) if end < 0 else end
+        filled = seen = 0
+        while start < last:
+            end = text.find(b",", start + _PIECE_BYTES, last)
+            end = last if end < 0 else end
             if end - start > _MAX_VALUE_BYTES:
                 raise RequestError(400, f"{where}: data holds a value of over {_MAX_VALUE_BYTES} characters")
             piece = text[start:end]
-            found = piece.translate(None, _OTHERS) + text[end : end + 1]  # with the comma at its end
+            found = piece.translate(None, _OTHERS) + (b"," if end < last else b"")
             if marks[seen : seen + len(found)] != found or _MISPLACED.search(piece):
                 raise refusal
             part = convert(_read_flat(piece, where), dtype, where)
@@ -94,7 +94,7 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     while start < len(data):
         quote = data.find(b'"', start)
         quote = len(data) if quote < 0 else quote
-        rest.append(_cut_array(data[start:quote], arrays, where))
+        rest.append(_cut_array(data, (start, quote), arrays, where))
         string = _STRING.match(data, quote, quote + _MAX_REST_BYTES)
         start = quote if string is None else string.end()
         rest.append(data[quote:start])
@@ -116,16 +116,17 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     return load_object(b"".join(rest), where, arrays)
 
 
-def _cut_array(gap: bytes, arrays: list[NumberArray], where: str) -> bytes:
-    """Move the array between two strings to `arrays` where it is long; returns what is left."""
-    if len(gap) > _LONG_BYTES:
-        begin = gap.find(b"[")
-        brace = gap.find(b"}", begin)
-        end = gap.rfind(b"]", begin, len(gap) if brace < 0 else brace) + 1
+def _cut_array(data: bytes, gap: tuple[int, int], arrays: list[NumberArray], where: str) -> bytes:
+    """Move the array in a gap between two strings to `arrays` where it is long; returns what is left."""
+    start, stop = gap
+    if stop - start > _LONG_BYTES:
+        begin = data.find(b"[", start, stop)
+        brace = data.find(b"}", begin, stop)
+        end = data.rfind(b"]", begin, stop if brace < 0 else brace) + 1
         if begin >= 0 and end - begin > _LONG_BYTES:
-            arrays.append(NumberArray(gap[begin:end]))
-            return _refuse_place(gap[:begin], where) + _PLACE + _refuse_place(gap[end:], where)
-    return _refuse_place(gap, where)
+            arrays.append(NumberArray(data, begin, end))
+            return _refuse_place(data[start:begin], where) + _PLACE + _refuse_place(data[end:stop], where)
+    return _refuse_place(data[start:stop], where)
 
 
 def _refuse_place(gap: bytes, where: str) -> bytes:
