@@ -139,6 +139,20 @@ def test_far_limit_is_named_with_an_arrow_and_hatches_nothing(tmp_path: Path) ->
     assert len(page.all("rect", "infeasible", plot)) == 1
 
 
+def test_scores_have_their_intervals(tmp_path: Path) -> None:
+    document = _chosen_only([5e6, 5.2e6], [0.88, 0.885], 10e6, 1.0)
+    for one, interval in zip(document["candidates"], ([-0.5, 2.1], [-1.2, 1.8]), strict=True):
+        one["drop"] = {"interval": interval, "confidence": 0.95, "samples": 500, "held_back": True}
+    page = Page(document, tmp_path)
+    bars = page.all("line", "reach", _plots(page)[0])
+    assert len(bars) == 2
+    lengths = [float(bar.attrib["y1"]) - float(bar.attrib["y2"]) for bar in bars]
+    assert lengths[1] / lengths[0] == pytest.approx(3.0 / 2.6, rel=0.02)
+    for one in document["candidates"]:
+        one["drop"] = None
+    assert page.all("line", "reach", _plots(Page(document, tmp_path))[0]) == []
+
+
 def test_minimum_below_the_axis_is_named_with_an_arrow(tmp_path: Path) -> None:
     page = Page(_chosen_only([5e6, 5.2e6], [0.88, 0.885], 10e6, 80.0), tmp_path)
     assert "min 8.80 % ↓" in text(_plots(page)[0])

@@ -18,6 +18,7 @@ class Quantity:
         title: `Size`.
         unit: `MB`.
         values: one a point, in display units.
+        reaches: confidence interval of each value, or None; empty where there are none.
         limit: the budget's limit, or None.
         limit_text: the limit as the rest of the page shows it.
         baseline: the source model's value, or None.
@@ -29,6 +30,7 @@ class Quantity:
     limit: float | None = None
     limit_text: str = ""
     baseline: float | None = None
+    reaches: tuple[tuple[float, float] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ def focus_axis(quantity: Quantity) -> Axis:
     inside = [value for value in quantity.values if value >= best - window]
     if inside and 2 * len(inside) >= len(quantity.values):
         low = min(inside)
+    # Intervals of the points that are shown belong to the picture.
+    for value, reach in zip(quantity.values, quantity.reaches, strict=False):
+        if reach is not None and value >= low:
+            low, best = min(low, max(reach[0], best - window)), max(best, reach[1])
     low, high = _with_limit(low, best, quantity.limit)
     return _linear_axis(low, high, floor=None)
 

@@ -21,6 +21,7 @@ _KEY = (
     ("meets", "meets all limits"),
     ("breaks", "breaks a limit"),
     ("chosen", "chosen"),
+    ("reach", "interval of the score"),
     ("front", "front of these two figures"),
     ("limit", "limit, hatched beyond"),
 )
@@ -73,7 +74,7 @@ def _plot(report: Report, cost: str) -> Markup:
     marks = [_mark(found[index], index, cost, closest) for index in shown]
     values = [_values(found[index], cost) for index in shown]
     x = _cost_quantity(report, cost, [value for value, _ in values])
-    y = _score_quantity(report, [value for _, value in values])
+    y = _score_quantity(report, [found[index] for index in shown])
     return el("figure", caption, pareto_plot(marks, x, y, key=f"plot-{cost}"), note)
 
 
@@ -113,18 +114,29 @@ def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
     return Quantity(title, shown_unit, scaled, limit / factor, show(limit, unit))
 
 
-def _score_quantity(report: Report, values: list[float]) -> Quantity:
+def _score_quantity(report: Report, shown: list[Candidate]) -> Quantity:
     evaluation = report["data"]["evaluation"]
     baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and they have a baseline
     drop = next((line["max"] for line in report["budget"] if line["limit"] == "drop"), None)
     return Quantity(
         f"Score: {evaluation['title']}",
         "%",
-        tuple(100 * value for value in values),
+        tuple(100 * (one["figures"]["score"]["value"] or 0.0) for one in shown),
         None if drop is None else baseline - drop,
         "" if drop is None else f"{baseline - drop:.2f} %",
         baseline,
+        tuple(map(_score_reach, shown)),
     )
+
+
+def _score_reach(candidate: Candidate) -> tuple[float, float] | None:
+    """The interval of a candidate's drop, laid around its score, in percent."""
+    points, drop = candidate["figures"]["drop"]["value"], candidate["drop"]
+    if points is None or drop is None:
+        return None
+    score = 100 * (candidate["figures"]["score"]["value"] or 0.0)
+    low, high = drop["interval"]
+    return score - (high - points), score + (points - low)
 
 
 def _key() -> Markup:

@@ -62,6 +62,7 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
         _front(places),
         _baseline(y, score, room),
         _limits(x, y, cost, score, room),
+        _reaches(places, y, score),
         _marks(marks, places, y, score, room),
         viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
         class_="plot",
@@ -183,6 +184,16 @@ def _front(places: Sequence[tuple[float, float]]) -> Markup | None:
         return None
     path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
     return el("path", d=path, class_="front")
+
+
+def _reaches(places: Sequence[tuple[float, float]], y: Axis, score: Quantity) -> Markup:
+    """Draw the confidence interval of each score that is shown."""
+    lines: list[Markup] = []
+    for (x, _), value, reach in zip(places, score.values, score.reaches, strict=False):
+        if reach is not None and y.shows(value):
+            low, high = (_BOTTOM - (_BOTTOM - _TOP) * y.place(end) for end in reach)
+            lines.append(_line(x, low, x, high, "reach"))
+    return el("g", *lines, aria_hidden="true")
 
 
 def _marks(

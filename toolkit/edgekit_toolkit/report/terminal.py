@@ -35,6 +35,7 @@ from edgekit_toolkit.report.figures import (
     show_limit,
     show_sizes,
 )
+from edgekit_toolkit.report.headline import headline
 from edgekit_toolkit.report.variants import describe_variant
 
 _BAR_CELLS = 12
@@ -108,6 +109,7 @@ def _print_outcome(report: Report, console: Console) -> None:
     named = "" if subject is None else _plain(f"{subject['id']}, {subject['label']}")
     if outcome["kind"] == "packaged":
         _print(console, ("PACKAGED ", "bold green"), named, indent=9)
+        _print(console, (_plain(headline(report) or ""), "bold"))
         _print(console, _plain(outcome["reason"]))
         _print_accuracy(report["accuracy"], console)
         if outcome["latency_to_float"] is not None:

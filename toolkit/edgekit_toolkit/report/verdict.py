@@ -12,6 +12,7 @@ from edgekit_toolkit.report.figures import (
     show_limit,
     show_sizes,
 )
+from edgekit_toolkit.report.headline import headline
 from edgekit_toolkit.report.markup import Markup, el, join
 from edgekit_toolkit.report.pieces import MEASURED, badge, number, section, table
 
@@ -54,6 +55,7 @@ def verdict(report: Report) -> Markup:
         return el(
             "section",
             el("h2", f"✔ {what}", id="verdict"),
+            el("p", headline(report), class_="headline"),
             el("p", outcome["reason"]),
             _accuracy(report),
             None if ratio is None else el("p", show_latency_to_float(ratio)),

@@ -1,0 +1,51 @@
+"""The sentence that sums a package up."""
+
+from typing import Any
+
+import pytest
+from tests.toolkit import report_sample
+
+from edgekit_toolkit.report.headline import headline
+
+
+def report(**changes: Any) -> Any:
+    document = report_sample.packaged()
+    document["source"]["bytes"], document["package"]["bytes"] = 1_000_000, 400_000
+    drop = {"interval": [-0.8, 0.8], "confidence": 0.95, "samples": 500, "held_back": True}
+    document["accuracy"] |= {"title": "top-1 accuracy", "drop_points": 0.0, "drop": drop} | changes
+    return document
+
+
+def test_headline_states_size_accuracy_and_latency() -> None:
+    assert headline(report()) == (
+        "2.5 x smaller, same top-1 accuracy on 500 samples (±0.8 points),"
+        " 0.41 x the latency of float32 (modelled)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "interval", "said"),
+    [
+        (0.4, [-0.2, 1.5], "top-1 accuracy 0.40 points lower on 500 samples (±1.1 points)"),
+        (-0.2, [-1.4, 0.6], "top-1 accuracy 0.20 points higher on 500 samples (±1.2 points)"),
+    ],
+)
+def test_headline_states_a_loss_or_a_gain_with_its_wider_side(
+    points: float, interval: list[float], said: str
+) -> None:
+    drop = {"interval": interval, "confidence": 0.95, "samples": 500, "held_back": True}
+    assert said in str(headline(report(drop_points=points, drop=drop)))
+
+
+def test_headline_without_data_claims_no_accuracy() -> None:
+    assert "accuracy not checked" in str(headline(report(drop_points=None, drop=None)))
+
+
+def test_headline_of_a_larger_package_says_so() -> None:
+    document = report()
+    document["package"]["bytes"] = 1_500_000
+    assert str(headline(document)).startswith("1.5 x larger")
+
+
+def test_headline_of_a_refusal_is_missing() -> None:
+    assert headline(report_sample.refused()) is None

@@ -1,0 +1,45 @@
+"""The sentence that a reader repeats to a colleague: how much smaller, at what accuracy, how much faster."""
+
+from edgekit_toolkit.report.document import Accuracy, LatencyToFloat, Report
+
+# A drop that two decimals do not show.
+_NO_DROP_POINTS = 0.005
+
+
+def headline(report: Report) -> str | None:
+    """Return size, accuracy and latency of the package against its source; None where nothing was packaged.
+
+    For example `2.6 x smaller, same top-1 accuracy on 500 samples (±0.8 points), 0.45 x the latency of
+    float32 (modelled)`.
+    """
+    package, ratio = report["package"], report["outcome"]["latency_to_float"]
+    if package is None:
+        return None
+    parts = [_size(report["source"]["bytes"], package["bytes"]), _accuracy(report["accuracy"])]
+    if ratio is not None:
+        parts.append(_latency(ratio))
+    return ", ".join(part for part in parts if part)
+
+
+def _size(source_bytes: int, package_bytes: int) -> str:
+    if package_bytes <= source_bytes:
+        return f"{source_bytes / package_bytes:.1f} x smaller"
+    return f"{package_bytes / source_bytes:.1f} x larger"
+
+
+def _accuracy(accuracy: Accuracy) -> str:
+    drop, points, title = accuracy["drop"], accuracy["drop_points"], accuracy["title"]
+    if drop is None or points is None:
+        return "accuracy not checked"
+    low, high = drop["interval"]
+    reach = f"on {drop['samples']:,} samples (±{max(high - points, points - low):.1f} points)"
+    if abs(points) < _NO_DROP_POINTS:
+        return f"same {title} {reach}"
+    return f"{title} {abs(points):.2f} points {'lower' if points > 0 else 'higher'} {reach}"
+
+
+def _latency(ratio: LatencyToFloat) -> str:
+    modelled, here = ratio["modelled"], ratio["measured"]["value"]
+    if modelled["value"] is not None:
+        return f"{modelled['value']:.2f} x the latency of float32 ({modelled['label']})"
+    return "" if here is None else f"{here:.2f} x the latency of float32 (measured here)"
