@@ -10,8 +10,8 @@
   whose work in Python counts too.
 - Shared memory: a model that copies one value out of a float32 tensor of 4.9 MB, which is written in place.
 - Idle: PSS and CPU time of the service with one small model, and the time from its start to "ready", by the
-  clock and of a processor, which the load of the machine changes less; with
-  `--device-python` by an environment of requirements/device.txt, which is what a device has.
+  clock and of a processor, which the load of the machine changes less; with `--device-python` by the
+  environment of a device: requirements/device.txt, or `edgekit[device]` as pip installs it.
 
 Every figure is of this machine and this run: compare ratios.
 """
