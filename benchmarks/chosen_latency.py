@@ -1,7 +1,7 @@
 """Is a package that was chosen for another machine slower here than its float32 source, and does it say so?
 
     PYTHONPATH=device_runtime:toolkit:offload:fleet .venv/bin/python benchmarks/chosen_latency.py
-        [--only NAME ...] [--targets rpi5 jetson android] [--markdown FILE]
+        [--only NAME ...] [--targets rpi5 jetson android]
 
 Each model is packaged for each target by the command line, with its default limits. The package and the
 source model then run in turns in one process, with one thread. A ratio above 1.05 without a warning on the
@@ -21,10 +21,10 @@ from pathlib import Path
 from edgekit_runtime.archive import read_package
 from edgekit_runtime.keys import find_keys_folder
 from edgekit_runtime.latency import LatencyLimits, measure_latency
+from edgekit_runtime.selftest import read_golden_inputs
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.signing import TrustStore
-from edgekit_toolkit.feeds import generate_feeds
 from results import NONE, machine
 from works import SHARED, WORKS, MissingError
 
@@ -120,27 +120,23 @@ def race(package: Path, source: Path) -> float:
     floats = OrtSession(source, OrtOptions(threads=1))
     with read_package(package, TrustStore.from_folder(find_keys_folder())) as opened:
         session = open_session(opened, threads=1)
-        feeds = generate_feeds(opened.manifest.inputs, 1, 0)[0]
+        feeds = read_golden_inputs(opened)
     calls = {"package": partial(session.run, feeds), "source": partial(floats.run, feeds)}
     found = measure_latency(calls, LIMITS)
     return found["package"].ratio_to(found["source"])
 
 
-def table(rows: list[Row]) -> str:
-    """Return the rows as Markdown."""
-    lines = [
-        "| model | target | form | x float32, modelled | x float32, measured here | warned | decided by |",
-        "|---|---|---|--:|--:|---|---|",
-    ]
-    for row in rows:
-        modelled = (
-            NONE if row.modelled is None else f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
-        )
-        decided = "model" if "by more than its uncertainty" in row.reason else "measured here"
-        warned = "yes" if row.has_warned else "no"
-        cells = (row.model, row.target, row.form, modelled, f"{row.measured:.2f}", warned, decided)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def show(row: Row) -> str:
+    """Return a row of the Markdown table."""
+    modelled = NONE
+    if row.modelled is not None:
+        modelled = f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
+    decided = "model" if "by more than its uncertainty" in row.reason else "measured here"
+    if "the only one" in row.reason:
+        decided = "limits"
+    warned = "yes" if row.has_warned else "no"
+    cells = (row.model, row.target, row.form, modelled, f"{row.measured:.2f}", warned, decided)
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -150,8 +146,9 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--targets", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))
-    parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
+    print("| model | target | form | x float32, modelled | x float32, measured here | warned | decided by |")
+    print("|---|---|---|--:|--:|---|---|", flush=True)
     rows = []
     for name, model, options in find_models(arguments.only):
         for target in arguments.targets:
@@ -159,15 +156,10 @@ def main() -> int:
                 row = run(name, model, options, target, Path(folder))
             if row is not None:
                 rows.append(row)
-                print(
-                    f"{name} {target}: {row.form}: {row.measured:.2f} x, warned: {row.has_warned}", flush=True
-                )
-    told = sum(row.is_kept for row in rows)
-    text = f"{table(rows)}\n\n{told} of {len(rows)} at most {MOST} x float32, or said so. {machine()}"
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(text + "\n", encoding="utf-8")
-    return 0 if told == len(rows) else 1
+                print(show(row), flush=True)
+    kept = sum(row.is_kept for row in rows)
+    print(f"\n{kept} of {len(rows)} at most {MOST} x float32, or said so. {machine()}")
+    return 0 if kept == len(rows) else 1
 
 
 if __name__ == "__main__":

@@ -27,9 +27,17 @@ def candidate(
     drop: float = 0.0,
     uncertainty: float = 1.0,
     host: float = math.inf,
+    chance: float = 1.0,
 ) -> Measured:
     figures = {"size": size, "latency": latency, "memory": memory, "energy": energy, "drop": drop}
-    return Measured(name, f"form {name}", figures, latency_uncertainty=uncertainty, host_ratio=host)
+    return Measured(
+        name,
+        f"form {name}",
+        figures,
+        latency_uncertainty=uncertainty,
+        host_ratio=host,
+        host_uncertainty=chance,
+    )
 
 
 def test_fastest_candidate_that_keeps_every_limit_is_chosen() -> None:
@@ -157,6 +165,20 @@ def test_smallest_of_the_fastest_is_only_said_of_several() -> None:
     assert "the smallest of the fastest measured on this machine" in found.reason
 
 
+def test_only_candidate_that_keeps_the_limits_is_not_called_the_fastest() -> None:
+    found = choose([modelled("float", 10, 1.0), modelled("int8", 1, 0.1, size=9e6)], Budget({"size": 2e6}))
+    assert found.reason == "form float: the only one that keeps every limit"
+
+
+def test_candidate_that_is_slower_here_by_no_more_than_chance_is_as_fast() -> None:
+    def noisy(chance: float) -> str | None:
+        small = candidate("half", host=1.06, chance=chance, size=5e5, uncertainty=1.4)
+        return choose([modelled("float", 10, 1.0), small], Budget({})).chosen
+
+    assert noisy(1.08) == "half"
+    assert noisy(1.05) == "float"
+
+
 def test_candidate_that_cannot_be_modelled_is_compared_by_what_was_measured_here() -> None:
     dynamic = candidate("dynamic", latency=math.inf, host=0.5, size=5e5, uncertainty=1.4)
     found = choose([modelled("float", 10, 1.0), modelled("slow", 16, 0.1), dynamic], Budget({}))
@@ -204,7 +226,9 @@ def test_nothing_shows_another_candidate_to_be_faster_than_the_choice(
             assert host <= one.host_ratio * (1 + SAME_LATENCY)
 
 
-@pytest.mark.parametrize("wrong", [{"uncertainty": 0.9}, {"uncertainty": math.nan}, {"host": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"uncertainty": 0.9}, {"uncertainty": math.nan}, {"chance": 0.9}, {"host": 0.0}]
+)
 def test_impossible_evidence_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="'A': expected an uncertainty of at least 1"):
         candidate("A", **wrong)

@@ -40,12 +40,15 @@ def draft_packages(
     drafts = []
     for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
         package = assemble(recipe, prepared.golden, candidate.model)
+        ratio = judged.latencies[place].ratio_to(judged.source_latency)
+        low, _ = judged.latencies[place].ratio_interval_to(judged.source_latency)
         measured = Measured(
             f"C{place}",
             candidate.label,
             _costs(request, judged, place, package_bytes(package, signer)),
             latency_uncertainty=uncertainty,
-            host_ratio=judged.latencies[place].ratio_to(judged.source_latency),
+            host_ratio=ratio,
+            host_uncertainty=ratio / low,
         )
         drafts.append(Draft(recipe, package, measured))
     return tuple(drafts)

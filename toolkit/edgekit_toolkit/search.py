@@ -26,6 +26,7 @@ class Measured:
             was measured on the target.
         host_ratio: latency measured on this machine as a multiple of the source model's; infinite where it
             was not.
+        host_uncertainty: factor by which chance may have made `host_ratio` too large.
     """
 
     id: str
@@ -33,12 +34,13 @@ class Measured:
     figures: Mapping[str, float]
     latency_uncertainty: float = 1.0
     host_ratio: float = math.inf
+    host_uncertainty: float = 1.0
 
     def __post_init__(self) -> None:
         for cost in COSTS:
             if math.isnan(self.figures.get(cost, math.nan)):
                 raise ValueError(f"candidate {self.id!r}: no figure for {cost}: {dict(self.figures)}")
-        if not self.latency_uncertainty >= 1 or not self.host_ratio > 0:
+        if not min(self.latency_uncertainty, self.host_uncertainty) >= 1 or not self.host_ratio > 0:
             raise ValueError(f"candidate {self.id!r}: expected an uncertainty of at least 1, got {self}")
 
     @property
@@ -113,6 +115,10 @@ def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
     """
     keeping = [one for one in candidates if not budget.violations(one.figures)]
     if keeping:
+        if len(keeping) == 1:
+            return Choice(
+                keeping[0].id, (), None, f"{keeping[0].label}: the only one that keeps every limit", None
+            )
         fastest, evidence = _find_fastest(keeping)
         best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
         place = "the smallest of the fastest" if len(fastest) > 1 else "the fastest"
@@ -139,7 +145,7 @@ def _find_fastest(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], s
     if not hosted:
         return near or silent, " as far as the target's model can tell" if near else ""
     least = min(one.host_ratio for one in hosted)
-    fastest = [one for one in hosted if one.host_ratio <= least * (1 + SAME_LATENCY)]
+    fastest = [one for one in hosted if one.host_ratio <= least * max(1 + SAME_LATENCY, one.host_uncertainty)]
     if not near:
         return fastest, " measured on this machine, since latency on the target cannot be modelled"
     words = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
