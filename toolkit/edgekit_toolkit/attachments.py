@@ -66,8 +66,7 @@ def read_preprocessing(path: Path) -> dict[str, Any]:
         encode_json(value)  # refuses NaN and lone surrogates, which Python's reader takes
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"preprocessing {path}: {error}; expected a file with a JSON object, or one"
-            f" of {', '.join(PRESETS)}"
+            f"preprocessing {path}: {error}; expected a JSON object in a file, or one of {', '.join(PRESETS)}"
         ) from error
     if not isinstance(value, dict):
         raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
