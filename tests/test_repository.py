@@ -84,7 +84,8 @@ def test_no_lock_file_of_a_package_manager_is_tracked() -> None:
 
 @needs_git
 def test_commands_are_executable_and_parse() -> None:
-    for name in ("edgekit", ".ci/run", "scripts/check", "scripts/test", "scripts/lock"):
+    scripts = ("check", "emulated-python", "lock", "test", "test-without-vnni")
+    for name in ("edgekit", ".ci/run", *(f"scripts/{script}" for script in scripts)):
         assert os.access(ROOT / name, os.X_OK), name
         shell = "bash" if name == ".ci/run" else "sh"
         subprocess.run([shell, "-n", ROOT / name], check=True)

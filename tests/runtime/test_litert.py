@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ai_edge_litert")
-from tests.runtime.tflite_models import Node, Tensor, linear, quantized_linear, write
+from tests.runtime.tflite_models import Node, Tensor, linear, quantized_linear, schema, write
 
 from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import BackendError, DataError
@@ -335,3 +335,18 @@ def test_truncated_and_blanked_files_are_refused_or_computed(
     )
     assert result.returncode == 0, result.stderr[-1000:]
     assert int(result.stdout) > 60  # of about 80; a file without its tail of padding still computes
+
+
+@pytest.mark.int8_products
+def test_sums_of_8_bit_products_are_exact() -> None:
+    x, weight = np.full((1, 64), 127, np.int8), np.full((3, 64), 127, np.int8)
+    scale = 127 * 127 * 64 / 100
+    tensors = [
+        Tensor("x", x.shape, "int8", scales=[1.0], zero_points=[0]),
+        Tensor("w", weight.shape, "int8", scales=[1.0], zero_points=[0], values=weight),
+        Tensor("y", (1, 3), "int8", scales=[scale], zero_points=[0]),
+    ]
+    product = Node("FULLY_CONNECTED", (0, 1, -1), (2,), schema.FullyConnectedOptionsT())
+    session = LiteRtSession(write(tensors, [product], (0,), (2,)))
+    (y,) = session.run({"x": x.astype(np.float32)}).values()
+    np.testing.assert_allclose(y, np.full((1, 3), 100 * scale), rtol=1e-6)

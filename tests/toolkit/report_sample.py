@@ -252,7 +252,14 @@ def packaged() -> dict[str, Any]:
         "evidence": "efficientnet-lite0-1.2.0-rpi5.evidence.json",
         "provenance": {
             "tools": {"onnx": "1.23.0", "onnxruntime": "1.31.0", "onnxoptimizer": "0.4.2", "numpy": "2.3.1"},
-            "host": {"cpu": "x86-64 with AVX2", "cores": 2, "os": "Linux 6.1", "python": "3.11.2"},
+            "host": {
+                "cpu": "x86-64 with AVX2",
+                "instruction_set": "avx2",
+                "exact_products_by": "session.x64quantprecision=1",
+                "cores": 2,
+                "os": "Linux 6.1",
+                "python": "3.11.2",
+            },
             "load": {
                 "cores": 2,
                 "load_average": 1.2,

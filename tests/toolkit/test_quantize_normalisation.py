@@ -17,6 +17,8 @@ from edgekit_toolkit.quantize.plan import Plan, kernel_names
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, LITERT, SYMMETRIC
 
+pytestmark = pytest.mark.int8_products
+
 TOKENS, WIDTH = 12, 16
 # The first product and the division's result hold 8 bits; a collapsed variance leaves less than 0 dB.
 LEAST_DB = 20.0

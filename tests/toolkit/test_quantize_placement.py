@@ -28,6 +28,8 @@ from edgekit_toolkit.quantize.plan import Plan, kernel_names
 from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 
+pytestmark = pytest.mark.int8_products
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:

@@ -32,6 +32,8 @@ from tests.toolkit.small_models import (
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, Scheme
 from edgekit_toolkit.tensorrt_check import check_tensorrt
 
+pytestmark = pytest.mark.int8_products
+
 needs_tensorrt = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT is not installed"
 )

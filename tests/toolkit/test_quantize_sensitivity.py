@@ -25,6 +25,8 @@ from edgekit_toolkit.quantize.sensitivity import (
     release,
 )
 
+pytestmark = pytest.mark.int8_products
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:

@@ -29,6 +29,8 @@ from tests.toolkit.small_models import (
 from edgekit_toolkit.quantize.reread import reread_hard_sigmoid
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, activation_params
 
+pytestmark = pytest.mark.int8_products
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:

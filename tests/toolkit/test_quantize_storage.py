@@ -22,6 +22,8 @@ from tests.toolkit.small_models import (
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.quantize.storage import dynamic_int8, half_weights, int4_weights, int8_weights
 
+pytestmark = pytest.mark.int8_products
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:
@@ -347,7 +349,8 @@ def test_dynamic_int8_of_a_recurrent_layer(rng: np.random.Generator) -> None:
     assert after is not None
     assert "DynamicQuantizeLSTM" in operators(after)
     feeds = random_feeds(model, rng)
-    assert snr_db(run(model, feeds)["y"], run(after, feeds)["y"]) > 20
+    # Optimised, as it is run: without, its products are not exact on every processor.
+    assert snr_db(run(model, feeds)["y"], run(after, feeds, optimise=True)["y"]) > 35
 
 
 def test_model_of_convolutions_has_no_dynamic_int8_form(rng: np.random.Generator) -> None:

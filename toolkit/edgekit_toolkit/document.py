@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.arithmetic import score_label
 from edgekit_toolkit.budget import UNITS
 from edgekit_toolkit.confirmation import HeldDrop
 from edgekit_toolkit.float_ratio import find_float_ratio
@@ -264,6 +265,7 @@ def figures(run: Run, place: int, held: HeldDrop | None) -> dict[str, Any]:
     """
     target = run.request.target
     here = measures_here(target)
+    score = score_label(run.found.candidates[place].model)
     host_ms = run.judged.latencies[place].median_s * 1e3
     costs = run.drafts[place].measured.figures
     return {
@@ -274,10 +276,8 @@ def figures(run: Run, place: int, held: HeldDrop | None) -> dict[str, Any]:
         "host_latency": _figure(host_ms, "measured", "host"),
         "memory": _figure(costs["memory"], *_memory_label(run, place)),
         "energy": _figure(costs["energy"], "modelled", target.name),
-        "score": _figure(
-            None if held is None else run.judged.scores.choosing.scores[place], "measured", "host"
-        ),
-        "drop": _figure(None if held is None else held.drop.points, "measured", "host"),
+        "score": _figure(None if held is None else run.judged.scores.choosing.scores[place], score, "host"),
+        "drop": _figure(None if held is None else held.drop.points, score, "host"),
     }
 
 
@@ -364,7 +364,10 @@ def _varying(run: Run, place: int) -> dict[str, Any]:
     """What varies of one candidate."""
     low, high = run.judged.latencies[place].quartiles_s
     modelled = run.judged.modelled[place]
+    shown = figures(run, place, None if run.held is None else run.held[place])
     return {
+        "score": shown["score"],
+        "latency_held_against_limits": shown["latency"],
         "latency_here": {
             "median_ms": run.judged.latencies[place].median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],

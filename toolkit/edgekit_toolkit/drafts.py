@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekit_runtime.service.run_memory import FIGURE as RUN_FIGURE
 from edgekit_runtime.service.traps import FIGURE as INTEGER_DIVISION_FIGURE
+from edgekit_toolkit.arithmetic import score_label
 from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.integer_division import divides_by_inputs
@@ -118,7 +119,7 @@ def _score(candidate: Candidate[Any], prepared: Prepared, scores: Scores, place:
         "samples": stated.samples,
         "samples_kind": evaluation.kind,
         "samples_sha256": evaluation.sha256,
-        "label": "measured",
+        "label": score_label(candidate.model),
         "on": "host",
         "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[engine_of(candidate.model)],
         **({} if evaluation.is_generated else drop),

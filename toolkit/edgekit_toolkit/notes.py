@@ -4,6 +4,9 @@ import platform
 from typing import Any
 
 from edgekit_runtime.install_hint import install_command
+from edgekit_runtime.ort_products import saturates
+from edgekit_toolkit.arithmetic import find_saturating, instruction_set
+from edgekit_toolkit.artifacts import computes_in_codes
 from edgekit_toolkit.attachments import class_names, find_labels_problem
 from edgekit_toolkit.found import Found
 from edgekit_toolkit.input_codes import input_code_ranges
@@ -51,7 +54,27 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
             f"latency on this machine is in doubt: while it was measured, {judged.load}; repeat on a quiet"
             " machine before you rely on figures measured here"
         )
+    notes += _arithmetic_warnings(request, found)
     return [*notes, *_memory_warnings(request, judged), *judged.problems]
+
+
+def _arithmetic_warnings(request: Request, found: Found[Any]) -> list[str]:
+    """What to know of int8 figures on a machine whose 8-bit products are not the target's."""
+    notes = []
+    names = dict.fromkeys(name for one in found.candidates for name in find_saturating(one.model))
+    if names:
+        notes.append(
+            f"scores are estimated, not measured: the 8-bit products of {', '.join([*names][:3])} saturate on"
+            f" this machine ({instruction_set()}) and not on {request.target.name}; package on a machine with"
+            " VNNI, or give the float model"
+        )
+    in_codes = any(computes_in_codes(one.model) for one in found.candidates)
+    if in_codes and request.backend != "litert" and saturates():
+        notes.append(
+            f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
+            f" the form was chosen by the latency modelled for {request.target.name}, not by them"
+        )
+    return notes
 
 
 def _memory_warnings(request: Request, judged: Judged) -> list[str]:

@@ -19,6 +19,7 @@ from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import DataError, ManifestError, OutputError, RecipeError
 from edgekit_runtime.evidence import evidence_path, write_evidence
 from edgekit_runtime.files import hash_file
+from edgekit_toolkit.arithmetic import arithmetic_facts
 from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.importers.model import load_model
 from edgekit_toolkit.pack import Assembled, assemble, combine, golden_reference
@@ -230,6 +231,7 @@ def host_facts() -> dict[str, Any]:
     )
     return {
         "cpu": cpu,
+        **arithmetic_facts(),
         "cores": os.cpu_count() or 1,
         "os": platform.platform(),
         "python": platform.python_version(),

@@ -34,6 +34,7 @@ from edgekit_toolkit.passes import (
     separate_weights,
     share_weights,
     simplify,
+    state_zero_points,
 )
 from edgekit_toolkit.specs import tensor_specs
 
@@ -140,6 +141,7 @@ def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
     """Return the passes in order, each with the lesser forms to fall back on."""
     return [
         ("separate_weights", [separate_weights.run]),
+        ("state_zero_points", [state_zero_points.run]),
         ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
         ("convert_opset", [convert_opset.run]),
         ("fix_batch", [partial(fix_batch.run, batch=batch)]),

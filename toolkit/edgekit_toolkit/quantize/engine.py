@@ -8,6 +8,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.ort_products import open_exact
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.nesting import has_foldable_weights
 
@@ -18,7 +19,7 @@ _LOG_FATAL = 4
 def session_for(
     model: onnx.ModelProto | bytes, *, threads: int, optimise: bool = True
 ) -> ort.InferenceSession:
-    """Return a session on the CPU.
+    """Return a session on the CPU, with exact 8-bit products where it is optimised (`ort_products`).
 
     Raises:
         BackendError: onnxruntime refuses the model.
@@ -34,7 +35,9 @@ def session_for(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     content = model if isinstance(model, bytes) else model.SerializeToString()
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return open_exact(
+            options, lambda how: ort.InferenceSession(content, how, providers=["CPUExecutionProvider"])
+        )
     except Exception as error:  # onnxruntime raises classes of its own that share no base but Exception
         raise BackendError(f"onnxruntime refuses the model: {error}") from error
 

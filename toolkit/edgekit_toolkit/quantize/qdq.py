@@ -295,8 +295,10 @@ class _Writer:
         # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
-        # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there.
-        explicit_zero = node.op_type == "Gemm" and not self.plan.scheme.symmetric
+        # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there. So
+        # does the exact mode for x86 without VNNI (ADR 0018) where a product stays in float, because its
+        # output is not quantized.
+        explicit_zero = node.op_type == "Gemm" or not self.plan.scheme.quantized_outputs
         copy.input[1] = self.emitter.constant(
             node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
         )

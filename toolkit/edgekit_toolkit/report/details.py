@@ -262,6 +262,7 @@ def provenance(report: Report) -> Markup:
     ]
     machine = [
         ("Processor", f"{host['cpu']}, {host['cores']} cores"),
+        ("8-bit products", f"{host['instruction_set']}, exact by {host['exact_products_by']}"),
         ("System", host["os"]),
         ("Python", host["python"]),
         ("Load while measuring", _load(where["load"])),

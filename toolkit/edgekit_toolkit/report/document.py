@@ -194,6 +194,8 @@ class Host(TypedDict):
     """The machine on which the toolkit ran."""
 
     cpu: str
+    instruction_set: str
+    exact_products_by: str
     cores: int
     os: str
     python: str
