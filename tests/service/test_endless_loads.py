@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.runtime.backend_parts import install_backend
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.service_parts import Running, X, Y, infer_bytes, make_config, running
 from tests.service.wiring_parts import (
     ENDLESS,
@@ -24,8 +25,9 @@ from tests.service.worker_parts import ask_again
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
+from edgekit_runtime.cli import main
 from edgekit_runtime.entries import BackendChoice
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import BackendError, SlotError
 from edgekit_runtime.service.attempt import Attempt, count_hung
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Isolation
@@ -136,6 +138,31 @@ def test_new_version_with_an_endless_self_test_is_rejected_and_the_one_before_se
         slots.install(write(maker, tmp_path, "3.0.0"))
         assert load(service).status == 200  # the model's next change goes on
     assert count_hung() == 0
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS, ids=IDS)
+def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
+    maker: PackageMaker, tmp_path: Path, isolation: Isolation | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_keys(tmp_path / "keys")
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    config = make_config(tmp_path, models={"linear": options(isolation=isolation)})
+    with running(config, InstalledModels(slots)) as service:
+        places = [
+            "--state",
+            str(slots.folder),
+            "--keys",
+            str(tmp_path / "keys"),
+            "--socket",
+            service.socket_path,
+        ]
+        path = write(endless(maker), tmp_path, "2.0.0")
+        assert main(["install", str(path), *places]) == SlotError.exit_code
+        assert "linear 2.0.0: failed here and was taken back" in capsys.readouterr().err
+        assert served_version(service) == "1.0.0"
+        assert main(["install", str(write(maker, tmp_path, "3.0.0")), *places]) == 0
+        assert served_version(service) == "3.0.0"
 
 
 def test_while_a_model_is_loading_all_others_are_changed_and_served(
