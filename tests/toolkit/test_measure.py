@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from tests.toolkit.package_run import environment, model_of, package, read_only, saved, tensor
+from tests.toolkit.package_run import environment, model_of, package, read_only, saved, stored, tensor
 
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measure import (
@@ -15,7 +15,7 @@ from edgekit_toolkit.measure import (
     measure_engine_bytes,
     measure_peak_memory,
 )
-from edgekit_toolkit.measure_service import measure_service_bytes
+from edgekit_toolkit.measure_service import estimate_service_bytes, measure_service_bytes
 
 MIB = 1024 * 1024
 _OPEN = """
@@ -128,6 +128,13 @@ def test_service_takes_more_than_a_process_with_the_engine():
 
 @linux_only
 @pytest.mark.skipif(not find_spec("httptools"), reason="the service needs httptools: edgekit[device]")
+def test_service_holds_the_inputs_of_the_next_call_too():
+    feeds = {"x": np.zeros(1000, np.float32), "ids": np.zeros(10, np.int64)}
+    assert estimate_service_bytes("ort", 5000, feeds) == measure_service_bytes("ort") + 5000 + 4080
+
+
+@linux_only
+@pytest.mark.skipif(not find_spec("httptools"), reason="the service needs httptools: edgekit[device]")
 @pytest.mark.parametrize(("limit", "over"), [("memory=1GB", False), ("memory={between}", True)])
 def test_memory_limit_says_what_the_service_takes(limit, over, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
@@ -138,3 +145,20 @@ def test_memory_limit_says_what_the_service_takes(limit, over, tmp_path, monkeyp
     assert outcome.code == 0, outcome.stdout
     (note,) = [text for text in outcome.json["warnings"] if "edgekit-device serve takes about" in text]
     assert note.endswith("OVER THE LIMIT") == over
+
+
+@linux_only
+def test_service_that_isolates_the_model_has_no_figure_but_a_note(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    nodes = [
+        helper.make_node("Div", ["x", "divisor"], ["quotient"]),
+        helper.make_node("Cast", ["quotient"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    inputs = [tensor(name, ["N", 4], onnx.TensorProto.INT64) for name in ("x", "divisor")]
+    model = saved(model_of(nodes, inputs, [tensor("y", ["N", 4])]), tmp_path / "net.onnx")
+    rows = np.random.default_rng(0).integers(0, 100, (20, 4))
+    data = stored(tmp_path / "data.npz", {"x": rows, "divisor": np.full((20, 4), 3)})
+    outcome = package(model, tmp_path / "out", "--eval", data, "--budget", "memory=1GB", "--json")
+    assert outcome.code == 0, outcome.stdout
+    assert any("runs this one beside the service" in text for text in outcome.json["warnings"])
+    assert not any("serve takes about" in text for text in outcome.json["warnings"])

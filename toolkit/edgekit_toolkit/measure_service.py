@@ -1,7 +1,8 @@
 """Peak memory of the inference service on this machine, with a model of one Relu: what it takes by itself.
 
-What a model adds is the same as in any other process (see `memory`). Clients with large requests, several
-models and calls at the same time take more, and are not part of this figure.
+What a model adds is the same as in any other process (see `memory`), and a request more: the inputs of the
+next call can come in while those of the last are held. Several models, and clients that call at the same
+time, take more than is estimated here.
 """
 
 import functools
@@ -32,6 +33,20 @@ _CALLS: Final = 5
 _READY_LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _END_LIMIT_S: Final = 10.0
+
+
+def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> int:
+    """Return the peak memory of a service that serves one model to one client.
+
+    Args:
+        engine: that runs the model.
+        model_bytes: what the model adds to a process that runs it, as estimated or measured.
+        feeds: the inputs of one call.
+
+    Raises:
+        BackendError: as for `measure_service_bytes`.
+    """
+    return measure_service_bytes(engine) + model_bytes + sum(array.nbytes for array in feeds.values())
 
 
 @functools.cache

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.service.traps import FIGURE as TRAP_FIGURE
 from edgekit_toolkit.artifacts import engine_of, peak_memory_of
 from edgekit_toolkit.measure import PeakMemory
-from edgekit_toolkit.measure_service import measure_service_bytes
+from edgekit_toolkit.measure_service import estimate_service_bytes
 from edgekit_toolkit.memory import MemoryEstimate
 from edgekit_toolkit.runs import Run
 
@@ -31,13 +32,23 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
             f" {limit_bytes / 1e6:.1f} MB: measure on {run.request.target.name} before you rely on it"
         )
     service_bytes = None
-    if known is not None and limit_bytes < math.inf:
+    if known is not None and limit_bytes < math.inf and _is_isolated(run, place):
+        warnings.append(
+            "the memory limit is for one process that runs the model: edgekit-device serve runs this one"
+            " beside the service, in a process of its own (it divides integers by values of its inputs)"
+        )
+    elif known is not None and limit_bytes < math.inf:
         try:
-            service_bytes = measure_service_bytes(engine_of(model)) + known.model_bytes
+            service_bytes = estimate_service_bytes(engine_of(model), known.model_bytes, run.prepared.feeds[0])
             warnings.append(_describe(known, service_bytes, limit_bytes))
         except BackendError as error:
             warnings.append(str(error).splitlines()[0])
     return replace(run, peak=peak, service_bytes=service_bytes, warnings=warnings)
+
+
+def _is_isolated(run: Run, place: int) -> bool:
+    """Whether the service runs the candidate in a process of its own on the target."""
+    return run.request.target.arch == "x86_64" and bool(run.drafts[place].recipe.figures.get(TRAP_FIGURE))
 
 
 def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_bytes: float) -> str:
