@@ -110,10 +110,19 @@ def test_same_outcomes_give_the_same_interval() -> None:
     assert mean_drops(scores[0], scores[1:])[0].interval() == mean_drops(scores[0], scores[1:])[0].interval()
 
 
-def test_candidate_equal_to_the_source_has_no_drop_at_all() -> None:
-    scores = np.random.default_rng(3).random(50)
-    interval = mean_drops(scores, scores[np.newaxis])[0].interval()
-    assert (interval.low, interval.high) == (0, 0)
+@pytest.mark.parametrize("differing", [0, 1, 3])
+def test_few_differing_samples_are_worth_no_more_than_as_many_answers(differing: int) -> None:
+    """A rare large loss that was not drawn is in no resample."""
+    source = np.full(60, 0.5)
+    candidate = source.copy()
+    candidate[:differing] -= 0.01
+    (drop,) = mean_drops(source, candidate[np.newaxis])
+    assert drop.interval().high == pytest.approx(PairedDrop(differing, 0, 60).interval().high)
+
+
+def test_number_of_samples_for_a_score_without_a_difference_is_that_of_answers() -> None:
+    (drop,) = mean_drops(np.full(60, 0.5), np.full((1, 60), 0.5))
+    assert drop.samples_for(1.0) == 381
 
 
 def test_score_of_a_whole_set_is_resampled_pairwise() -> None:

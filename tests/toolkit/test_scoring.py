@@ -146,8 +146,8 @@ def test_metric_over_the_whole_set_scores_both_halves_with_intervals(tmp_path: P
             pytest.approx(exact.low, abs=2.5),
             pytest.approx(exact.high, abs=2.5),
         )
-    spread = found.choosing.drops[1].interval()
-    assert (spread.low, spread.high) == (0, 0)
+    # Not one answer differs, which says as little for F1 as for accuracy.
+    assert found.choosing.drops[1].interval() == known.choosing.drops[1].interval()
 
 
 def test_metric_that_changes_the_outputs_of_the_whole_set_is_an_error_with_its_line(tmp_path: Path) -> None:

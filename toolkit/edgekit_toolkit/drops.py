@@ -137,8 +137,33 @@ class ResampledDrop:
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return the bias-corrected and accelerated bootstrap interval (BCa).
 
+        Where few samples differ, resampling cannot show the rare large loss that was not drawn: then the
+        interval also holds that of as many samples won or lost outright.
+
         Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), section 14.3.
         """
+        interval, rare = self._bootstrap(confidence), self._rare()
+        if rare is None:
+            return interval
+        wider = rare.interval(confidence)
+        return Interval(min(interval.low, wider.low), max(interval.high, wider.high), confidence)
+
+    def _rare(self) -> PairedDrop | None:
+        """Return the drop as if the samples that differ were won or lost outright, where they are few.
+
+        Of n samples of which k differ, a resample holds none of these with probability (1 - k/n)^n, or e^-k.
+        """
+        unchanged = float(np.mean(self.replicates == 0))
+        if unchanged == 0:
+            return None
+        differing = min(self.samples, round(-math.log(unchanged)))
+        return PairedDrop(
+            losses=differing if self.points > 0 else 0,
+            gains=differing if self.points < 0 else 0,
+            samples=self.samples,
+        )
+
+    def _bootstrap(self, confidence: float) -> Interval:
         count = len(self.replicates)
         below = np.searchsorted(self.replicates, self.points, "left")
         same = np.searchsorted(self.replicates, self.points, "right") - below
@@ -155,6 +180,9 @@ class ResampledDrop:
         room, reach = limit_points - self.points, self.interval(confidence).high - self.points
         if room <= 0:
             return None
+        rare = self._rare()
+        if rare is not None and (least := rare.samples_for(limit_points, confidence)) is not None:
+            return least
         count = max(1, math.ceil(self.samples * (reach / room) ** 2))
         return count if count <= _MOST_SAMPLES else None
 
