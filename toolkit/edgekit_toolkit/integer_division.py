@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit import tflite_file
 from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.nesting import graphs
 
@@ -62,6 +61,8 @@ def _onnx_divides(model: onnx.ModelProto) -> bool:
 
 
 def _tflite_divides(content: bytes) -> bool:
+    from edgekit_toolkit import tflite_file  # needs LiteRT, which a host may lack
+
     model = tflite_file.parsed(content)
     for graph, _, operator in tflite_file.operators(model):
         if tflite_file.operator_name(model, operator) not in _TFLITE_OPERATORS:
