@@ -56,52 +56,50 @@ class InferRoutes:
         Raises:
             EdgekitError: the answer is this error.
         """
-        again = functools.partial(self.take, name, version, connection, head, body)
         try:
             served = self._models.find(name, version)
         except EvictedError:
+            again = functools.partial(self.take, name, version, connection, head, body)
             self._when_loaded(name, connection, again)
             return
-        if is_long(body, head.json_bytes):
-
-            def is_current() -> bool:
-                return self._models.find(name, version) is served
-
-            decoding = served.codec.decode_in_slices(body, head.json_bytes, is_local=connection.is_local)
-            work = self._take_decoded(served, decoding, is_current, again, connection)
-            self._slicer.start(_answering_failures(work, connection), len(body) * _TIMES_JSON)
-            return
         try:
+            if is_long(body, head.json_bytes):
+                work = self._take_long(served, (name, version), connection, head, body)
+                self._slicer.start(_answering_failures(work, connection), len(body) * _TIMES_JSON)
+                return
             plan, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
             self._run(served, plan, inputs, connection)
         except EdgekitError:
             served.metrics.refused += 1
             raise
 
-    def _take_decoded(
+    def _take_long(
         self,
         served: Served,
-        decoding: Sliced[tuple[Plan, dict[str, Array]]],
-        is_current: Callable[[], bool],
-        again: Callable[[], None],
+        target: tuple[str, str | None],
         connection: Connection,
+        head: Head,
+        body: memoryview,
     ) -> Sliced[None]:
-        """Run a model on what a request holds; begin `again` if another version serves by then."""
+        """Read long JSON and run the model on it; begin again if another version serves by then."""
+        decoding = served.codec.decode_in_slices(body, head.json_bytes, is_local=connection.is_local)
         try:
             decoded = yield from _while_open(connection, decoding)
+            if decoded is None:
+                return
+            if self._is_current(served, *target):
+                self._run(served, *decoded, connection)
+                return
         except EdgekitError:
             served.metrics.refused += 1
             raise
-        if decoded is None:
-            return
+        self.take(*target, connection, head, body)
+
+    def _is_current(self, served: Served, name: str, version: str | None) -> bool:
         try:
-            is_same = is_current()
-        except EvictedError:
-            is_same = False
-        if is_same:
-            self._run(served, *decoded, connection)
-        else:
-            again()
+            return self._models.find(name, version) is served
+        except EdgekitError:  # `take` says so, or loads it again
+            return False
 
     def _run(self, served: Served, plan: Plan, inputs: Mapping[str, Array], connection: Connection) -> None:
         codec = served.codec
