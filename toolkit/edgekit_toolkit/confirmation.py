@@ -1,6 +1,6 @@
 """Choose a candidate, and hold it against the samples that chose nothing. Pure.
 
-The rule, with the reasons in ADR 0018: a candidate is within the limit on the drop if its estimate is. The
+The rule, with the reasons in ADR 0019: a candidate is within the limit on the drop if its estimate is. The
 best one is then taken to the samples held back. Where its estimate there is over the limit, the next one is
 taken, at half the error level each time, so that all attempts together err with 5 % at most. The limit is
 *kept* only if the whole interval on samples held back lies within it; else it is *not resolved*.
