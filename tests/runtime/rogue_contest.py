@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from edgekit_runtime import contest_process
@@ -20,5 +21,6 @@ def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
 if __name__ == "__main__":
     if os.environ["ROGUE"] != "stay":
         contest_process._OPENING_S = 4.0  # type: ignore[misc]
-    session._BUILT_IN = {**session._BUILT_IN, "litert": ("tests.runtime.rogue_contest", "open_litert")}  # type: ignore[misc]
+    rogue = replace(session._BUILT_IN["litert"], module="tests.runtime.rogue_contest")
+    session._BUILT_IN = {**session._BUILT_IN, "litert": rogue}  # type: ignore[misc]
     sys.exit(contest_process.run())
