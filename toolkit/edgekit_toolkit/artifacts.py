@@ -79,6 +79,20 @@ def open_model(model: Model, outputs: Sequence[str], *, threads: int) -> Runner:
     return run
 
 
+def open_reference(model: Model, outputs: Sequence[str], *, threads: int) -> Runner:
+    """Return a call as of `open_model` that no rewrite of the engine's optimiser changes.
+
+    A model that multiplies codes is optimised all the same: its products are exact everywhere only then.
+
+    Raises:
+        BackendError: the engine refuses the model.
+    """
+    if isinstance(model, bytes):
+        return open_model(model, outputs, threads=threads)
+    session = session_for(model, threads=threads, optimise=computes_in_integers(model))
+    return partial(run_session, session, names=list(outputs))
+
+
 def open_session(model: Model, *, threads: int) -> Session:
     """Return the session that a device would open.
 

@@ -17,6 +17,7 @@ import onnxruntime
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
+from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.feeds import bound_shape
 from edgekit_toolkit.nesting import has_foldable_weights, stored_tensors
@@ -130,7 +131,7 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
         settings.optimized_model_filepath = str(path)
         if has_foldable_weights(model):
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
-        disabled = [] if blocked_layout else ["NchwcTransformer"]
+        disabled = [*WRONG_REWRITES, *([] if blocked_layout else ["NchwcTransformer"])]
         onnxruntime.InferenceSession(
             model.SerializeToString(),
             settings,

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import Accepted, choose_accepted
-from edgekit_toolkit.artifacts import Model, open_model, specs_of
+from edgekit_toolkit.artifacts import Model, open_model, open_reference, specs_of
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.confirmation import choose_confirmed, limits_in_force
@@ -253,7 +253,7 @@ def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Pha
         reference = open_model(source.model, names, threads=request.threads)
         runs = [open_model(one.model, names, threads=request.threads) for one in found.candidates]
         scores = score_candidates(
-            reference,
+            open_reference(source.model, names, threads=request.threads),
             [
                 # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that
                 # was converted has a fixed batch.

@@ -20,6 +20,7 @@ from edgekit_runtime.manifest import BackendChoice
 from edgekit_runtime.mapped import parts
 from edgekit_runtime.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.ort_products import open_exact
+from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
@@ -253,7 +254,11 @@ def _create(path: str, settings: "onnxruntime.SessionOptions") -> "onnxruntime.I
     def create(settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
         # No fallback to other providers: it prints to the standard output, and there is only the CPU here.
         return onnxruntime.InferenceSession(
-            path, settings, providers=["CPUExecutionProvider"], enable_fallback=0
+            path,
+            settings,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,
+            disabled_optimizers=list(WRONG_REWRITES),
         )
 
     with lean_loading():

@@ -5,6 +5,7 @@ The higher levels write fused and blocked operators that only onnxruntime on the
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -17,12 +18,13 @@ class CastsAddedError(Exception):
     """onnxruntime wrote conversions into the graph, as the CPU has no kernels for the model's types."""
 
 
-def run(model: onnx.ModelProto, fold_constants: bool = True) -> onnx.ModelProto:
+def run(model: onnx.ModelProto, fold_constants: bool = True, disabled: Sequence[str] = ()) -> onnx.ModelProto:
     """Return a copy of `model` as onnxruntime would run it after its basic optimisations.
 
     Args:
         model: any model.
         fold_constants: whether constants are computed; off where the results take more room.
+        disabled: rewrites that are left out, by onnxruntime's names.
 
     Raises:
         CastsAddedError: the model would be slower on a target that has kernels for its types.
@@ -38,7 +40,7 @@ def run(model: onnx.ModelProto, fold_constants: bool = True) -> onnx.ModelProto:
             model.SerializeToString(),
             settings,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=[] if fold_constants else ["ConstantFolding"],
+            disabled_optimizers=[*disabled, *([] if fold_constants else ["ConstantFolding"])],
         )
         result = onnx.load(path)
     if _casts(result) > _casts(model):

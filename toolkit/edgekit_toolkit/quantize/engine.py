@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.ort_products import open_exact
+from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.nesting import has_foldable_weights
 
@@ -36,7 +37,10 @@ def session_for(
     content = model if isinstance(model, bytes) else model.SerializeToString()
     try:
         return open_exact(
-            options, lambda how: ort.InferenceSession(content, how, providers=["CPUExecutionProvider"])
+            options,
+            lambda how: ort.InferenceSession(
+                content, how, providers=["CPUExecutionProvider"], disabled_optimizers=list(WRONG_REWRITES)
+            ),
         )
     except Exception as error:  # onnxruntime raises classes of its own that share no base but Exception
         raise BackendError(f"onnxruntime refuses the model: {error}") from error
