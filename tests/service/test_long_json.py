@@ -4,6 +4,7 @@ import itertools
 import json
 import select
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.service.service_parts import (
     running,
     write_identity,
 )
+from tests.service.wiring_parts import load
 
 from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.service.config import Inference
@@ -104,6 +106,19 @@ def test_client_that_goes_leaves_no_work_behind(service: Running) -> None:
     with service.connect() as client:
         client.sendall(echo_bytes(x, is_binary=True))
     assert ask(service, infer_bytes(X)).binary == Y
+
+
+def test_request_whose_json_is_read_during_a_swap_is_answered(maker: PackageMaker, tmp_path: Path) -> None:
+    write_identity(maker, tmp_path / "echo-1.edgepkg", ["float32"])
+    config = make_config(tmp_path, inference=Inference(max_json_bytes=64 << 20))
+    x = np.random.default_rng(0).normal(size=(300_000, 3)).astype(np.float32)
+    name = [{"name": "out_float32", "parameters": {"binary_data": True}}]
+    with running(config, PackageFiles([tmp_path], maker.trust)) as started, started.connect() as client:
+        write_identity(maker, tmp_path / "echo-2.edgepkg", ["float32"], version="2.0.0")
+        client.sendall(echo_bytes(x, is_binary=False, outputs=name))
+        assert load(started, "echo").status == 200
+        reply = Replies(client).next()
+        assert (reply.status, reply.binary) == (200, x.tobytes())
 
 
 # Reading, against Python's own reader
