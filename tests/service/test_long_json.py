@@ -210,6 +210,21 @@ def test_wrong_document_is_refused_alike(shape: tuple[int, ...], find: bytes, re
         assert_read_alike(spec, text)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_value_missing_among_many_spaces_is_refused(place: int) -> None:
+    """Else the tensor would show what the memory held before."""
+    values = [b"1.5", b"2.5", b"3.5", b"4.5"]
+    assert_read_alike(TensorSpec("x", "float32", ("N",)), spread(values))
+    values[place] = b""
+    assert_read_alike(TensorSpec("x", "float32", ("N",)), spread(values))
+
+
+def spread(values: list[bytes]) -> bytes:
+    data = (b" " * 5000 + b",").join(values)
+    head = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%d], "data": [' % len(values)
+    return head + data + b"]}]}"
+
+
 @settings(max_examples=300)
 @given(st.sampled_from(SHAPES), st.randoms(), st.integers(1, 4))
 def test_document_with_changed_bytes_is_read_or_refused_alike(

@@ -74,6 +74,8 @@ class NumberArray:
             if marks[seen : seen + len(found)] != found or _MISPLACED.search(piece):
                 raise refusal
             part = convert(_read_flat(piece, where), dtype, where)
+            if not len(part):  # an empty list is JSON, but here a value is missing
+                raise refusal
             values[filled : filled + len(part)] = part
             start, filled, seen = end + 1, filled + len(part), seen + len(found)
             yield
