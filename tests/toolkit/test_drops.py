@@ -48,7 +48,7 @@ def test_number_of_samples_needed_is_just_enough() -> None:
 
 def test_no_number_of_samples_shows_a_drop_at_the_limit_to_be_within_it() -> None:
     assert PairedDrop(1, 0, 100).samples_for(1.0) is None
-    assert ResampledDrop(1.0, np.array([0.5, 1.5]), 0.0, 100).samples_for(1.0) is None
+    assert ResampledDrop(1.0, np.array([0.5, 1.5]), 0.0, 100, 100).samples_for(1.0) is None
 
 
 def _upper_errors(share: float, gains: float, count: int) -> float:
@@ -108,6 +108,31 @@ def test_wider_confidence_gives_a_wider_interval_that_holds_the_drop() -> None:
 def test_same_outcomes_give_the_same_interval() -> None:
     scores = np.random.default_rng(3).random((2, 50))
     assert mean_drops(scores[0], scores[1:])[0].interval() == mean_drops(scores[0], scores[1:])[0].interval()
+
+
+def test_rounding_of_the_drop_does_not_move_its_interval() -> None:
+    """Many resamples equal the drop, which is two thirds of a point: 0.6667 is beyond all of them."""
+    source = np.full(300, 0.75)
+    candidate = source.copy()
+    candidate[:6] -= 0.5
+    candidate[6:8] += 0.5
+    (drop,) = mean_drops(source, candidate[np.newaxis])
+    interval = drop.interval()
+    assert drop.points == 0.6667
+    assert (interval.low, interval.high) == pytest.approx((-100 / 600, 100 * 10 / 600))
+
+
+def test_losses_and_gains_that_cancel_out_are_not_taken_for_no_difference() -> None:
+    source = np.full(200, 0.5)
+    candidate = source.copy()
+    candidate[:20] -= 0.5
+    candidate[20:40] += 0.49
+    (drop,) = mean_drops(source, candidate[np.newaxis])
+    even = mean_drops(source, np.where(candidate > 0.5, 1.0, candidate)[np.newaxis])[0]
+    needed, needed_even = drop.samples_for(1.0), even.samples_for(1.0)
+    assert needed is not None
+    assert needed_even is not None
+    assert needed_even == pytest.approx(needed, rel=0.25)  # 381 if none differed
 
 
 @pytest.mark.parametrize("differing", [0, 1, 3])

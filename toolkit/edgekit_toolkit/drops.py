@@ -20,6 +20,10 @@ _MEAN_REPLICATES: Final = 2000
 # A metric over the whole set is called once a replicate.
 SET_REPLICATES: Final = 200
 _SEED: Final = 1
+# With no more differing samples than this, some resamples hold none of them.
+_FEW: Final = 7
+# A drop is rounded to four decimals, and a mean depends on the order of its sum: this close is the same.
+_SAME_POINTS: Final = 1e-4
 
 Floats = NDArray[np.float64]
 
@@ -127,12 +131,14 @@ class ResampledDrop:
         replicates: points on each resample, in ascending order.
         acceleration: of BCa; 0 where it is not known.
         samples: how many there are.
+        differing: on how many of them source and candidate differ.
     """
 
     points: float
     replicates: Floats
     acceleration: float
     samples: int
+    differing: int
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return the bias-corrected and accelerated bootstrap interval (BCa).
@@ -149,24 +155,19 @@ class ResampledDrop:
         return Interval(min(interval.low, wider.low), max(interval.high, wider.high), confidence)
 
     def _rare(self) -> PairedDrop | None:
-        """Return the drop as if the samples that differ were won or lost outright, where they are few.
-
-        Of n samples of which k differ, a resample holds none of these with probability (1 - k/n)^n, or e^-k.
-        """
-        unchanged = float(np.mean(self.replicates == 0))
-        if unchanged == 0:
+        """Return the drop as if the samples that differ were won or lost outright, where they are few."""
+        if self.differing > _FEW:
             return None
-        differing = min(self.samples, round(-math.log(unchanged)))
         return PairedDrop(
-            losses=differing if self.points > 0 else 0,
-            gains=differing if self.points < 0 else 0,
+            losses=self.differing if self.points > 0 else 0,
+            gains=self.differing if self.points < 0 else 0,
             samples=self.samples,
         )
 
     def _bootstrap(self, confidence: float) -> Interval:
         count = len(self.replicates)
-        below = np.searchsorted(self.replicates, self.points, "left")
-        same = np.searchsorted(self.replicates, self.points, "right") - below
+        below = np.searchsorted(self.replicates, self.points - _SAME_POINTS, "left")
+        same = np.searchsorted(self.replicates, self.points + _SAME_POINTS, "right") - below
         bias = _quantile(min(max((below + same / 2) / count, 0.5 / count), 1 - 0.5 / count))
         ends = []
         for level in ((1 - confidence) / 2, 1 - (1 - confidence) / 2):
@@ -177,13 +178,13 @@ class ResampledDrop:
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return about how many such samples show the drop to be within a limit, or None where none do."""
-        room, reach = limit_points - self.points, self.interval(confidence).high - self.points
+        room, rare = limit_points - self.points, self._rare()
         if room <= 0:
             return None
-        rare = self._rare()
-        if rare is not None and (least := rare.samples_for(limit_points, confidence)) is not None:
-            return least
-        count = max(1, math.ceil(self.samples * (reach / room) ** 2))
+        least = None if rare is None else rare.samples_for(limit_points, confidence)
+        interval = self.interval(confidence) if least is None else self._bootstrap(confidence)
+        reach = interval.high - self.points
+        count = max(least or 1, math.ceil(self.samples * (reach / room) ** 2))
         return count if count <= _MOST_SAMPLES else None
 
 
@@ -211,7 +212,13 @@ def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:
             )
         replicates = np.sort(100 * resampled[:, place])
         drops.append(
-            ResampledDrop(round(100 * float(change.mean()), 4), replicates, _acceleration(change), count)
+            ResampledDrop(
+                points=round(100 * float(change.mean()), 4),
+                replicates=replicates,
+                acceleration=_acceleration(change),
+                samples=count,
+                differing=int(np.count_nonzero(change)),
+            )
         )
     return drops
 
@@ -236,7 +243,22 @@ def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats],
         samples: how many there are.
     """
     changes = np.sort(100 * (replicates[0] - replicates[1]))
-    return ResampledDrop(round(100 * (source - candidate), 4), changes, 0.0, samples)
+    return ResampledDrop(
+        points=round(100 * (source - candidate), 4),
+        replicates=changes,
+        acceleration=0.0,
+        samples=samples,
+        differing=_estimate_differing(changes, samples),
+    )
+
+
+def _estimate_differing(replicates: Floats, samples: int) -> int:
+    """Return about how many samples change a score over a whole set, which does not say it sample by sample.
+
+    Of n samples of which k differ, a resample holds none of these with probability (1 - k/n)^n, or e^-k.
+    """
+    unchanged = float(np.mean(replicates == 0))
+    return samples if unchanged == 0 else min(samples, round(-math.log(unchanged)))
 
 
 def _draws(count: int, replicates: int) -> Iterator[NDArray[np.int64]]:
