@@ -67,6 +67,21 @@ def test_equal_calls_under_way_are_computed_once() -> None:
     assert (len(lane.calls), cache.joined, cache.misses) == (1, 4, 1)
 
 
+def test_call_that_others_wait_for_is_wanted_though_its_client_has_gone() -> None:
+    lane, client = FakeLane(held=True), Client()
+    cached = ResponseCache().in_front_of(lane, LOOP)
+    gone = {0, 2}
+    for index in range(3):
+        call = client.call(inputs(1, 2))
+        call.is_unwanted = lambda index=index: index in gone  # type: ignore[misc]
+        cached.submit(call)
+    (asked,) = lane.calls
+    assert not asked.is_unwanted()
+    gone.add(1)
+    assert asked.is_unwanted()
+    lane.release()
+
+
 def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
     lane, client = FakeLane(held=True), Client()
     cached = ResponseCache().in_front_of(lane, LOOP)

@@ -278,8 +278,11 @@ class CacheLane(Lane):
             for other, since_s in mine.waiting:
                 self._reuse(other, reused, since_s)
 
+        def is_unwanted() -> bool:
+            return call.is_unwanted() and all(other.is_unwanted() for other, _ in mine.waiting)
+
         own = call.answered_by(take)
-        own.inputs = inputs
+        own.inputs, own.is_unwanted = inputs, is_unwanted
         self._lane.submit(own)
 
 
