@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -162,13 +163,20 @@ class Bench:
         self.metrics = LaneMetrics("model", "1")
         self.lane = self.add_lane((self.session,) * instances, self.metrics, **limits)
 
-    def add_lane(self, instances: tuple[FakeSession, ...], metrics: LaneMetrics, **limits: Any) -> Scheduler:
+    def add_lane(
+        self,
+        instances: tuple[FakeSession, ...],
+        metrics: LaneMetrics,
+        max_batch_bytes: float = math.inf,
+        **limits: Any,
+    ) -> Scheduler:
         return Scheduler(
             instances,
             SchedulingLimits(**{"short_s": 0.0, **limits}),
             pool=self.pool,
             loop=self.loop,
             metrics=metrics,
+            max_batch_bytes=max_batch_bytes,
             clock=self.loop.clock,
         )
 

@@ -1,5 +1,6 @@
 """The memory of one inference: requests that would take too much, and what large ones leave behind."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -7,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import (
     Array,
     Manifest_,
+    Replies,
     Reply,
     Running,
     ask,
+    get_bytes,
     make_config,
     post_bytes,
     running,
@@ -23,6 +27,8 @@ from tests.service.service_parts import (
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.config import Inference
+from edgekit_runtime.service.limits import SchedulingLimits
+from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.plan import PlannedInput
 from edgekit_runtime.service.run_memory import FIGURE, InputLimit, RunMemory
@@ -107,6 +113,44 @@ def test_limit_of_a_model_without_rows_is_stated_in_bytes() -> None:
     limit = InputLimit(memory, [TensorSpec("x", "float32", (1, 3, "H", "W"))], 100_000)
     with pytest.raises(RequestError, match="at most 10000 bytes"):
         limit.check([PlannedInput("x", np.dtype("float32"), (1, 3, 800, 800))])
+
+
+def test_calls_of_a_batch_keep_the_limit_of_a_run_together(maker: PackageMaker, tmp_path: Path) -> None:
+    write_identity_of_any_width(maker, tmp_path / "wide.edgepkg", {"memory_estimate": {FIGURE: 1000.0}})
+    limits = SchedulingLimits(max_batch=4, max_delay_s=1.0)
+    config = make_config(
+        tmp_path,
+        inference=Inference(max_run_bytes=1_000_000),
+        models={"wide": ModelOptions(scheduling=limits)},
+    )
+    with running(config, PackageFiles([tmp_path], maker.trust)) as service, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(service.connect()) for _ in range(2)]
+        for client in clients:
+            client.sendall(wide_bytes(200))  # 800 bytes each, of 1000
+        assert [Replies(client).next().status for client in clients] == [200, 200]
+        assert count_runs(service) == 2
+
+
+def write_identity_of_any_width(maker: PackageMaker, path: Path, figures: Mapping[str, Any]) -> None:
+    """Write `wide`: y[N, W] of x[N, W], made for a width of 10."""
+    helper = onnx.helper
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", "W"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "wide", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.ones((1, 10), np.float32)
+    sketch = Manifest_("wide", "1.0.0", {}, {"x": x})
+    write_signed(maker, path, sketch, {"y": x}, model.SerializeToString(), figures)
+
+
+def wide_bytes(width: int) -> bytes:
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, width], "data": [1.5] * width}
+    return post_bytes("/v2/models/wide/infer", json.dumps({"inputs": [entry]}).encode())
+
+
+def count_runs(service: Running) -> int:
+    (stated,) = ask(service, get_bytes("/v2/models/wide/stats")).json["model_stats"]
+    count: int = stated["execution_count"]
+    return count
 
 
 def test_session_gives_back_what_a_large_run_took() -> None:

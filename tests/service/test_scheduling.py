@@ -221,6 +221,15 @@ def test_a_call_of_more_rows_than_a_batch_runs_alone() -> None:
     assert bench.session.runs == [[0], [1] * 5, [2]]
 
 
+def test_calls_share_a_batch_as_far_as_its_memory_goes() -> None:
+    bench = Bench(max_batch=8, max_batch_bytes=16)  # of two calls
+    for value in range(1, 5):
+        bench.submit(value)
+    bench.submit(5, rows=3)
+    bench.finish()
+    assert bench.session.runs == [[1], [2, 3], [4], [5, 5, 5]]
+
+
 def test_calls_of_other_sizes_go_in_another_batch() -> None:
     bench = Bench(max_batch=8)
     bench.submit(0)

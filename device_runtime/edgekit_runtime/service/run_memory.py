@@ -1,7 +1,7 @@
 """How much memory one inference takes by the size of its inputs, and what follows: a limit, and trimming.
 
-A model with free dimensions takes about as many times more memory as its inputs are larger: exactly so in the
-number of rows, less than it where attention compares all of a sequence with all of it.
+The estimate grows with the size of the inputs. That fits further rows, and larger images of a convolutional
+model. It is too low for attention, whose memory grows with the square of the length of a sequence.
 """
 
 import math
@@ -45,6 +45,10 @@ class RunMemory:
     def usual_bytes(self) -> int:
         """Of those inputs."""
         return _count_bytes(self.usual.values())
+
+    def most_input_bytes(self, allowed_bytes: int) -> int:
+        """Return how large all inputs of a run may be that may take `allowed_bytes`; the usual always may."""
+        return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
         """Return whether a run with inputs of so many bytes leaves more behind than is worth keeping.
@@ -106,8 +110,7 @@ class InputLimit:
             allowed_bytes: of one run.
         """
         self._memory, self._allowed_bytes = memory, allowed_bytes
-        most = int(allowed_bytes / max(memory.bytes_per_input_byte, 1.0))
-        self._max_bytes = max(most, memory.usual_bytes)
+        self._max_bytes = memory.most_input_bytes(allowed_bytes)
         self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)
 
     def check(self, inputs: Sequence[PlannedInput]) -> None:

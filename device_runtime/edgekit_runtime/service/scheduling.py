@@ -52,6 +52,7 @@ class Scheduler(Lane):
         loop: Loop,
         metrics: LaneMetrics,
         memory: RunMemory | None = None,
+        max_batch_bytes: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a lane that takes calls.
@@ -63,6 +64,7 @@ class Scheduler(Lane):
             loop: on whose thread all this happens.
             metrics: of the model.
             memory: that runs take, by which sessions are trimmed after large ones; None for never.
+            max_batch_bytes: of the inputs that run together.
             clock: that of the calls' deadlines.
         """
         self._memory = memory
@@ -72,7 +74,7 @@ class Scheduler(Lane):
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         self._paces = Paces(limits.short_s)
-        self._waiting = Waiting(limits.levels, limits.max_passes)
+        self._waiting = Waiting(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
         self._max_rows = limits.max_batch if self._batches else 1

@@ -102,7 +102,10 @@ class Stacking:
         if not any(isinstance(size, str) for spec in inputs for size in spec.shape):
             return None
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
-        return InputLimit(memory, inputs, self.max_run_bytes // len(loaded.instances))
+        return InputLimit(memory, inputs, self._allowed_run_bytes(loaded))
+
+    def _allowed_run_bytes(self, loaded: Loaded) -> int:
+        return self.max_run_bytes // len(loaded.instances)
 
     def _make_governed(
         self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
@@ -130,6 +133,7 @@ class Stacking:
         metrics: LaneMetrics,
     ) -> Scheduler:
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
+        most_bytes = memory.most_input_bytes(self._allowed_run_bytes(loaded))
         lane = Scheduler(
             instances,
             loaded.scheduling,
@@ -137,6 +141,7 @@ class Stacking:
             loop=self.loop,
             metrics=metrics,
             memory=memory,
+            max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
         )
         for run in warm_runs:
             lane.learn(run.size_bytes, run.seconds)

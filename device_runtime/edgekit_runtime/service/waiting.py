@@ -6,6 +6,7 @@ Who goes next: the oldest call of the highest level that has one. So that a leve
 that has been passed over `max_passes` times goes first once.
 """
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -45,18 +46,19 @@ class Waiting:
         next_deadline_s: no waiting call's deadline is before this; exact after `expire`.
     """
 
-    __slots__ = ("_levels", "_max_passes", "_passes", "next_deadline_s", "rows")
+    __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
 
-    def __init__(self, levels: int, max_passes: int) -> None:
+    def __init__(self, levels: int, max_passes: int, max_bytes: float = math.inf) -> None:
         """Make an empty one.
 
         Args:
             levels: of priority, at least 1.
             max_passes: how many batches in a row may go past a level that waits.
+            max_bytes: of the inputs of one batch.
         """
         self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
         self._passes = [0] * levels
-        self._max_passes = max_passes
+        self._max_passes, self._max_bytes = max_passes, max_bytes
         self.rows = 0
         self.next_deadline_s = _NEVER
 
@@ -79,19 +81,23 @@ class Waiting:
         """Return the next batch, which stays; empty where nothing waits.
 
         The call whose turn it is leads; calls of its kind join, the higher levels first, as long as all have
-        at most `max_rows` together. A call of more runs alone.
+        at most `max_rows` together, and inputs of at most `max_bytes`. A call of more runs alone.
         """
         lead = self._lead()
         if lead is None:
             return []
-        batch, rows = [lead], lead.rows
+        batch, rows, size_bytes = [lead], lead.rows, lead.size_bytes
         if lead.kind is None or rows >= max_rows:
             return batch
         for level in self._levels:
             for queued in level:
-                if queued.kind == lead.kind and queued is not lead and rows + queued.rows <= max_rows:
+                has_room = (
+                    rows + queued.rows <= max_rows and size_bytes + queued.size_bytes <= self._max_bytes
+                )
+                if queued.kind == lead.kind and queued is not lead and has_room:
                     batch.append(queued)
                     rows += queued.rows
+                    size_bytes += queued.size_bytes
             if rows == max_rows:
                 break
         return batch
