@@ -26,13 +26,17 @@ from tests.service.service_parts import (
     write_signed,
 )
 from tests.service.wiring_parts import load
+from tests.service.worker_parts import ask_again
 from tests.waiting import bounded
 
 from edgekit_runtime.archive import read_package
+from edgekit_runtime.service.installed import InstalledModels
+from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.traps import FIGURE, can_trap
+from edgekit_runtime.slots import Slots
 
 SMALLEST = np.iinfo(np.int64).min
 is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
@@ -61,12 +65,16 @@ def write_divider(
     write_signed(maker, path, sketch, expected, model.SerializeToString(), figures or {})
 
 
-def divide(service: Running, a: int, b: int, dtype: str = "INT64") -> Reply:
+def divide_bytes(a: int, b: int, dtype: str = "INT64") -> bytes:
     entries = [
         {"name": name, "datatype": dtype, "shape": [1], "data": [value]}
         for name, value in (("a", a), ("b", b))
     ]
-    return ask(service, post_bytes("/v2/models/divider/infer", json.dumps({"inputs": entries}).encode()))
+    return post_bytes("/v2/models/divider/infer", json.dumps({"inputs": entries}).encode())
+
+
+def divide(service: Running, a: int, b: int, dtype: str = "INT64") -> Reply:
+    return ask(service, divide_bytes(a, b, dtype))
 
 
 @pytest.fixture
@@ -88,6 +96,24 @@ def test_division_that_traps_costs_no_other_model_an_answer(
         assert divide(service, 8, 2).json["outputs"][0]["data"] == [4 if operator == "Div" else 0]
         assert divide(service, SMALLEST, -1).status == 503
         assert ask(service, infer_bytes(X)).binary == Y
+
+
+@on_x86
+def test_requests_that_trap_get_no_version_rejected(maker: PackageMaker, tmp_path: Path) -> None:
+    slots = Slots(tmp_path / "state", maker.trust)
+    for version in ("1.0.0", "2.0.0"):
+        write_divider(maker, tmp_path / "divider.edgepkg", version=version)
+        slots.install(tmp_path / "divider.edgepkg")
+        slots.begin_start("divider").package.close()
+        slots.confirm("divider", version)
+    isolation = Isolation(max_crashes=2, max_delay_s=0.1)
+    config = make_config(tmp_path, models={"divider": ModelOptions(isolation=isolation)})
+    with running(config, InstalledModels(slots)) as service:
+        for _ in range(3):
+            assert divide(service, SMALLEST, -1).status == 503
+            reply = ask_again(service, divide_bytes(8, 2))
+            assert reply.json["model_version"] == "2.0.0"
+    assert slots.load("divider").state.rejected == ()
 
 
 @on_x86

@@ -72,7 +72,8 @@ class IsolatedModel:
         self._workers = workers
         self._has_started = self._is_over = False
         self.trial: IsolatedTrial | None = None
-        self._crashes, self._refusals = Crashes(), 0  # the latter are the system's, in a row
+        self._crashes, self._traps = Crashes(), Crashes()
+        self._refusals = 0  # of the system, in a row
         self._restart_s = 0.0  # when the next start may be, on the clock of the loop
 
     @property
@@ -235,6 +236,8 @@ class IsolatedModel:
             self._restart(Crashes())
         elif worker.has_lacked:
             self._take_refusal(reason)
+        elif worker.has_trapped and worker.is_ready:
+            self._take_trap(reason, lived_s)
         else:
             self._take_crash(reason, lived_s, is_final=worker.has_refused)
 
@@ -250,6 +253,13 @@ class IsolatedModel:
             self._workers.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
         if not self._is_over:
             self._restart(self._crashes)
+
+    def _take_trap(self, reason: str, lived_s: float) -> None:
+        """Start another: a request divided by what it held, and clients must not get a version rejected."""
+        self._traps = self._traps.after(lived_s, self._order.isolation)
+        manifest = self.lane.manifest
+        _logger.error("%s %s: a request ended its worker: %s", manifest.name, manifest.version, reason)
+        self._restart(self._traps)
 
     def _restart(self, crashes: Crashes) -> None:
         delay_s = crashes.delay_s(self._order.isolation)

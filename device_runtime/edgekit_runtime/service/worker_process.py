@@ -6,6 +6,7 @@ What becomes of the connections of a worker that died is decided by what it last
 import json
 import mmap
 import os
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Worker:
         is_over: whether the process has ended.
         has_refused: whether it said that the model cannot be loaded, in the place of crashing.
         has_lacked: whether it said that it cannot be loaded now, for want of what the machine has to give.
+        has_trapped: whether the processor ended it for a division, see `traps`.
     """
 
     def __init__(self, http: HttpServer, owner: "IsolatedModel", order: Order, package: int) -> None:
@@ -75,7 +77,7 @@ class Worker:
         self._owner: IsolatedModel | None = owner
         self._loop = http.loop
         self.silent_s = 0.0
-        self.is_ready = self.has_refused = self.has_lacked = False
+        self.is_ready = self.has_refused = self.has_lacked = self.has_trapped = False
         self._is_condemned = self.is_over = False
         self._reason: str | None = None
         self._asked: set[str] = set()
@@ -262,6 +264,7 @@ class Worker:
         if self.is_over:
             return
         self.is_over = self._is_condemned = True
+        self.has_trapped = code == -signal.SIGFPE
         self._channel.receive_rest()
         self._channel.close()
         if self._pidfd is not None:
