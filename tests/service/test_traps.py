@@ -29,13 +29,16 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import ask_again
 from tests.waiting import bounded
 
-from edgekit_runtime.archive import read_package
+from edgekit_runtime.archive import OpenedPackage, read_package
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.service import loading
 from edgekit_runtime.service.installed import InstalledModels
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.rollout import Rollout
 from edgekit_runtime.service.traps import FIGURE, can_trap
+from edgekit_runtime.service.workers import OWN_SHARE
 from edgekit_runtime.slots import Slots
 
 SMALLEST = np.iinfo(np.int64).min
@@ -161,6 +164,26 @@ def test_version_that_divides_is_not_tried_where_no_process_is_and_serves_on(
         reply = load(service, "divider")
         assert (reply.status, "isolated = true" in reply.json["error"]) == (503, True)
         assert divide(service, 8, 2).json["outputs"][0]["data"] == [10]
+
+
+@on_x86
+def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    asked = []
+
+    def open_elsewhere(package: OpenedPackage, options: ModelOptions, beside: Any = None) -> Any:
+        asked.append(options.isolation)
+        raise BackendError("seen")
+
+    write_divider(maker, tmp_path / "divider.edgepkg")
+    options = ModelOptions(load_timeout_s=600.0, trap_opener=open_elsewhere)
+    package = read_package(tmp_path / "divider.edgepkg", maker.trust)
+    with package, pytest.raises(BackendError, match="seen"):
+        loading.load(package, options)
+    (isolation,) = asked
+    assert isolation is not None
+    assert OWN_SHARE * isolation.start_timeout_s >= 600.0
 
 
 def test_packages_without_the_record_are_searched_for_the_operators(

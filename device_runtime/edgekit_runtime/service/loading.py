@@ -195,7 +195,11 @@ def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOption
         " a process of its own; isolated = false for this model keeps it here",
         package.path,
     )
-    return dataclasses.replace(options, isolation=Isolation(), opener=options.trap_opener)
+    isolation = Isolation()
+    if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
+        start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
+        isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
+    return dataclasses.replace(options, isolation=isolation, opener=options.trap_opener)
 
 
 def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.service.registry import Registry
 
 _POLL_S: Final = 0.005
-_OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
+OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
 _TRIES: Final = 3  # to load a version for the first time
 _SPARE_S: Final = 30.0  # for the waits between them, and for processes to end
 _RETRY_AFTER_S: Final = 1.0
@@ -217,7 +217,7 @@ class Workers:
 
     def _make_order(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> Order:
         # Less than the process has, which then says why it refuses a version, and need not be killed.
-        limit_s = _OWN_SHARE * isolation.start_timeout_s
+        limit_s = OWN_SHARE * isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
         here = dataclasses.replace(options, isolation=None, opener=None, trap_opener=None)
         alone = dataclasses.replace(here, in_process=True, load_timeout_s=limit_s)
