@@ -148,10 +148,9 @@ def test_package_of_a_loop_that_cannot_be_counted_has_no_modelled_latency(tmp_pa
         plain = package(whole, tmp_path / "out", "--json", target="rpi5").json
         limited = package(whole, tmp_path / "limited", "--budget", "latency=1s", target="rpi5")
     assert all(one["figures"]["latency"]["value"] is None for one in plain["candidates"])
-    assert (
-        "measured on this machine, since latency on the target cannot be modelled"
-        in plain["outcome"]["reason"]
-    )
+    reason = plain["outcome"]["reason"]
+    assert "on this machine" in reason
+    assert reason.endswith("since latency on the target cannot be modelled")
     assert limited.code != 0
     assert "latency" in limited.stdout
 

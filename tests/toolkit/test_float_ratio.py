@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.toolkit.package_run import isolated_home, package, tiny
 
-from edgekit_toolkit.float_ratio import FloatRatio, find_slowdown
+from edgekit_runtime.latency import Latency
+from edgekit_toolkit.float_ratio import FloatRatio, find_slowdown, ratio_uncertainty
 
 
 def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():
@@ -16,9 +17,24 @@ def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():
     assert "0.62 x float32 as modelled for rpi5, which may be off by 1.4 x" in note
 
 
-def test_choice_without_a_modelled_figure_says_that_nothing_faster_keeps_the_limits():
+def test_choice_without_a_modelled_figure_says_that_nothing_clearly_faster_keeps_the_limits():
     (note,) = find_slowdown(FloatRatio(None, 1.4, 1.0, 1.2), "x86-64")
-    assert note.endswith("it takes 1.20 x the source model (measured here); no faster form keeps every limit")
+    assert note.endswith(
+        "it takes 1.20 x the source model (measured here); no form that keeps every limit is clearly faster"
+    )
+
+
+def test_uncertainty_of_a_ratio_reaches_over_half_of_the_rounds():
+    """Half of 60 rounds under a load that strikes one of both: its middle is between 1 and 1.4."""
+    reference = Latency((1.0,) * 60)
+    loaded = Latency((1.0,) * 20 + (1.2,) * 20 + (1.4,) * 20)
+    assert ratio_uncertainty(loaded, reference) == pytest.approx(1.2)
+    assert ratio_uncertainty(Latency((2.0,) * 60), reference) == 1.0
+
+
+def test_uncertainty_of_a_ratio_of_few_rounds_reaches_over_all():
+    latency, reference = Latency((1.0, 1.0, 1.0, 1.0, 1.5)), Latency((1.0,) * 5)
+    assert ratio_uncertainty(latency, reference) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.03])

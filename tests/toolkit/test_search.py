@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from edgekit_toolkit.budget import Budget, parse_budget
 from edgekit_toolkit.search import (
     COSTS,
+    MOST_FOR_GPU,
+    SAME_HOST_LATENCY,
     SAME_LATENCY,
     Measured,
     choose,
@@ -162,7 +164,8 @@ def test_smallest_of_the_fastest_is_only_said_of_several() -> None:
     ]
     found = choose(some, Budget({}))
     assert found.chosen == "half"
-    assert "the smallest of the fastest measured on this machine" in found.reason
+    assert "the smallest of 2 that measurements on this machine cannot tell apart" in found.reason
+    assert "of 3 alike within 1.4 x as modelled for the target" in found.reason
 
 
 def test_only_candidate_that_keeps_the_limits_is_not_called_the_fastest() -> None:
@@ -170,13 +173,69 @@ def test_only_candidate_that_keeps_the_limits_is_not_called_the_fastest() -> Non
     assert found.reason == "form float: the only one that keeps every limit"
 
 
-def test_candidate_that_is_slower_here_by_no_more_than_chance_is_as_fast() -> None:
-    def noisy(chance: float) -> str | None:
-        small = candidate("half", host=1.06, chance=chance, size=5e5, uncertainty=1.4)
-        return choose([modelled("float", 10, 1.0), small], Budget({})).chosen
+@pytest.mark.parametrize(("ratio", "chosen"), [(1.09, "small"), (1.11, "float")])
+def test_latencies_here_within_ten_percent_are_alike(ratio: float, chosen: str) -> None:
+    some = [modelled("float", 10, 1.0), modelled("small", 10, ratio, size=5e5)]
+    assert choose(some, Budget({})).chosen == chosen
 
-    assert noisy(1.08) == "half"
-    assert noisy(1.05) == "float"
+
+@pytest.mark.parametrize("noisy", ["float", "small"])
+def test_candidates_whose_latencies_here_overlap_by_chance_are_alike(noisy: str) -> None:
+    """Whichever of both the noise is in."""
+
+    def chosen(chance: float) -> str | None:
+        some = [
+            candidate(name, host=host, chance=chance if name == noisy else 1.01, size=size, uncertainty=1.4)
+            for name, host, size in (("float", 1.0, 1e6), ("small", 1.3, 5e5))
+        ]
+        return choose(some, Budget({})).chosen
+
+    assert chosen(1.2) == "float"
+    assert chosen(1.4) == "small"
+
+
+def test_of_candidates_alike_here_in_latency_and_size_the_most_accurate_is_chosen() -> None:
+    some = [
+        candidate(name, host=host, drop=drop, uncertainty=1.4)
+        for name, host, drop in (("A", 1.0, 0.5), ("B", 1.05, 0.1))
+    ]
+    assert choose(some, Budget({})).chosen == "B"
+
+
+def test_order_of_this_machine_does_not_decide_for_a_gpu() -> None:
+    some = [
+        modelled("float", 10, 1.0, size=4e6),
+        modelled("half", 10, 1.04, size=2e6),
+        modelled("fast", 10, 0.4, size=3e6),
+        modelled("slow", 10, 1.3, size=1e6),
+    ]
+    found = choose(some, Budget({}), on_gpu=True)
+    assert found.chosen == "half"
+    assert "the smallest that is not over 1.05 x float32 on this machine" in found.reason
+    assert "whose processor cannot tell which is faster on a GPU, of 4 alike within 1.4 x" in found.reason
+    assert choose(some, Budget({})).chosen == "fast"
+
+
+def test_form_for_a_gpu_is_over_float32_here_only_beyond_chance() -> None:
+    def chosen(ratio: float, chance: float = 1.0) -> str | None:
+        small = candidate("small", host=ratio, chance=chance, size=5e5, uncertainty=1.4)
+        return choose([modelled("float", 10, 1.0), small], Budget({}), on_gpu=True).chosen
+
+    assert chosen(MOST_FOR_GPU) == "small"
+    assert chosen(MOST_FOR_GPU + 0.01) == "float"
+    assert chosen(MOST_FOR_GPU + 0.01, 1.1) == "small"
+
+
+def test_forms_for_a_gpu_that_are_all_slow_here_are_chosen_by_size() -> None:
+    some = [modelled("large", 10, 1.2, size=4e6), modelled("small", 10, 1.5)]
+    found = choose(some, Budget({}), on_gpu=True)
+    assert found.chosen == "small"
+    assert "the smallest, all being over 1.05 x float32 on this machine" in found.reason
+
+
+def test_model_of_a_gpu_decides_beyond_its_uncertainty() -> None:
+    some = [modelled("float", 10, 1.0), modelled("int8", 6, 3.0, size=2e6)]
+    assert choose(some, Budget({}), on_gpu=True).chosen == "int8"
 
 
 def test_candidate_that_cannot_be_modelled_is_compared_by_what_was_measured_here() -> None:
@@ -223,7 +282,7 @@ def test_nothing_shows_another_candidate_to_be_faster_than_the_choice(
     assert latency <= 1.4 * least or math.isinf(latency)
     for one in some.values():
         if one.figures["latency"] <= 1.4 * least or math.isinf(one.figures["latency"]):
-            assert host <= one.host_ratio * (1 + SAME_LATENCY)
+            assert host <= one.host_ratio * (1 + SAME_HOST_LATENCY)
 
 
 @pytest.mark.parametrize(

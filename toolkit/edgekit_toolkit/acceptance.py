@@ -54,7 +54,7 @@ def choose_accepted(
     left = list(measured)
     refused: list[str] = []
     while True:
-        choice = choose(left, budget)
+        choice = choose(left, budget, on_gpu=True)
         if choice.chosen is None:
             return Accepted(_with_refusals(choice, refused), None, refused)
         check = check_accepted(models[choice.chosen], feeds)

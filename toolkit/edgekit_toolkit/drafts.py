@@ -9,6 +9,7 @@ from edgekit_runtime.service.run_memory import FIGURE as RUN_FIGURE
 from edgekit_runtime.service.traps import FIGURE as INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.arithmetic import score_label
 from edgekit_toolkit.artifacts import content_of, engine_of
+from edgekit_toolkit.float_ratio import ratio_uncertainty
 from edgekit_toolkit.found import Candidate, Found
 from edgekit_toolkit.integer_division import divides_by_inputs
 from edgekit_toolkit.memory import MemoryEstimate
@@ -41,15 +42,14 @@ def draft_packages(
     drafts = []
     for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
         package = assemble(recipe, prepared.golden, candidate.model)
-        ratio = judged.latencies[place].ratio_to(judged.source_latency)
-        low, _ = judged.latencies[place].ratio_interval_to(judged.source_latency)
+        latency = judged.latencies[place]
         measured = Measured(
             f"C{place}",
             candidate.label,
             _costs(request, judged, place, package_bytes(package, signer)),
             latency_uncertainty=uncertainty,
-            host_ratio=ratio,
-            host_uncertainty=ratio / low,
+            host_ratio=latency.ratio_to(judged.source_latency),
+            host_uncertainty=ratio_uncertainty(latency, judged.source_latency),
         )
         drafts.append(Draft(recipe, package, measured))
     return tuple(drafts)

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from edgekit_runtime.latency import Latency
 from edgekit_toolkit.runs import Judged, Request, measures_here
 from edgekit_toolkit.search import SAME_LATENCY
 
@@ -36,6 +39,22 @@ def find_float_ratio(request: Request, judged: Judged, place: int) -> FloatRatio
     )
 
 
+def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
+    """Return the factor by which chance may have moved the ratio of two latencies, at least 1.
+
+    It reaches over the 95 % interval of the ratio, and over the middle half of the rounds where that is
+    wider: a load that lasts for several rounds makes the interval too narrow.
+
+    Args:
+        latency: of one model.
+        reference: of another one, measured in turns with it.
+    """
+    ratio = latency.ratio_to(reference)
+    lower, upper = np.quantile(np.divide(latency.seconds, reference.seconds), (0.25, 0.75))
+    ends = (*latency.ratio_interval_to(reference), float(lower), float(upper))
+    return max(ratio / min(ends), max(ends) / ratio)
+
+
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
     """Return a warning where the candidate is slower here than the float model, or nothing.
 
@@ -49,7 +68,7 @@ def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
         return []
     said = f"slower on this machine: it takes {' and '.join(slower)} (measured here)"
     if ratio.modelled is None:
-        return [f"{said}; no faster form keeps every limit"]
+        return [f"{said}; no form that keeps every limit is clearly faster"]
     note = (
         f"{said}, {ratio.modelled:.2f} x float32 as modelled for {target}, which may be off by"
         f" {ratio.uncertainty:.2g} x; measure on {target} before you rely on it"

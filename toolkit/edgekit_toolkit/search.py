@@ -11,6 +11,10 @@ from edgekit_toolkit.budget import UNITS, Budget
 COSTS = ("size", "latency", "memory", "energy", "drop")
 # Two latencies closer than this are the same measurement.
 SAME_LATENCY = 0.03
+# Ratios measured on this machine for another one. A second run of the same forms moves them as far.
+SAME_HOST_LATENCY = 0.10
+# What a form for a GPU may take on this machine's processor, as a multiple of float32.
+MOST_FOR_GPU = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Measured:
             was measured on the target.
         host_ratio: latency measured on this machine as a multiple of the source model's; infinite where it
             was not.
-        host_uncertainty: factor by which chance may have made `host_ratio` too large.
+        host_uncertainty: factor by which chance may have moved `host_ratio` either way.
     """
 
     id: str
@@ -47,6 +51,11 @@ class Measured:
     def alike(self) -> float:
         """Ratio up to which another candidate's latency on the target counts as equal."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
+
+    def is_slower_here(self, other: "Measured") -> bool:
+        """Whether this machine shows it to be slower than another: by 10 %, and beyond chance."""
+        beyond_chance = self.host_ratio / self.host_uncertainty > other.host_ratio * other.host_uncertainty
+        return beyond_chance and self.host_ratio > (1 + SAME_HOST_LATENCY) * other.host_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +112,26 @@ def _dominates(one: Measured, other: Measured) -> bool:
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
-def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
-    """Return the candidate that keeps all limits and is the fastest; among equally fast ones the smallest.
+def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = False) -> Choice:
+    """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
 
     Which are the fastest is told by the best evidence: measured on the target, or modelled for it beyond the
-    uncertainty, or else measured on this machine.
+    uncertainty, or else measured on this machine. Two of one size are told apart by their accuracy.
 
     Args:
         candidates: at least one.
         budget: limits.
+        on_gpu: whether the target's engine runs on a GPU, of which this machine's processor says little.
     """
     keeping = [one for one in candidates if not budget.violations(one.figures)]
+    if len(keeping) == 1:
+        return Choice(
+            keeping[0].id, (), None, f"{keeping[0].label}: the only one that keeps every limit", None
+        )
     if keeping:
-        if len(keeping) == 1:
-            return Choice(
-                keeping[0].id, (), None, f"{keeping[0].label}: the only one that keeps every limit", None
-            )
-        fastest, evidence = _find_fastest(keeping)
+        fastest, place = _find_fastest(keeping, on_gpu=on_gpu)
         best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
-        place = "the smallest of the fastest" if len(fastest) > 1 else "the fastest"
-        return Choice(best.id, (), None, f"{best.label}: within every limit; {place}{evidence}", None)
+        return Choice(best.id, (), None, f"{best.label}: within every limit; {place}", None)
     closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
     binding = _binding(candidates, budget)
     said = "; ".join(_gap(name, candidates, budget) for name in binding)
@@ -131,27 +140,48 @@ def choose(candidates: Sequence[Measured], budget: Budget) -> Choice:
     return Choice(None, binding, closest.id, reason, needed)
 
 
-def _find_fastest(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
-    """Return the candidates that nothing shows to be slower than another, and what shows it, for people."""
+def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequence[Measured], str]:
+    """Return the candidates that nothing shows to be slower than another, and what the smallest one is."""
     known = [one for one in candidates if math.isfinite(one.figures["latency"])]
     silent = [one for one in candidates if math.isinf(one.figures["latency"])]
     least = min((one.figures["latency"] for one in known), default=math.inf)
     near = [one for one in known if one.figures["latency"] <= least * one.alike]
     hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
     if known and all(one.latency_uncertainty == 1 for one in known):
-        return near, ", measured"
+        return near, "the smallest of the fastest, measured" if len(near) > 1 else "the fastest, measured"
     if len(near) == 1 and not silent:
-        return near, f" as modelled for the target, by more than its uncertainty of {near[0].alike:.2g} x"
+        margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
+        return near, f"the fastest as modelled for the target, {margin}"
     if not hosted:
-        return near or silent, " as far as the target's model can tell" if near else ""
-    least = min(one.host_ratio for one in hosted)
-    fastest = [one for one in hosted if one.host_ratio <= least * max(1 + SAME_LATENCY, one.host_uncertainty)]
+        told = " as far as the target's model can tell" if near else ""
+        return near or silent, f"the smallest of the fastest{told}"
+    fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest_here(hosted)
     if not near:
-        return fastest, " measured on this machine, since latency on the target cannot be modelled"
-    words = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
+        return fastest, f"{place}, since latency on the target cannot be modelled"
+    rivals = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
     if silent:
-        words += f" and {len(silent)} that cannot be modelled"
-    return fastest, f" measured on this machine, of {words}"
+        rivals += f" and {len(silent)} that cannot be modelled"
+    return fastest, f"{place}, of {rivals}"
+
+
+def _fastest_here(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+    first = min(candidates, key=lambda one: one.host_ratio)
+    fastest = [one for one in candidates if not one.is_slower_here(first)]
+    if len(fastest) == 1:
+        return fastest, "the fastest measured on this machine"
+    return fastest, (
+        f"the smallest of {len(fastest)} that measurements on this machine cannot tell apart"
+        f" (within {100 * SAME_HOST_LATENCY:g} % or their spread)"
+    )
+
+
+def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+    """Leave out what this machine shows to be slower than float32; the order of the others says nothing."""
+    fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU * one.host_uncertainty]
+    why = "whose processor cannot tell which is faster on a GPU"
+    if fit:
+        return fit, f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}"
+    return candidates, f"the smallest, all being over {MOST_FOR_GPU} x float32 on this machine, {why}"
 
 
 def _needed(closest: Measured, budget: Budget) -> str:
