@@ -1,4 +1,4 @@
-"""Models whose integer inputs take few values: those of the user's samples are what they are run with."""
+"""Models whose inputs take few values: those of the user's samples are what they are run with."""
 
 import json
 from pathlib import Path
@@ -53,6 +53,31 @@ def test_lone_integer_is_that_of_the_first_sample(rates: list[int], tmp_path: Pa
         session = open_session(opened)
         assert run_selftest(session, opened).passed
         session.close()
+
+
+def test_float_that_never_changes_keeps_its_value(tmp_path: Path) -> None:
+    """Of the values -1..1 that are generated otherwise, no root of s - 1.5 is a number."""
+    nodes = [node("Sub", ["s", "least"], ["d"]), node("Sqrt", ["d"], ["r"]), node("Mul", ["x", "r"], ["y"])]
+    inputs = [tensor("x", ["N", 4]), tensor("s", ["N", 1])]
+    model = model_of(nodes, inputs, [tensor("y", ["N", 4])], {"least": np.float32(1.5)})
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    data = stored(tmp_path / "data.npz", {"x": x, "s": np.full((8, 1), 2, np.float32)})
+    outcome = package(saved(model, tmp_path / "model.onnx"), tmp_path / "out", "--calibration", data)
+    assert outcome.code == 0, outcome.stderr
+    with read_only(tmp_path / "out") as opened:
+        golden = read_golden_inputs(opened)
+    assert golden["s"].tolist() == [[2.0]]
+    assert np.ptp(golden["x"]) > 0
+
+
+def test_only_input_that_never_changes_is_generated(tmp_path: Path) -> None:
+    nodes = [node("Relu", ["x"], ["y"])]
+    model = model_of(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])], {})
+    data = stored(tmp_path / "data.npz", {"x": np.zeros((1, 4), np.float32)})
+    outcome = package(saved(model, tmp_path / "model.onnx"), tmp_path / "out", "--calibration", data)
+    assert outcome.code == 0, outcome.stderr
+    with read_only(tmp_path / "out") as opened:
+        assert np.ptp(read_golden_inputs(opened)["x"]) > 0
 
 
 def test_recipe_repeats_a_package_with_integers(tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def _top(count: int) -> Score:
             raise DataError(f"labels have shape {list(labels.shape)}, expected [{len(scores)}], one a sample")
         wrong = labels[(labels < 0) | (labels >= scores.shape[1])]
         if wrong.size:
-            raise DataError(f"label {wrong[0]} is outside the model's {scores.shape[1]} classes")
+            raise DataError(
+                f"label {wrong[0]} is outside the model's {scores.shape[1]} classes, expected"
+                f" 0..{scores.shape[1] - 1}: number the labels in the order of the model's outputs"
+            )
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
         return np.asarray((best == labels[:, None]).any(axis=1) & _is_decided(scores), np.float64)
 

@@ -72,7 +72,8 @@ def _arithmetic_warnings(request: Request, found: Found[Any]) -> list[str]:
     if in_codes and request.backend != "litert" and saturates():
         notes.append(
             f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
-            f" the form was chosen by the latency modelled for {request.target.name}, not by them"
+            f" where the model of {request.target.name} cannot tell forms apart, they count against int8 (see"
+            " the reason of the choice): measure there, or package on a machine with VNNI"
         )
     return notes
 

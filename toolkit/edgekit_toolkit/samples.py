@@ -142,8 +142,8 @@ def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) ->
         return judging
     if len(judging) - shared < (judging.batching.size or 1):
         raise DataError(
-            f"{shared} of {len(judging)} evaluation samples are calibration samples too, and too few are"
-            " left to judge by: give --eval with samples that do not calibrate"
+            f"{shared} of {len(judging)} evaluation samples are calibration samples too (of equal content),"
+            " and too few are left to judge by: give --eval with samples that do not calibrate"
         )
     notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
     return judging.selected(fresh)
@@ -195,6 +195,7 @@ def read_ranges(
 
     Floats and integers alike range from the smallest to the largest value of the first samples. An integer
     that stands alone (a sampling rate, a length) is that of the first sample, as it has to suit its sizes.
+    Floats that never change (a scale, a mask, a first state) keep their value, unless nothing changes at all.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.
@@ -208,11 +209,10 @@ def read_ranges(
             low, high = found.get(name, (float("inf"), float("-inf")))
             found[name] = (min(low, float(value.min())), max(high, float(value.max())))
         first = first or feeds
-    known = {
-        name: pair if pair[0] < pair[1] or first[name].dtype.kind != "f" else DEFAULT_RANGE
-        for name, pair in found.items()
-    }
-    return first, known
+    if all(low == high for low, high in found.values()):
+        floats = {name for name in found if first[name].dtype.kind == "f"}
+        found |= dict.fromkeys(floats, DEFAULT_RANGE)
+    return first, found
 
 
 def _stands_alone(value: NDArray[Any]) -> bool:

@@ -156,7 +156,7 @@ def _check_names(
     if not unknown:
         return
     expected = ", ".join(f"'{spec.name}'" for spec in inputs)
-    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 else ""
+    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 and inputs[0].name != ONLY_INPUT else ""
     labels = [] if LABELS in names else [name for name in unknown if name.lower() in _LABEL_NAMES]
     hint = f"rename '{labels[0]}' to '{LABELS}' if it holds the labels" if labels else "remove them"
     raise DataError(
@@ -205,7 +205,7 @@ def _one_row(stored: StoredArray) -> StoredArray:
 def _missing(where: Path, name: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; rename '{near[0]}'" if near else ""
-    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 else ""
+    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 and inputs[0].name != ONLY_INPUT else ""
     got = ", ".join(names) or "no arrays"
     return f"{where}: has no array '{name}'{also}, got {got}; the model takes one array an input{hint}"
 
