@@ -126,6 +126,19 @@ def test_a_closed_session_refuses_to_run(session: LiteRtSession) -> None:
         session.run({"x": X})
 
 
+def test_who_is_alone_in_a_session_keeps_others_waiting(session: LiteRtSession) -> None:
+    inputs = {spec.name: np.ones((1, *spec.shape[1:]), spec.dtype) for spec in session.inputs}
+    other = threading.Thread(target=session.run, args=(inputs,))
+    with session.alone:
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()
+        assert session.run(inputs)
+        assert other.is_alive()
+    other.join(60)
+    assert not other.is_alive()
+
+
 def test_several_threads_with_different_batches_share_a_session(session: LiteRtSession) -> None:
     results: dict[int, Any] = {}
 

@@ -1,9 +1,10 @@
 """Both versions with the same inputs: in which order, what counts, and that one pair is made at a time."""
 
+import contextlib
 import functools
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,23 @@ def test_of_short_versions_the_second_runs_count() -> None:
     assert pair is not None
     assert (pair.current_s, pair.candidate_s) == pytest.approx((5e-5, 5e-5))
     assert sorted(log) == ["candidate", "candidate", "current", "current"]
+
+
+def test_waiting_for_a_real_call_is_no_part_of_a_versions_time() -> None:
+    log: list[str] = []
+    clock = Clock()
+    current, candidate = (Version(name, log, clock) for name in ("current", "candidate"))
+
+    @contextlib.contextmanager
+    def wait() -> Iterator[None]:
+        clock.now_s += 5.0
+        yield
+
+    sessions: list[Any] = [current, candidate]
+    candidate.alone = wait()  # type: ignore[attr-defined]
+    pair = run_pair(*sessions, inputs(1.0), similarity, flip=lambda: 0, clock=clock)
+    assert pair is not None
+    assert (pair.current_s, pair.candidate_s) == pytest.approx((0.01, 0.01))
 
 
 @pytest.mark.parametrize("fault", [fail, nan])

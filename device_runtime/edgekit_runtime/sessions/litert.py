@@ -10,6 +10,7 @@ damage can end the process. Run files that you do not trust in a process of thei
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class LiteRtSession:
                 tensors.
         """
         options = options or LiteRtOptions()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._interpreter: Any = load_interpreter(model, threads=options.threads, xnnpack=options.xnnpack)
         self._inputs, self._outputs = read_tensors(self._interpreter, float_io=options.float_io)
         self.inputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._inputs)
@@ -113,6 +114,11 @@ class LiteRtSession:
         self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
         # Of the inputs as allocated; empty after a failure, so that the next run allocates anew.
         self._shapes: dict[int, tuple[int, ...]] = {tensor.index: tensor.shape for tensor in self._inputs}
+
+    @property
+    def alone(self) -> AbstractContextManager[object]:
+        """Keeps runs of other threads waiting for a `with` block, so that one in it can be timed."""
+        return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs for one set of inputs, as arrays of the caller's own.

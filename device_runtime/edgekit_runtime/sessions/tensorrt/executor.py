@@ -5,6 +5,7 @@ It does not run engines whose output shapes depend on values (such as NonZero): 
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import numpy as np
@@ -59,7 +60,7 @@ class Executor:
         Raises:
             BackendError: TensorRT refused the engine, or it has inputs or outputs that are not supported.
         """
-        self._cuda, self._lock = cuda, threading.Lock()
+        self._cuda, self._lock = cuda, threading.RLock()
         cuda.enter()
         self._log = make_log(trt)  # must live as long as the engine
         self._runtime: Any = trt.Runtime(self._log)  # so must this
@@ -99,6 +100,11 @@ class Executor:
                 if not all(small <= size <= large for small, size, large in sizes):
                     return False
         return True
+
+    @property
+    def alone(self) -> AbstractContextManager[object]:
+        """Keeps runs of other threads waiting for a `with` block, so that one in it can be timed."""
+        return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs for one set of inputs; see `Session.run`.

@@ -1,5 +1,6 @@
 """The session that runs on its fallback until TensorRT's engine has proved itself, and then on that."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -102,6 +103,14 @@ class TensorRtSession:
         entry = prepared.entry
         self._state = EngineState("serving", prepared.precision, entry.seconds, entry.notes)
         _logger.info("TensorRT serves this model in %s", prepared.precision)
+
+    @property
+    def alone(self) -> contextlib.AbstractContextManager[object]:
+        """That of the engine, once it serves; see `Executor.alone`."""
+        alone: contextlib.AbstractContextManager[object] = getattr(
+            self._serving[0], "alone", contextlib.nullcontext()
+        )
+        return alone
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs for one set of inputs; see `Session.run`.
