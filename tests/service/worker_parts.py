@@ -31,6 +31,7 @@ from edgekit_runtime.archive import write_package
 from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.service import run_memory
 from edgekit_runtime.service.isolated_model import IsolatedModel
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.loading import ModelOptions
@@ -73,6 +74,7 @@ def write_slow(maker: PackageMaker, path: Path) -> None:
             (GoldenInput("x", "float32", (1, _WIDTH), "golden/x.bin"),),
             (GoldenOutput("y", "float32", (1, _WIDTH), "golden/y.bin", 0.0, 0.0),),
         ),
+        figures={"memory_estimate": {run_memory.FIGURE: 4.0}},  # what is guessed without it would not allow 20,000 rows
     )
     write_package(path, manifest, contents, maker.signer)
 

@@ -315,4 +315,4 @@ def test_without_litert_the_extra_to_install_is_named() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert "edgekit[litert-host]" in done.stdout
+    assert "'.[litert-host]'" in done.stdout

@@ -314,4 +314,7 @@ def _doubled(inputs: Sequence[TensorSpec], feed: Feeds) -> Feeds:
 
 def _beyond(feed: Feeds) -> Feeds:
     """Return the feed with its floats of the opposite sign and twice as large; the rest as it is."""
-    return {name: -2 * array if array.dtype.kind == "f" else array for name, array in feed.items()}
+    # `asarray`: the product of an array without axes is a scalar.
+    return {
+        name: np.asarray(-2 * array) if array.dtype.kind == "f" else array for name, array in feed.items()
+    }
