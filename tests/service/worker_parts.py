@@ -74,7 +74,8 @@ def write_slow(maker: PackageMaker, path: Path) -> None:
             (GoldenInput("x", "float32", (1, _WIDTH), "golden/x.bin"),),
             (GoldenOutput("y", "float32", (1, _WIDTH), "golden/y.bin", 0.0, 0.0),),
         ),
-        figures={"memory_estimate": {run_memory.FIGURE: 4.0}},  # what is guessed without it would not allow 20,000 rows
+        # What is assumed without it would not allow 20,000 rows.
+        figures={"memory_estimate": {run_memory.FIGURE: 4.0}},
     )
     write_package(path, manifest, contents, maker.signer)
 
