@@ -150,6 +150,35 @@ def test_metric_over_the_whole_set_scores_both_halves_with_intervals(tmp_path: P
     assert found.choosing.drops[1].interval() == known.choosing.drops[1].interval()
 
 
+AUC = (
+    "import numpy as np\n"
+    "def auc(outputs, reference, labels):\n"
+    "    found = np.array([one['y'][0, 1] - one['y'][0, 0] for one in outputs])\n"
+    "    high, low = found[labels == 1], found[labels == 0]\n"
+    "    if {is_undefined}:\n"
+    "        raise ValueError('only one class')\n"
+    "    return (high[:, None] > low).mean()\n"
+    "auc.whole_set = True\n"
+)
+
+
+def test_resamples_on_which_a_metric_has_no_score_are_left_out(tmp_path: Path) -> None:
+    """20 samples of which 4 are of one class: a resample has none of these in 1 % of cases, or 2 of 200."""
+    path = tmp_path / "own.py"
+    path.write_text(AUC.format(is_undefined="not len(high) or not len(low)"))
+    scores = halves(20, f"{path}:auc")
+    interval = scores.choosing.drops[0].interval()
+    assert scores.choosing.baseline == 1.0
+    assert np.isfinite([interval.low, interval.high]).all()
+
+
+def test_metric_without_a_score_on_most_resamples_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(AUC.format(is_undefined="len(low) != 4"))
+    with pytest.raises(DataError, match=r"on \d+ of 200 resamples of them it has none.*only one class.*:6"):
+        halves(20, f"{path}:auc")
+
+
 def test_metric_that_changes_the_outputs_of_the_whole_set_is_an_error_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("def f1(outputs, *_):\n    outputs[0]['y'][:] = 0\n    return 1\nf1.whole_set = True\n")

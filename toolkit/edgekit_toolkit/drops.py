@@ -239,10 +239,11 @@ def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats],
     Args:
         source: score, 0..1.
         candidate: score, 0..1.
-        replicates: those of both on the same resamples.
+        replicates: those of both on the same resamples; NaN where there is none.
         samples: how many there are.
     """
-    changes = np.sort(100 * (replicates[0] - replicates[1]))
+    changes = 100 * (replicates[0] - replicates[1])
+    changes = np.sort(changes[~np.isnan(changes)])
     return ResampledDrop(
         points=round(100 * (source - candidate), 4),
         replicates=changes,

@@ -4,6 +4,7 @@ The best of many candidates looks better on the samples that chose it than it is
 on samples that chose nothing; `confirmation` holds the rule.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -199,7 +200,7 @@ class _Judging:
             outputs = references if place == 0 else self._outputs(run, references, place, len(runs))
             for part, entries in zip(parts, found, strict=True):
                 score = _set_score(metric, outputs, references, known, part)
-                entries.append((score(np.arange(len(part))), set_replicates(score, len(part))))
+                entries.append((score(np.arange(len(part))), _set_replicates(metric, score, len(part))))
         tallies = [_set_tally(len(part), entries) for part, entries in zip(parts, found, strict=True)]
         return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None, self._reasons(len(references)))
 
@@ -308,6 +309,31 @@ def _set_score(
         )
 
     return score
+
+
+def _set_replicates(metric: SetMetric, score: Callable[[Places], float], count: int) -> Floats:
+    """Return the score on each resample; NaN where it has none, as AUC where a class was not drawn.
+
+    Raises:
+        DataError: on more than half of them.
+    """
+    errors: list[DataError] = []
+
+    def score_or_nan(drawn: Places) -> float:
+        try:
+            return score(drawn)
+        except DataError as error:
+            errors.append(error)
+            return math.nan
+
+    found = set_replicates(score_or_nan, count)
+    if 2 * len(errors) > len(found):
+        raise DataError(
+            f"metric {metric.name!r} has a score on all {count} samples, but on {len(errors)} of {len(found)}"
+            " resamples of them it has none, so its drop has no interval; give more samples. Last:"
+            f" {errors[-1]}"
+        )
+    return found
 
 
 def _set_tally(count: int, entries: Sequence[tuple[float, Floats]]) -> Tally:
