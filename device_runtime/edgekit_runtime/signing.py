@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
@@ -30,6 +30,18 @@ def read_public_key(path: Path) -> Key:
             securesystemslib knows.
         UnavailableError: it cannot be read now.
     """
+    return read_public_file(path)[0]
+
+
+def read_public_file(path: Path) -> tuple[Key, bytes]:
+    """Return the public key in a PEM file, and the same key as PEM without whatever else the file holds.
+
+    The file is read once: who can write to it must not exchange the key after its id was shown.
+
+    Raises:
+        SignatureError: as from `read_public_key`.
+        UnavailableError: it cannot be read now.
+    """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -43,7 +55,9 @@ def read_public_key(path: Path) -> Key:
     if len(data) > MAX_KEY_FILE_BYTES:
         raise SignatureError(f"public key {path}: over {MAX_KEY_FILE_BYTES} bytes, so not a key")
     try:
-        return SSlibKey.from_crypto(load_pem_public_key(data))
+        public_key = load_pem_public_key(data)
+        pem = public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return SSlibKey.from_crypto(public_key), pem
     except (ValueError, UnsupportedAlgorithm, SecuresystemslibError) as cause:
         raise SignatureError(
             f"public key {path}: not a PEM public key (SubjectPublicKeyInfo): {cause}"

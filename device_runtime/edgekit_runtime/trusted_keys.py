@@ -7,13 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-from securesystemslib.signer import Key  # type: ignore[attr-defined]  # has no __all__
-
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, list_keys
-from edgekit_runtime.signing import read_public_key
+from edgekit_runtime.signing import read_public_file, read_public_key
 
 _NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII
@@ -110,18 +107,6 @@ def make_keys_folder(folder: Path, mode: int) -> None:
         raise OutputError(
             f"cannot make the key folder {folder}: {cause.strerror}; set EDGEKIT_HOME"
         ) from cause
-
-
-def read_public_file(path: Path) -> tuple[Key, bytes]:
-    """Return the public key in a PEM file, and the same key as PEM without whatever else the file holds.
-
-    Raises:
-        SignatureError: as from `read_public_key`.
-        UnavailableError: it cannot be read now.
-    """
-    public_key = read_public_key(path)
-    pem = load_pem_public_key(path.read_bytes())
-    return public_key, pem.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def write_public_file(path: Path, pem: bytes) -> None:

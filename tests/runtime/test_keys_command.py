@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import write_keys
 
+from edgekit_runtime import signing
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import SignatureError
 from edgekit_runtime.keys import find_keys_folder
@@ -55,6 +57,23 @@ def test_key_that_is_trusted_lets_its_packages_in_and_after_its_removal_no_more(
     assert run("keys", "remove", "vendor")[0] == 0
     assert json.loads(run("keys", "list", "--json")[1])["keys"] == []
     assert run("install", package_path)[0] == SignatureError.exit_code
+
+
+def test_key_that_is_exchanged_after_it_was_read_is_not_trusted(
+    run: Run, public_key: Path, maker: PackageMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_key = signing.SSlibKey.from_crypto
+
+    def exchange(key: Any) -> Any:
+        other = Ed25519PrivateKey.generate().public_key()
+        public_key.write_bytes(other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        return name_key(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signing.SSlibKey, "from_crypto", exchange)
+        shown = json.loads(run("keys", "trust", public_key, "--json")[1])["key_id"]
+    listed = json.loads(run("keys", "list", "--json")[1])["keys"]
+    assert [key["key_id"] for key in listed] == [shown] == [maker.signer.key_id]
 
 
 def test_error_of_a_key_that_is_not_trusted_names_folder_and_command(

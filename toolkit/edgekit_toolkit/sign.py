@@ -27,12 +27,11 @@ from edgekit_runtime import trusted_keys
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.files import write_atomically
 from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
-from edgekit_runtime.signing import MAX_KEY_FILE_BYTES, read_public_key
+from edgekit_runtime.signing import MAX_KEY_FILE_BYTES, read_public_file, read_public_key
 from edgekit_runtime.statements import Envelope, encode_signed
 from edgekit_runtime.trusted_keys import (
     check_name,
     make_keys_folder,
-    read_public_file,
     write_public_file,
 )
 

@@ -105,7 +105,8 @@ class PackageFiles:
         return bool(others)
 
     def _check_age(self, package: Servable) -> None:
-        newest = max((one for name, one in self._opened if name == package.name), key=sort_key, default=None)
+        opened = tuple(self._opened)  # other models are opened meanwhile, on other threads
+        newest = max((one for name, one in opened if name == package.name), key=sort_key, default=None)
         if newest is not None and sort_key(package.version) < sort_key(newest):
             raise PackageError(
                 f"{package.path}: {package.name} {package.version} is older than {newest}, which was served"
