@@ -86,6 +86,14 @@ def test_file_that_is_no_package_is_not_replaced(model: Path) -> None:
     assert (model.parent / "out" / "net-1.0.0-x86-64.edgepkg").read_text() == "mine"
 
 
+def test_version_does_not_fall_behind_a_later_one_when_an_earlier_one_was_removed(model: Path) -> None:
+    out = model.parent / "out"
+    out.mkdir()
+    for other in ("net-1.0.9-x86-64", "net-1.0.11-rpi5", "net-1.1.3-x86-64", "net-1.0.x-x86-64"):
+        (out / f"{other}.edgepkg").write_text("mine")
+    assert make(model).json["version"] == "1.0.10"
+
+
 def test_files_are_shown_with_their_folder(model: Path) -> None:
     outcome = package(model, model.parent / "out")
     shown = "".join(outcome.stdout.split())

@@ -1,5 +1,6 @@
-"""The version of a package that nobody stated: the first that no other package in the folder has."""
+"""The version of a package that nobody stated: the one after all that are in the folder."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -13,10 +14,14 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 
 
 def with_free_version(request: Request, folder: Path) -> Request:
-    """Return the request with the first version from 1.0.0 on of which no package is in the folder."""
-    patch = 0
-    while _place(request, folder, _version(patch)).is_file():
-        patch += 1
+    """Return the request with the patch after the highest 1.0.x of which a package is in the folder.
+
+    Gaps stay: a package of a lower version than one that was delivered would not be an update.
+    """
+    before, after = (re.escape(part) for part in _place(request, folder, "?").name.split("?"))
+    wanted = re.compile(rf"{before}{re.escape(_SERIES)}\.([0-9]{{1,9}}){after}")
+    found = [wanted.fullmatch(path.name) for path in folder.iterdir()]
+    patch = max((int(match[1]) for match in found if match is not None), default=-1) + 1
     return replace(request, version=_version(patch))
 
 
