@@ -24,7 +24,7 @@ from tests.service.service_parts import (
     running,
 )
 from tests.service.wiring_parts import ENDLESS, FailingVerifier, X, load, statistics, write
-from tests.service.worker_parts import ask_again, kill
+from tests.service.worker_parts import ask_again, find_model, kill
 from tests.waiting import wait_for
 
 from edgekit_runtime.archive import read_package
@@ -215,7 +215,10 @@ def test_version_is_tried_later_where_the_one_in_use_has_no_process(
     with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         monkeypatch.setattr(worker_process, "start", fail)
+        lives = find_model(service).lives
         kill(service, signal.SIGKILL)
+        # A load before the loss is noticed goes to the process that is ending.
+        wait_for(lambda: not service.call(lambda: list(lives.ready)), "the loss of the process")
         reply = load(service)
         assert (reply.status, "no process of the version in use" in reply.json["error"]) == (503, True)
         assert current(slots) == ("2.0.0", "unproven", 0)

@@ -19,11 +19,15 @@ _MAX_ANSWER_BYTES: Final = 64 << 10
 _MAX_INDEX_BYTES: Final = 4 << 20
 
 
+SYSTEM_FOLDER = Path("/run/edgekit")
+"""Where the service of the system listens."""
+
+
 def find_running_service() -> Path | None:
     """Return the Unix socket of the service where there is one: of this user, else of the system."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     folders = [Path(own) / "edgekit"] if own else []
-    sockets = (folder / SOCKET_NAME for folder in (*folders, Path("/run/edgekit")))
+    sockets = (folder / SOCKET_NAME for folder in (*folders, SYSTEM_FOLDER))
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 
 
