@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.cli import main
+from edgekit_runtime.service import sdnotify
 from edgekit_runtime.service.sdnotify import Notifier
 
 
@@ -51,10 +52,35 @@ def test_systemd_hears_that_the_loop_turns_between_ready_and_stopping(
     assert "NOTIFY_SOCKET" not in os.environ
 
 
+def test_systemd_waits_for_a_start_that_takes_long(
+    told: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdnotify, "_START_MORE_S", 0.06)
+
+    async def serve() -> None:
+        notifier = Notifier(asyncio.get_running_loop())
+        notifier.say_starting()
+        await asyncio.sleep(0.2)
+        notifier.say_ready("x")
+        await asyncio.sleep(0.2)
+
+    with told:
+        asyncio.run(serve())
+        told.setblocking(False)
+        heard = [told.recv(1000)]
+        while not heard[-1].startswith(b"READY=1"):
+            heard.append(told.recv(1000))
+        with pytest.raises(BlockingIOError):
+            told.recv(1000)
+    assert len(heard) >= 3
+    assert set(heard[:-1]) == {b"EXTEND_TIMEOUT_USEC=60000"}
+
+
 def test_without_systemd_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     loop = asyncio.new_event_loop()
     notifier = Notifier(loop)
+    notifier.say_starting()
     notifier.say_ready("x")
     notifier.say_stopping()
     loop.close()

@@ -216,6 +216,7 @@ async def serve(
     service = Service(config, source)
     try:
         addresses = await service.listen()
+        notifier.say_starting()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
         loaded = functools.partial(
