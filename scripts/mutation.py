@@ -48,12 +48,14 @@ AREAS = {
         ["tests/toolkit/test_budget.py", "tests/toolkit/test_search.py"],
     ),
     "judge": (
-        [f"{TOOLKIT}/{name}.py" for name in ("judge", "metrics")],
-        ["tests/toolkit/test_judge.py", "tests/toolkit/test_metrics.py"],
+        [f"{TOOLKIT}/{name}.py" for name in ("judge", "scoring", "metrics", "drops", "confirmation")],
+        ["tests/toolkit/test_metrics.py", "tests/toolkit/test_scoring.py", "tests/toolkit/test_drops.py",
+         "tests/toolkit/test_confirmation.py"],
     ),
     "costs": (
-        [f"{TOOLKIT}/{name}.py" for name in ("energy", "node_costs")],
-        ["tests/toolkit/test_energy.py", "tests/toolkit/test_node_costs.py"],
+        [f"{TOOLKIT}/{name}.py" for name in ("energy", "node_costs", "control_flow")],
+        ["tests/toolkit/test_energy.py", "tests/toolkit/test_node_costs.py",
+         "tests/toolkit/test_control_flow.py"],
     ),
 }  # fmt: skip
 # Annotations join types with `|`: to change that is an error when the module is imported, and no mutant.
