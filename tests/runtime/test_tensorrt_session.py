@@ -1,5 +1,6 @@
 """Switching from the fallback to TensorRT's engine, with stand-ins for the builder and the GPU."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -63,6 +64,26 @@ def test_the_fallback_serves_until_the_engine_is_ready(bench: Bench, open_it: Op
     assert session.wait(WAIT_S).phase == "serving"
     bench.loaded[0].factor = np.float32(3)  # shows who computes
     np.testing.assert_array_equal(session.run({"x": X})["y"], Y * 3)
+
+
+def test_who_is_alone_holds_the_engine_and_before_that_nothing(bench: Bench, open_it: Open) -> None:
+    bench.gate.clear()
+    session = open_it()
+    with session.alone:
+        bench.gate.set()
+        session.wait(WAIT_S)
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def hold() -> Iterator[None]:
+        held.append("begin")
+        yield
+        held.append("end")
+
+    bench.loaded[0].alone = hold()  # type: ignore[attr-defined]
+    with session.alone:
+        assert held == ["begin"]
+    assert held == ["begin", "end"]
 
 
 def test_runs_during_the_exchange_are_all_right(bench: Bench, open_it: Open) -> None:
