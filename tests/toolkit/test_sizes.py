@@ -77,6 +77,28 @@ def test_samples_tell_the_sizes_and_latency_is_modelled_for_them(tmp_path: Path)
     assert latencies[64] > 2 * latencies[16]
 
 
+def test_sizes_that_are_given_and_not_those_of_the_samples_are_told_apart(tmp_path: Path):
+    """Modelled for the one, measured with the other; LiteRT takes one size only."""
+    model = saved(picture(), tmp_path / "model.onnx")
+    x = np.random.default_rng(1).standard_normal((8, 3, 16, 16)).astype(np.float32)
+    data = stored(tmp_path / "16.npz", {"x": x})
+    options = ("--calibration", data, "--dim", "H=32", "--dim", "W=16")
+    with isolated_home(tmp_path / "home"):
+        report = package(model, tmp_path / "out", *options, "--json", "--backend", "ort", target="rpi5").json
+        check_refused(
+            lambda *more: package(
+                model, tmp_path / "other", *options, "--backend", "litert", *more, target="rpi5"
+            ),
+            3,
+            r"for LiteRT sizes are fixed, here to H=32, and a sample has H=16; give samples of one size",
+        )
+    assert any(
+        "is for H=32; latency and memory measured on this machine are those of the first sample, which has"
+        " H=16" in note
+        for note in report["warnings"]
+    )
+
+
 def test_model_without_free_dimensions_shows_no_sizes(tmp_path: Path):
     model = picture(leading=1)
     for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], (9, 9), strict=True):

@@ -15,6 +15,7 @@ from edgekit_toolkit.media.classes import numbering_note
 from edgekit_toolkit.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.runs import Judged, Prepared, Request, measures_here
 from edgekit_toolkit.samples import feeds_only
+from edgekit_toolkit.sizes import find_other_sizes, list_sizes
 
 
 def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judged: Judged) -> list[str]:
@@ -53,6 +54,13 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {judged.load}; repeat on a quiet"
             " machine before you rely on figures measured here"
+        )
+    other = find_other_sizes(prepared.source.inputs, prepared.dims, prepared.feeds[:1])
+    if other:
+        asked = list_sizes({name: prepared.dims[name] for name in other})
+        notes.append(
+            f"what is modelled or estimated is for {asked}; latency and memory measured on this machine are"
+            f" those of the first sample, which has {list_sizes(other)}"
         )
     notes += _arithmetic_warnings(request, found)
     return [*notes, *_memory_warnings(request, judged), *judged.problems]

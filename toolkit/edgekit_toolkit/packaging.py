@@ -44,7 +44,7 @@ from edgekit_toolkit.samples import Ranges, Samples, choose_samples, feeds_only,
 from edgekit_toolkit.scoring import Contestant, Scores, score_candidates
 from edgekit_toolkit.search import Choice, Measured, pareto_front
 from edgekit_toolkit.sign import StatementSigner
-from edgekit_toolkit.sizes import Size, settle_sizes
+from edgekit_toolkit.sizes import Size, find_other_sizes, list_sizes, settle_sizes
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -230,9 +230,22 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
     from edgekit_toolkit.tflite.check import convert_checked
 
     if isinstance(floats, onnx.ModelProto):
+        _check_fixed_sizes(prepared)
         floats = convert_checked(floats, prepared.dims, prepared.feeds).model
     scheme = LITERT_AVX512 if "avx512" in request.target.cpu.isa else LITERT
     return LiteRtQuantizer(floats, threads=request.threads, scheme=scheme)
+
+
+def _check_fixed_sizes(prepared: Prepared) -> None:
+    """Refuse samples of other sizes than a `.tflite` of these sizes would take."""
+    inputs, dims = prepared.source.inputs, prepared.dims
+    other = find_other_sizes(inputs, dims, prepared.feeds)
+    if other:
+        wanted = list_sizes({name: dims[name] for name in other})
+        raise ModelError(
+            f"{prepared.source.path}: for LiteRT sizes are fixed, here to {wanted}, and a sample has"
+            f" {list_sizes(other)}; give samples of one size, without --dim, or take --backend ort"
+        )
 
 
 def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found[Any]:

@@ -128,7 +128,7 @@ def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arr
         return
     files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz") and file.is_file())
     if not files:
-        raise DataError(f"{path}: the folder holds no .npz or .npy file")
+        raise DataError(f"{path}: the folder holds no .npz or .npy file, no image and no recording")
     named = {file.stem: file for file in files if file.suffix == ".npy" and file.stem in wanted}
     if named.keys() - {LABELS}:
         _check_names(path, [file.stem for file in files], wanted, inputs)

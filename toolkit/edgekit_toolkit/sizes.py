@@ -65,6 +65,30 @@ def settle_sizes(
     return {name: found[name] for name in free_dims(inputs)}
 
 
+def find_other_sizes(
+    inputs: Sequence[TensorSpec], sizes: Mapping[str, int], samples: Sequence[Feeds]
+) -> dict[str, int]:
+    """Return the free dimensions in which a sample has another size than the figures hold for, with its size.
+
+    Args:
+        inputs: what the model takes.
+        sizes: of all free dimensions.
+        samples: some of the user's samples.
+    """
+    return {
+        name: sample[spec.name].shape[axis]
+        for sample in samples
+        for spec in inputs
+        for axis, name in enumerate(spec.shape)
+        if isinstance(name, str) and sample[spec.name].shape[axis] != sizes[name]
+    }
+
+
+def list_sizes(sizes: Mapping[str, int]) -> str:
+    """Return sizes as `--dim` takes them."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
 def _unknown(missing: Sequence[str]) -> str:
     what = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
     return f"latency, memory and energy depend on the {what} {', '.join(missing)}, which nothing tells"

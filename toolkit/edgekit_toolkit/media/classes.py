@@ -51,7 +51,8 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
     first = outputs[0]
     if len(first.shape) == 2 and class_count(first) in (0, len(names)):
         return
-    found = f"{len(names)} classes were found in the names of folders ({_some(names)})"
+    what = "1 class was" if len(names) == 1 else f"{len(names)} classes were"
+    found = f"{what} found in the names of folders ({_some(names)})"
     if any(name.lower() in _SPLITS for name in names):
         advice = "give the parts of the data set each by itself: --calibration DATA/train --eval DATA/test"
     elif len(first.shape) != 2:
