@@ -5,6 +5,7 @@ import json
 import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.runtime.conftest import PackageMaker
+from tests.service.canary_fakes import FakeLane
 from tests.service.service_parts import (
     Replies,
     Running,
@@ -28,6 +30,7 @@ from tests.service.wiring_parts import load
 
 from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.service.config import Inference
+from edgekit_runtime.service.infer_routes import InferRoutes
 from edgekit_runtime.service.oip import Codec
 from edgekit_runtime.service.packages import PackageFiles
 from edgekit_runtime.service.sharedmem import RegionLimits, Regions
@@ -99,13 +102,6 @@ def test_nan_far_behind_is_refused_as_a_near_one(service: Running) -> None:
     x[-1, -1] = np.nan
     reply = ask(service, echo_bytes(x, is_binary=True))
     assert (reply.status, "binary_data" in reply.json["error"]) == (500, True)
-
-
-def test_client_that_goes_leaves_no_work_behind(service: Running) -> None:
-    x = np.zeros((300_000, 3), np.float32)
-    with service.connect() as client:
-        client.sendall(echo_bytes(x, is_binary=True))
-    assert ask(service, infer_bytes(X)).binary == Y
 
 
 def test_request_whose_json_is_read_during_a_swap_is_answered(maker: PackageMaker, tmp_path: Path) -> None:
@@ -296,6 +292,32 @@ def test_one_slice_of_one_work_is_done_in_a_turn(monkeypatch: pytest.MonkeyPatch
         loop.turn()
         turns.append("".join(said[before:]))
     assert [turn for turn in turns if turn] == ["a", "b", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("edgekit_runtime.service.slicing.time.perf_counter", lambda: next(ticks))
+    loop: Any = FakeLoop()
+    lane = FakeLane(compute=lambda _given: RequestError(500, "seen"))
+    codec = make_codec(TensorSpec("x", "float32", ("N",)))
+    served = SimpleNamespace(codec=codec, lane=lane, metrics=SimpleNamespace(refused=0))
+    lane.attempt = lambda _inputs: None  # type: ignore[attr-defined]
+    models: Any = SimpleNamespace(find=lambda _name, _version: served)
+    connection: Any = SimpleNamespace(is_open=True, is_local=True, answer_error=lambda _error: None)
+    head: Any = SimpleNamespace(json_bytes=None)
+    text = document([0.5] * 10_000, (10_000,))
+    InferRoutes(models, lambda *_: None, Slicer(loop, 1 << 30)).take(
+        "m", None, connection, head, memoryview(text)
+    )
+    for _ in range(3):
+        loop.turn()
+    connection.is_open = stays
+    turns = 0
+    while loop.soon:
+        loop.turn()
+        turns += 1
+    assert (turns > 10, len(lane.calls)) == (stays, stays)
 
 
 def test_work_that_fails_ends_no_other() -> None:
