@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, Clock, FakeLane, FakePairs, double, fail, inputs, nan
 from tests.service.scheduling_parts import FakeLoop
 
-from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError, RefusedInputError
 from edgekit_runtime.service.agreement import Comparison, choose_comparison, same_class, similarity
 from edgekit_runtime.service.cache import ResponseCache
 from edgekit_runtime.service.canary import Gates, Promote, Rollback
@@ -130,11 +130,17 @@ def test_without_retry_the_failed_answer_is_the_clients() -> None:
     assert bench.verdicts
 
 
-@pytest.mark.parametrize("retry", [False, True])
-def test_faults_of_queues_and_clients_are_no_burst(retry: bool) -> None:
+@pytest.mark.parametrize(
+    ("retry", "refusal"),
+    [
+        (True, EdgekitError("the queue is full")),
+        (False, DataError("wrong shape")),
+        (False, RefusedInputError("an index beyond the end")),
+    ],
+)
+def test_faults_of_queues_and_clients_are_no_burst(retry: bool, refusal: EdgekitError) -> None:
     bench = Bench(Gates(error_burst=3))
     lane = bench.canary(1.0, retry=retry)
-    refusal = EdgekitError("the queue is full") if retry else DataError("wrong shape")
     bench.candidate.compute = lambda _given: refusal
     bench.send(lane, 20)
     assert not bench.verdicts

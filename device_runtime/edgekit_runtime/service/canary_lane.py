@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from edgekit_runtime.canonical import JsonValue
-from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError
+from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError, RefusedInputError
 from edgekit_runtime.service.agreement import Comparison, all_finite
 from edgekit_runtime.service.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.canary import Rollback
@@ -158,9 +158,10 @@ class CanaryLane(Lane):
             return
         # Now, as the inputs are gone after the reply. Without another answer to the same inputs, an error for
         # which the client may be to blame is not held against the candidate.
-        is_own_fault = (
-            isinstance(failed, BackendError) if isinstance(failed, EdgekitError) else all_finite(call.inputs)
-        )
+        if isinstance(failed, EdgekitError):
+            is_own_fault = isinstance(failed, BackendError) and not isinstance(failed, RefusedInputError)
+        else:
+            is_own_fault = all_finite(call.inputs)
         call.reply(failed)
         self._count_failure(failed, is_own_fault=is_own_fault)
 
