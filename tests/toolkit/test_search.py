@@ -216,14 +216,11 @@ def test_order_of_this_machine_does_not_decide_for_a_gpu() -> None:
     assert choose(some, Budget({})).chosen == "fast"
 
 
-def test_form_for_a_gpu_is_over_float32_here_only_beyond_chance() -> None:
-    def chosen(ratio: float, chance: float = 1.0) -> str | None:
-        small = candidate("small", host=ratio, chance=chance, size=5e5, uncertainty=1.4)
-        return choose([modelled("float", 10, 1.0), small], Budget({}), on_gpu=True).chosen
-
-    assert chosen(MOST_FOR_GPU) == "small"
-    assert chosen(MOST_FOR_GPU + 0.01) == "float"
-    assert chosen(MOST_FOR_GPU + 0.01, 1.1) == "small"
+@pytest.mark.parametrize(("ratio", "chosen"), [(MOST_FOR_GPU, "small"), (MOST_FOR_GPU + 0.01, "float")])
+def test_form_for_a_gpu_that_is_slower_than_float32_here_is_left_out(ratio: float, chosen: str) -> None:
+    """Whatever its spread: the report would say in one place that it is slower, and in another that not."""
+    small = candidate("small", host=ratio, chance=1.3, size=5e5, uncertainty=1.4)
+    assert choose([modelled("float", 10, 1.0), small], Budget({}), on_gpu=True).chosen == chosen
 
 
 def test_forms_for_a_gpu_that_are_all_slow_here_are_chosen_by_size() -> None:

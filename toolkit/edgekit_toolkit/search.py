@@ -176,8 +176,8 @@ def _fastest_here(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], s
 
 
 def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
-    """Leave out what this machine shows to be slower than float32; the order of the others says nothing."""
-    fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU * one.host_uncertainty]
+    """Leave out what is slower than float32 on this machine; the order of the others says nothing."""
+    fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU]
     why = "whose processor cannot tell which is faster on a GPU"
     if fit:
         return fit, f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}"
