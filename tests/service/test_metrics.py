@@ -18,6 +18,7 @@ from edgekit_runtime.service.exposition import (
     service_families,
     write_exposition,
 )
+from edgekit_runtime.service.limits import MAX_BATCH
 from edgekit_runtime.service.logs import JsonLines
 from edgekit_runtime.service.metrics import MAX_KINDS, Histogram, LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.statistics import describe_statistics
@@ -153,6 +154,15 @@ def test_sizes_that_clients_choose_do_not_fill_the_memory() -> None:
         metrics.note_run(1, rows, 0.0, 1e-3, 0.0)
     assert len(metrics.runs) <= MAX_KINDS + 20
     assert sum(run.count for run in metrics.runs.values()) == 10 * MAX_KINDS - 1
+
+
+def test_batches_of_all_sizes_are_few_enough_for_a_process_to_tell_of_them() -> None:
+    metrics = LaneMetrics("model", "1")
+    for calls in range(1, MAX_BATCH + 1):
+        for rows in (calls, 2 * calls, MAX_BATCH):
+            metrics.note_run(calls, rows, 0.0, 1e-3, 0.0)
+    assert len(metrics.runs) <= MAX_KINDS + 14 * 14
+    assert sum(run.count for run in metrics.runs.values()) == 3 * MAX_BATCH
 
 
 def test_a_call_on_the_loop_counts_as_one_that_waited_for_nothing() -> None:

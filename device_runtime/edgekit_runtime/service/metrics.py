@@ -104,7 +104,7 @@ class LaneMetrics:
         total: seconds from a call's arrival to its answer, of calls that ran.
         cached: the same of calls that were answered from the response cache.
         runs: (calls, rows) in a run -> count of such runs. A model without a free first dimension has one row
-            a call. Beyond `MAX_KINDS` different pairs, rows are rounded down to a power of two.
+            a call. Beyond `MAX_KINDS` different pairs, both are rounded down to a power of two.
         succeeded: calls that ran and were answered with outputs.
         rows: of those calls.
         failed: calls that ran and were answered with an error.
@@ -216,7 +216,7 @@ class LaneMetrics:
         run = self.runs.get((calls, rows))
         if run is None:
             if len(self.runs) >= MAX_KINDS:  # clients choose the rows of their calls
-                rows = 1 << (rows.bit_length() - 1)
+                calls, rows = (1 << (number.bit_length() - 1) for number in (calls, rows))
             run = self.runs.setdefault((calls, rows), RunCount())
         return run
 
