@@ -72,7 +72,7 @@ def test_samples_tell_the_sizes_and_latency_is_modelled_for_them(tmp_path: Path)
             data = stored(tmp_path / f"{size}.npz", {"x": x})
             out = tmp_path / f"out{size}"
             report = package(model, out, "--calibration", data, "--json", target="rpi5").json
-            assert [one["from"] for one in report["sizes"]] == ["samples"] * 3
+            assert [one["from"] for one in report["sizes"]] == ["assumed", "samples", "samples"]
             latencies[size] = report["candidates"][0]["figures"]["latency"]["value"]
     assert latencies[64] > 2 * latencies[16]
 
@@ -128,7 +128,7 @@ def test_free_size_of_a_tflite_comes_from_samples_or_is_asked_for():
     with pytest.raises(ModelError, match=r"the free dimension x_1, which nothing tells: give samples"):
         settle_sizes(b"", inputs, {}, None, {})
     found = settle_sizes(b"", inputs, {}, {"x": np.zeros((1, 40, 3), np.float32)}, {})
-    assert found == {"x_0": Size(1, "samples"), "x_1": Size(40, "samples")}
+    assert found == {"x_0": Size(1, "assumed"), "x_1": Size(40, "samples")}
 
 
 def test_tflite_that_is_used_with_other_sizes_than_stored_is_not_counted():

@@ -14,6 +14,7 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, batch_dims, bind_dims, free_dims
 from edgekit_toolkit.samples import Ranges
+from edgekit_toolkit.shards import Batching
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,12 @@ def settle_sizes(
         ModelError: a size is not known, is of no free dimension, or does not suit the model.
     """
     found = {name: Size(value, "given") for name, value in given.items()}
+    batch = batch_dims(inputs)
+    chosen = batch if Batching.of(inputs).stacked else ()  # how many samples are stacked, no sample says
     for spec in inputs:
         for axis, name in enumerate(spec.shape):
-            if isinstance(name, str) and sample is not None:
+            if isinstance(name, str) and sample is not None and name not in chosen:
                 found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
-    batch = batch_dims(inputs)
     missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
     found |= {name: Size(1, "assumed") for name in batch if name not in found}
     if isinstance(model, bytes) and missing:
