@@ -22,6 +22,7 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.budget import Budget, parse_budget
+from edgekit_toolkit.drops import PairedDrop
 from edgekit_toolkit.pack import package_bytes
 from edgekit_toolkit.packaging import search
 from edgekit_toolkit.runs import Request, Run
@@ -217,6 +218,21 @@ def test_candidate_of_other_tensors_is_left_out(ort: Run) -> None:
     run = carry_variants([replace(ort, drafts=drafts)], load_signer())
     assert run.variants == ()
     assert any("has the tensors ['other'], expected ['logits']" in note for note in run.warnings)
+
+
+def test_strict_carries_no_variant_that_the_samples_held_back_do_not_show_to_keep_the_limit(
+    ort: Run,
+) -> None:
+    """5 of 180 lost: 2.8 points, and up to 6.3 where 5 are allowed."""
+    scores, last = ort.judged.scores, len(ort.drafts) - 1
+    assert scores.confirmation is not None
+    drops = (*scores.confirmation.drops[:last], PairedDrop(5, 0, 180))
+    scores = replace(scores, confirmation=replace(scores.confirmation, drops=drops))
+    doubtful = replace(ort, judged=replace(ort.judged, scores=scores))
+    assert [one.place for one in carry_variants([doubtful], load_signer()).variants] == [last]
+    strict = carry_variants([replace(doubtful, request=replace(ort.request, strict=True))], load_signer())
+    assert [one.place for one in strict.variants] == [last - 1]
+    assert any("its drop on samples that chose nothing is up to 6.3" in note for note in strict.warnings)
 
 
 def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pytest.MonkeyPatch) -> None:

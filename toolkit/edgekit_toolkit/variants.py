@@ -116,10 +116,12 @@ def _combine(first: Draft, offers: Mapping[str, _Offer], signer: StatementSigner
 def _find_problem(offer: _Offer, whole: Draft, run: Run) -> str | None:
     """Return why the variant cannot be carried, or None."""
     drop, most = offer.run.stated_drop(offer.place), run.limits.limits.get("drop")
-    if drop is not None and most is not None and drop.state(most) == "over":
-        return (
-            f"its drop on samples that chose nothing is {drop.drop.points:.2f} points, the limit is {most:g}"
-        )
+    if drop is not None and most is not None:
+        on_others = "on samples that chose nothing is"
+        if drop.state(most) == "over":
+            return f"its drop {on_others} {drop.drop.points:.2f} points, the limit is {most:g}"
+        if run.request.strict and drop.state(most) != "ok":
+            return f"its drop {on_others} up to {drop.interval.high:.2f} points, the limit is {most:g}"
     size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
