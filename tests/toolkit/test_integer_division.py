@@ -65,6 +65,27 @@ def test_division_inside_control_flow_is_recorded() -> None:
     assert divides_by_inputs(make_model([choose], INT64, [flag]))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(INT64, FLOAT, True), (FLOAT, INT64, True), (FLOAT, FLOAT, False)]
+)
+def test_branches_that_share_names_do_not_hide_a_division(first: int, second: int, expected: bool) -> None:
+    """Each branch has tensors p, q and r of its own, of integers or of floats."""
+
+    def branch(name: str, kind: int) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Cast", ["a"], ["p"], to=kind),
+            helper.make_node("Cast", ["b"], ["q"], to=kind),
+            helper.make_node("Div", ["p", "q"], ["r"]),
+            helper.make_node("Cast", ["r"], [name], to=INT64),
+        ]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, INT64, ["N"])])
+
+    flag = onnx.numpy_helper.from_array(np.array(True), "flag")
+    branches = {"then_branch": branch("x", first), "else_branch": branch("y", second)}
+    choose = helper.make_node("If", ["flag"], ["c"], **branches)
+    assert divides_by_inputs(make_model([choose], INT64, [flag])) is expected
+
+
 @pytest.mark.parametrize("operator", ["DIV", "FLOOR_DIV", "FLOOR_MOD"])
 @pytest.mark.parametrize(
     ("dtype", "divisor", "expected"),

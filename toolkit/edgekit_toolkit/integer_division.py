@@ -39,21 +39,34 @@ def _onnx_divides(model: onnx.ModelProto) -> bool:
     if not any(node.op_type in _ONNX_OPERATORS for graph in graphs(model.graph) for node in graph.node):
         return False
     inferred = onnx.shape_inference.infer_shapes(model)
-    types: dict[str, int] = {}
-    constants: dict[str, NDArray[Any]] = {}
+    # Two branches may use one name for different things: all that a name stands for must be harmless.
+    types: dict[str, set[int]] = {}
+    constants: dict[str, list[NDArray[Any]]] = {}
+    computed: set[str] = set()
     for graph in graphs(inferred.graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
-            types[value.name] = value.type.tensor_type.elem_type
+            types.setdefault(value.name, set()).add(value.type.tensor_type.elem_type)
         for tensor in graph.initializer:
-            types[tensor.name] = tensor.data_type
-            constants[tensor.name] = onnx.numpy_helper.to_array(tensor)
+            types.setdefault(tensor.name, set()).add(tensor.data_type)
+            constants.setdefault(tensor.name, []).append(onnx.numpy_helper.to_array(tensor))
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
-                constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
+                value = onnx.numpy_helper.to_array(node.attribute[0].t)
+                constants.setdefault(node.output[0], []).append(value)
+            else:
+                computed.update(node.output)
+
+    def is_float(name: str) -> bool:
+        return name in types and types[name] <= _FLOAT_TYPES
+
     return any(
-        types.get(node.output[0]) not in _FLOAT_TYPES
-        and types.get(node.input[0]) not in _FLOAT_TYPES
-        and not _is_harmless(constants.get(node.input[1]))
+        not is_float(node.output[0])
+        and not is_float(node.input[0])
+        and not (
+            node.input[1] in constants
+            and node.input[1] not in computed
+            and all(map(_is_harmless, constants[node.input[1]]))
+        )
         for graph in graphs(inferred.graph)
         for node in graph.node
         if node.op_type in _ONNX_OPERATORS
