@@ -50,6 +50,8 @@ def test_a_session_states_its_inputs_and_outputs(session: OrtSession) -> None:
         OrtOptions(threads=1, optimise=False),
         OrtOptions(arena=False),
         OrtOptions(fold_weights=True),
+        OrtOptions(disabled_optimizers=("MatMulAddFusion",)),
+        OrtOptions(disabled_optimizers=["a rewrite of another version"]),
     ],
 )
 def test_options_do_not_change_the_result(options: OrtOptions, maker: Any) -> None:

@@ -18,6 +18,7 @@ from onnx import TensorProto, numpy_helper
 from edgekit_runtime.ort_products import EXACT_SETTING, saturates
 from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.nesting import computes_in_integers, graphs
+from edgekit_toolkit.ort_options import WHOLE_OPTIMISER, disabled_optimizers
 
 SATURATING: Final = frozenset({"avx512bw", "avx2"})
 """Instruction sets with which onnxruntime's sums of two products saturate."""
@@ -61,7 +62,8 @@ def find_saturating(model: Model) -> tuple[str, ...]:
     """
     if isinstance(model, bytes) or not computes_in_integers(model) or not saturates():
         return ()
-    found, refused = [], False
+    # The setting acts only where the engine optimises.
+    found, refused = [], disabled_optimizers(model) == WHOLE_OPTIMISER
     for graph in graphs(model.graph):
         stored = {tensor.name: tensor for tensor in graph.initializer}
         types = _types(graph)

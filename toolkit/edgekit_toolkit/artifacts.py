@@ -12,13 +12,14 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.sessions import Session
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.energy import NodeCost
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.measure import Engine, PeakMemory, measure_peak_memory
-from edgekit_toolkit.nesting import computes_in_integers, has_foldable_weights
+from edgekit_toolkit.nesting import computes_in_integers
 from edgekit_toolkit.node_costs import node_costs
+from edgekit_toolkit.ort_options import ort_options, stated_options
 from edgekit_toolkit.quantize.engine import run_session, session_for
 from edgekit_toolkit.quantize.quantizer import Runner
 from edgekit_toolkit.shapes import dynamic_dims
@@ -106,19 +107,14 @@ def open_session(model: Model, *, threads: int) -> Session:
     return OrtSession(content_of(model), replace(ort_options(model), threads=threads))
 
 
-def ort_options(model: onnx.ModelProto) -> OrtOptions:
-    """Return the options with which onnxruntime runs the model here and on a device."""
-    return OrtOptions(fold_weights=has_foldable_weights(model))
-
-
 def peak_memory_of(model: Model, feeds: Feeds) -> PeakMemory:
     """Return the peak memory of a fresh process here that opens the model as a device would, and runs it.
 
     Raises:
         BackendError: as for `measure_peak_memory`.
     """
-    fold = not isinstance(model, bytes) and has_foldable_weights(model)
-    return measure_peak_memory(content_of(model), feeds, engine=engine_of(model), fold_weights=fold)
+    options = {} if isinstance(model, bytes) else stated_options(model)
+    return measure_peak_memory(content_of(model), feeds, engine=engine_of(model), options=options)
 
 
 def computes_in_codes(model: Model) -> bool:

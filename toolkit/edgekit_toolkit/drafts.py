@@ -79,6 +79,7 @@ def _recipe(
         labels=request.labels,
         preprocessing=request.preprocessing,
         tools=tool_versions(request.backend),
+        disabled_optimizers=() if prepared.wrong_rewrites is None else prepared.wrong_rewrites.names,
     )
 
 

@@ -20,7 +20,8 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.feeds import bound_shape
-from edgekit_toolkit.nesting import has_foldable_weights, stored_tensors
+from edgekit_toolkit.nesting import stored_tensors
+from edgekit_toolkit.ort_options import ort_options
 from edgekit_toolkit.specs import real_inputs, tensor_specs
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
@@ -129,9 +130,13 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
         path = Path(folder) / "optimised.onnx"
         settings = _settings()
         settings.optimized_model_filepath = str(path)
-        if has_foldable_weights(model):
+        own = ort_options(model)
+        if own.fold_weights:
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
-        disabled = [*WRONG_REWRITES, *([] if blocked_layout else ["NchwcTransformer"])]
+        if not own.optimise:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        layout = [] if blocked_layout else ["NchwcTransformer"]
+        disabled = [*WRONG_REWRITES, *own.disabled_optimizers, *layout]
         onnxruntime.InferenceSession(
             model.SerializeToString(),
             settings,

@@ -91,6 +91,15 @@ def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(name for name in free_dims(inputs) if name in found)
 
 
+def scaled(feeds: Feeds, factor: float) -> Feeds:
+    """Return the feeds with their floats times `factor`, and the rest as it is."""
+    # `asarray`: the product of an array without axes is a scalar.
+    return {
+        name: np.asarray(array * array.dtype.type(factor)) if array.dtype.kind == "f" else array
+        for name, array in feeds.items()
+    }
+
+
 def bind_dims(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,

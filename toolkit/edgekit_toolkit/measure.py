@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgekit_runtime.canonical import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.processes import describe_end
 from edgekit_toolkit.feeds import Feeds
@@ -66,7 +67,7 @@ def measure_peak_memory(
     *,
     engine: Engine = "ort",
     threads: int = 1,
-    fold_weights: bool = False,
+    options: Mapping[str, JsonValue] | None = None,
     limits: MemoryLimits | None = None,
 ) -> PeakMemory:
     """Peak memory of a fresh process on this machine that opens `model` with our runtime and runs it.
@@ -76,7 +77,7 @@ def measure_peak_memory(
         engine: which runs it.
         feeds: input name -> array, one for each input.
         threads: of one inference, at least 1.
-        fold_weights: as for `OrtOptions`; onnxruntime only.
+        options: as a manifest has them, by default none; onnxruntime only.
         limits: by default `MemoryLimits()`.
 
     Raises:
@@ -84,7 +85,7 @@ def measure_peak_memory(
     """
     limits = limits or MemoryLimits()
     engine_bytes = measure_engine_bytes(engine, threads)
-    request = {"engine": engine, "threads": threads, "fold_weights": fold_weights}
+    request = {"engine": engine, "threads": threads, "options": dict(options or {})}
     return PeakMemory(_peak_bytes(model, feeds, request, limits), engine_bytes)
 
 
@@ -98,7 +99,7 @@ def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
         BackendError: as for `measure_peak_memory`.
     """
     feeds: Feeds = {"x": np.zeros(1, np.float32)}
-    request = {"engine": engine, "threads": threads, "fold_weights": False}
+    request: dict[str, Any] = {"engine": engine, "threads": threads, "options": {}}
     return _peak_bytes(trivial_model(engine), feeds, request, MemoryLimits())
 
 

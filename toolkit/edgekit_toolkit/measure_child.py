@@ -31,7 +31,7 @@ def _open(request: Mapping[str, Any]) -> sessions.Session:
         return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
     from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
-    return OrtSession(model, OrtOptions(request["threads"], fold_weights=request["fold_weights"]))
+    return OrtSession(model, OrtOptions.from_json(request["options"], request["threads"]))
 
 
 def _main(request_path: str) -> None:

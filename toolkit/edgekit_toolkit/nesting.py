@@ -52,7 +52,7 @@ def computes_in_integers(model: onnx.ModelProto) -> bool:
 def has_foldable_weights(model: onnx.ModelProto) -> bool:
     """Return whether the model stores quantized weights and computes in float.
 
-    onnxruntime is told to widen such weights when it loads the model (`OrtOptions.fold_weights`).
+    onnxruntime is told to widen such weights when it loads the model (`ort_options`).
     """
     is_quantized = any(node.op_type == "DequantizeLinear" for node in nodes(model))
     return is_quantized and not computes_in_integers(model)

@@ -31,6 +31,8 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
             notes.append(numbering_note(class_names(request.labels)))
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
+    if prepared.wrong_rewrites is not None:
+        notes.append(str(prepared.wrong_rewrites))
     notes.extend(f"left out: {text}" for text in found.dropped)
     if request.target.backend.default == "litert" and request.backend == "ort":
         notes.append(

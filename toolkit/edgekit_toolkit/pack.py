@@ -20,7 +20,7 @@ from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open_model, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
-from edgekit_toolkit.nesting import has_foldable_weights
+from edgekit_toolkit.ort_options import stated_options
 from edgekit_toolkit.recipe import Recipe
 from edgekit_toolkit.specs import common_specs
 
@@ -181,8 +181,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
     if isinstance(model, bytes):
         return BackendChoice(recipe.backend, path, {})
-    # Only what differs from the defaults: a runtime that does not know an option refuses the package.
-    options: dict[str, JsonValue] = {"fold_weights": True} if has_foldable_weights(model) else {}
+    options = stated_options(model)
     if recipe.backend != "tensorrt":
         return BackendChoice(recipe.backend, path, options)
     # No options: the model says what is int8 and what is not, as a strongly typed build reads it.

@@ -32,6 +32,7 @@ from edgekit_toolkit.judge import find_memory, measure_latencies, model_on_targe
 from edgekit_toolkit.media.classes import check_class_count
 from edgekit_toolkit.media.decoding import Decoding
 from edgekit_toolkit.notes import find_warnings
+from edgekit_toolkit.ort_options import disable_optimizers
 from edgekit_toolkit.pack import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.passes.pipeline import Step, optimise
 from edgekit_toolkit.quantize import forms
@@ -45,6 +46,7 @@ from edgekit_toolkit.scoring import Contestant, Scores, score_candidates
 from edgekit_toolkit.search import Choice, Measured, pareto_front
 from edgekit_toolkit.sign import StatementSigner
 from edgekit_toolkit.sizes import Size, find_other_sizes, list_sizes, settle_sizes
+from edgekit_toolkit.wrong_rewrites import find_wrong_rewrites
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
@@ -155,11 +157,13 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
             decoding=decoding,
         )
     feeds = _parity_feeds(samples)
-    floats, steps = source.model, tuple[Step, ...]()
+    floats, steps, wrong = source.model, tuple[Step, ...](), None
     if isinstance(floats, onnx.ModelProto):
         with phases.phase("optimise"):
             optimised = optimise(floats, batch=request.batch, feeds=feeds)
             floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+            wrong = find_wrong_rewrites(floats, feeds)
+            floats = disable_optimizers(floats, () if wrong is None else wrong.names)
     golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
@@ -170,6 +174,7 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         samples=samples,
         feeds=feeds,
         steps=steps,
+        wrong_rewrites=wrong,
         floats=floats,
         ranges=ranges,
         golden=golden,

@@ -22,6 +22,7 @@ from edgekit_runtime.files import hash_file
 from edgekit_toolkit.arithmetic import arithmetic_facts
 from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.importers.model import load_model
+from edgekit_toolkit.ort_options import disable_optimizers
 from edgekit_toolkit.pack import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.passes.pipeline import replay
 from edgekit_toolkit.quantize.forms import build
@@ -159,6 +160,7 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
     floats: Model = source.model
     if isinstance(floats, onnx.ModelProto):
         floats = onnx.shape_inference.infer_shapes(replay(floats, batch=recipe.batch, applied=recipe.steps))
+        floats = disable_optimizers(floats, recipe.disabled_optimizers)
     try:
         reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
         first = assemble(recipe, reference, _rebuild(floats, recipe))

@@ -71,6 +71,7 @@ class Recipe:
         labels: one a class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.
+        disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
         variants: further ones; `backend`, `form`, `model_sha256` and `figures` above are the default's.
     """
 
@@ -91,6 +92,7 @@ class Recipe:
     labels: str | None
     preprocessing: Mapping[str, Any] | None
     tools: Mapping[str, str]
+    disabled_optimizers: tuple[str, ...] = ()
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
@@ -105,11 +107,13 @@ class Recipe:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the recipe as canonical JSON; without variants it has no such field."""
+        """Return the recipe as canonical JSON; without variants or disabled rewrites it has no such field."""
         variants = [variant.to_json() for variant in self.variants]
+        disabled = list(self.disabled_optimizers)
         return encode_json(
             {
                 **({"variants": variants} if variants else {}),
+                **({"disabled_optimizers": disabled} if disabled else {}),
                 "format": RECIPE_FORMAT,
                 "name": self.name,
                 "version": self.version,
@@ -250,6 +254,9 @@ def _parse(value: Mapping[str, Any]) -> Recipe:
         labels=take("labels", lambda labels: None if labels is None else _text(labels)),
         preprocessing=take("preprocessing", lambda given: None if given is None else _object(given)),
         tools=take("tools", lambda tools: {name: _text(version) for name, version in tools.items()}),
+        disabled_optimizers=take("disabled_optimizers", lambda names: tuple(_text(name) for name in names))
+        if "disabled_optimizers" in value
+        else (),
         variants=take("variants", _variants) if "variants" in value else (),
     )
     members.check_all_taken()

@@ -28,6 +28,7 @@ from edgekit_toolkit.search import Choice, Measured
 from edgekit_toolkit.sizes import Size
 from edgekit_toolkit.targets import Target
 from edgekit_toolkit.tensorrt_check import TensorRtCheck
+from edgekit_toolkit.wrong_rewrites import WrongRewrites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Prepared:
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
         steps: what each pass did; none for a `.tflite`.
+        wrong_rewrites: what of onnxruntime's optimiser is off for `floats` and its forms, or None.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
         ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
         golden: the golden inputs, and what `floats` makes of them.
@@ -95,6 +97,7 @@ class Prepared:
     samples: Samples
     feeds: Sequence[Feeds]
     steps: Sequence[Step]
+    wrong_rewrites: WrongRewrites | None
     floats: Model
     ranges: Ranges
     golden: Reference

@@ -48,6 +48,12 @@ def require_count(backend: str, name: str, value: Any, most: int | None = None) 
     raise BackendError(f"backend '{backend}': {name} is {value!r}, expected null or {wanted}")
 
 
+def require_names(backend: str, name: str, value: Any) -> None:
+    """Raise `BackendError` unless `value` is a list or tuple of words that are not empty."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one for one in value):
+        raise BackendError(f"backend '{backend}': {name} is {value!r}, expected a list of names")
+
+
 def require_flag(backend: str, name: str, value: Any) -> None:
     """Raise `BackendError` unless `value` is true or false."""
     if not isinstance(value, bool):

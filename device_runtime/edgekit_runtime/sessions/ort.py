@@ -6,7 +6,7 @@ data: the toolkit packs models whole.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -21,7 +21,13 @@ from edgekit_runtime.mapped import parts
 from edgekit_runtime.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.ort_products import open_exact
 from edgekit_runtime.ort_rewrites import WRONG_REWRITES
-from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
+from edgekit_runtime.sessions.options import (
+    MAX_THREADS,
+    parse_options,
+    require_count,
+    require_flag,
+    require_names,
+)
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
@@ -52,6 +58,8 @@ class OrtOptions:
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
+        disabled_optimizers: rewrites of the optimiser that change what this model computes, by onnxruntime's
+            names; they are off, beside those that are off for every model (`ort_rewrites`).
 
     Raises:
         BackendError: a field has the wrong type or value.
@@ -62,6 +70,7 @@ class OrtOptions:
     arena: bool = True
     optimise: bool = True
     fold_weights: bool = False
+    disabled_optimizers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         require_count("ort", "threads", self.threads, MAX_THREADS)
@@ -69,6 +78,7 @@ class OrtOptions:
         require_flag("ort", "arena", self.arena)
         require_flag("ort", "optimise", self.optimise)
         require_flag("ort", "fold_weights", self.fold_weights)
+        require_names("ort", "disabled_optimizers", self.disabled_optimizers)
 
     @classmethod
     def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "OrtOptions":
@@ -207,14 +217,14 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
     try:
         settings = _make_settings(options)
         if isinstance(model, Path):
-            return _create(str(model), settings)
+            return _create(str(model), settings, options.disabled_optimizers)
         # onnxruntime copies bytes and keeps both copies; from a file in memory it reads once. For a model of
         # 18.6 MB that is 46 MB in place of 82 MB after loading.
         descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines(parts(model))
             file.flush()
-            return _create(f"/proc/self/fd/{descriptor}", settings)
+            return _create(f"/proc/self/fd/{descriptor}", settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no common base but this
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if said := _SYSTEM_ERROR.search(str(cause)):
@@ -249,7 +259,9 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
     return settings
 
 
-def _create(path: str, settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
+def _create(
+    path: str, settings: "onnxruntime.SessionOptions", disabled_optimizers: Sequence[str]
+) -> "onnxruntime.InferenceSession":
     import onnxruntime
 
     def create(settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
@@ -259,7 +271,7 @@ def _create(path: str, settings: "onnxruntime.SessionOptions") -> "onnxruntime.I
             settings,
             providers=["CPUExecutionProvider"],
             enable_fallback=0,
-            disabled_optimizers=list(WRONG_REWRITES),
+            disabled_optimizers=[*WRONG_REWRITES, *disabled_optimizers],
         )
 
     with lean_loading():

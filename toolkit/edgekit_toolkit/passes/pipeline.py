@@ -16,7 +16,7 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeEr
 from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.feeds import Feeds, batch_dims
+from edgekit_toolkit.feeds import Feeds, batch_dims, scaled
 from edgekit_toolkit.importers.screen import STANDARD_DOMAINS
 from edgekit_toolkit.nesting import nodes, stored_tensors
 from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
@@ -191,7 +191,7 @@ class _Judge:
         # Rounding flips an integer output (a class, a place in a list) for such inputs without any fault.
         if all(spec.dtype.startswith("float") for spec in outputs):
             with contextlib.suppress(BackendError):
-                beyond = _beyond(feeds[0])
+                beyond = scaled(feeds[0], -2)
                 self._cases.append((beyond, session.run(beyond), ALIKE))
 
     def compare(self, candidate: onnx.ModelProto) -> Parity:
@@ -310,11 +310,3 @@ def _doubled(inputs: Sequence[TensorSpec], feed: Feeds) -> Feeds:
                 array = result[spec.name]
                 result[spec.name] = np.concatenate([array, np.flip(array, axis)], axis)
     return result
-
-
-def _beyond(feed: Feeds) -> Feeds:
-    """Return the feed with its floats of the opposite sign and twice as large; the rest as it is."""
-    # `asarray`: the product of an array without axes is a scalar.
-    return {
-        name: np.asarray(-2 * array) if array.dtype.kind == "f" else array for name, array in feed.items()
-    }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx
 
 from edgekit_toolkit.graph import opset
+from edgekit_toolkit.ort_options import disable_optimizers, disabled_optimizers
 
 _DIGITS = string.ascii_lowercase
 
@@ -17,6 +18,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
     tensors of the outer graph by name.
     """
+    disabled = disabled_optimizers(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
@@ -25,6 +27,8 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.doc_string = result.doc_string = ""
     for item in (result, graph, *graph.node, *graph.initializer):
         del item.metadata_props[:]
+    result = disable_optimizers(result, disabled)
+    graph = result.graph
     attributes = itertools.chain.from_iterable(node.attribute for node in graph.node)
     if any(item.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for item in attributes):
         return result

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.ort_products import open_exact
 from edgekit_runtime.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.nesting import has_foldable_weights
+from edgekit_toolkit.ort_options import ort_options
 
 # Only errors that say that a graph or node could not be used; the rest (warnings of fallbacks) is noise here.
 _LOG_FATAL = 4
@@ -22,6 +23,8 @@ def session_for(
 ) -> ort.InferenceSession:
     """Return a session on the CPU, with exact 8-bit products where it is optimised (`ort_products`).
 
+    A model, but not its bytes, runs with its own `ort_options`.
+
     Raises:
         BackendError: onnxruntime refuses the model.
     """
@@ -30,16 +33,19 @@ def session_for(
     options.log_severity_level = _LOG_FATAL
     # Many sessions are open at once here; idle threads that spin would take the cores from the one that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if isinstance(model, onnx.ModelProto) and has_foldable_weights(model):
+    own = ort_options(model) if isinstance(model, onnx.ModelProto) else OrtOptions()
+    if own.fold_weights:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     level = ort.GraphOptimizationLevel
+    optimise = optimise and own.optimise
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    disabled = [*WRONG_REWRITES, *own.disabled_optimizers]
     content = model if isinstance(model, bytes) else model.SerializeToString()
     try:
         return open_exact(
             options,
             lambda how: ort.InferenceSession(
-                content, how, providers=["CPUExecutionProvider"], disabled_optimizers=list(WRONG_REWRITES)
+                content, how, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
             ),
         )
     except Exception as error:  # onnxruntime raises classes of its own that share no base but Exception

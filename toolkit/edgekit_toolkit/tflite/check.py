@@ -8,8 +8,9 @@ import onnx
 
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.feeds import Feeds
+from edgekit_toolkit.ort_options import ort_options
 from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
@@ -47,7 +48,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
     """
     if not feeds:
         raise DataError("there are no feeds to compare the TFLite model's outputs on; give at least one")
-    reference = OrtSession(model.SerializeToString(), OrtOptions())
+    reference = OrtSession(model.SerializeToString(), ort_options(model))
     expected = [reference.run(feed) for feed in feeds]
     content = convert(model, dims)
     pairs = zip(expected, _run(content, feeds), strict=True)

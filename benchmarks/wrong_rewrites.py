@@ -1,0 +1,40 @@
+"""Time in which packaging finds rewrites of onnxruntime that change a model, beside that of our own passes.
+
+    PYTHONPATH=device_runtime:toolkit .venv/bin/python benchmarks/wrong_rewrites.py MODEL.onnx...
+
+Prints one line a model, with the rewrites that were found. Inputs are generated.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import onnx
+
+from edgekit_toolkit.feeds import bind_dims, generate_feeds
+from edgekit_toolkit.importers.model import load_model
+from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.wrong_rewrites import find_wrong_rewrites
+
+
+def main() -> None:
+    """Measure the models that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    for path in parser.parse_args().models:
+        model = load_model(path).model
+        if not isinstance(model, onnx.ModelProto):
+            parser.error(f"{path} is no ONNX model")
+        feeds = generate_feeds(tensor_specs(model)[0], 2, 0, bind_dims(model))
+        begin = time.monotonic()
+        optimised = optimise(model, batch=None, feeds=feeds).model
+        middle = time.monotonic()
+        found = find_wrong_rewrites(optimised, feeds)
+        end = time.monotonic()
+        names = "none" if found is None else ", ".join(found.names)
+        print(f"{path.stem}: passes {middle - begin:.2f} s, rewrites {end - middle:.2f} s, wrong: {names}")
+
+
+if __name__ == "__main__":
+    main()
