@@ -293,7 +293,7 @@ def test_missing_file_is_refused(tmp_path):
 
 
 def test_empty_folder_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no \.npz or \.npy"):
+    with pytest.raises(DataError, match=r"no \.npz or \.npy file, no image and no recording"):
         open_data(tmp_path, FREE)
 
 

@@ -1,6 +1,7 @@
 """Folders of photographs and lists of labels: which file gets which class number."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,13 @@ def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     (tmp_path / "photos" / "dog" / "loop").symlink_to(tmp_path / "photos")
     (tmp_path / "elsewhere" / "self").symlink_to(tmp_path / "elsewhere")
     assert labels(tmp_path / "photos") == {"1.png": 1, "2.png": 2}
+
+
+def test_pipe_among_the_files_is_refused_unopened(tmp_path: Path) -> None:
+    add(tmp_path / "1.png")
+    os.mkfifo(tmp_path / "2.png")
+    with pytest.raises(DataError, match=r"2\.png: is no regular file"):
+        labels(tmp_path)
 
 
 def test_images_beside_recordings_are_refused(tmp_path: Path) -> None:

@@ -279,6 +279,22 @@ def test_own_metric_sees_outputs_reference_and_labels(own: Callable[[str], Metri
     assert not metric.needs_labels
 
 
+def test_own_metric_that_changes_labels_and_outputs_changes_copies(own: Callable[[str], Metric]) -> None:
+    metric = own("labels[:] = 9; outputs['y'][:] = 9; return [1]")
+    labels, outputs = np.array([1, 0, 0, 2]), {"y": SCORES.copy()}
+    metric.score(outputs, outputs, labels)
+    assert labels.tolist() == [1, 0, 0, 2]
+    np.testing.assert_array_equal(outputs["y"], SCORES)
+
+
+def test_what_an_own_metric_prints_goes_to_standard_error(
+    own: Callable[[str], Metric], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores_of(own("print('seen'); return 1"))
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "seen\n")
+
+
 def test_own_metric_may_return_one_number(own: Callable[[str], Metric]) -> None:
     assert scores_of(own("return 0.25")) == [0.25]
 

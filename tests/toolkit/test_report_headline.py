@@ -37,6 +37,11 @@ def test_headline_states_a_loss_or_a_gain_with_its_wider_side(
     assert said in str(headline(report(drop_points=points, drop=drop)))
 
 
+def test_headline_of_one_sample_says_sample() -> None:
+    drop = {"interval": [-79.0, 79.0], "confidence": 0.95, "samples": 1, "held_back": False}
+    assert "on 1 sample (±79.0 points)" in str(headline(report(drop=drop)))
+
+
 def test_headline_without_data_claims_no_accuracy() -> None:
     assert "accuracy not checked" in str(headline(report(drop_points=None, drop=None)))
 

@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def _import(name: str, path: Path, function: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
         found: Callable[..., Any] = getattr(module, function)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise DataError(f"metric {name!r}: {error!r}{_place(error, path)} while loading {path}") from error
@@ -57,7 +59,9 @@ def _score(name: str, path: Path, function: Callable[..., Any]) -> Score:
         try:
             # Copies: a metric that works in place must not change what the next candidate is held against.
             given = [{key: value.copy() for key, value in one.items()} for one in (outputs, reference)]
-            scores = np.atleast_1d(np.asarray(function(*given, labels), np.float64))
+            copied = None if labels is None else labels.copy()
+            with redirect_stdout(sys.stderr):  # standard output belongs to --json
+                scores = np.atleast_1d(np.asarray(function(*given, copied), np.float64))
         except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise DataError(f"metric {name!r} failed: {error!r}{_place(error, path)}") from error
         _check(name, scores, "shape [samples]")
@@ -69,7 +73,9 @@ def _score(name: str, path: Path, function: Callable[..., Any]) -> Score:
 def _set_score(name: str, path: Path, function: Callable[..., Any]) -> SetScore:
     def score(outputs: Sequence[Outputs], reference: Sequence[Outputs], labels: Labels) -> float:
         try:
-            scores = np.asarray(function(outputs, reference, labels), np.float64)
+            copied = None if labels is None else labels.copy()
+            with redirect_stdout(sys.stderr):
+                scores = np.asarray(function(outputs, reference, copied), np.float64)
         except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise DataError(f"metric {name!r} failed: {error!r}{_place(error, path)}") from error
         if scores.ndim:

@@ -104,10 +104,16 @@ def _walk(root: Path) -> tuple[list[Path], "Counter[str]"]:
         inner[:] = sorted(filter(_is_visible, inner))
         for name in sorted(filter(_is_visible, names)):
             if Path(name).suffix.lower() in SUFFIXES:
-                found.append(Path(folder, name))
+                found.append(_regular(Path(folder, name)))
             else:
                 others[Path(name).suffix.lower()] += 1
     return found, others
+
+
+def _regular(file: Path) -> Path:
+    if file.exists() and not file.is_file():  # a pipe: to open it would wait for a writer
+        raise DataError(f"{file}: is no regular file; remove it, or save what it gives")
+    return file
 
 
 def _refuse(error: OSError) -> None:

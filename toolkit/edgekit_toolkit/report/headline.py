@@ -32,7 +32,8 @@ def _accuracy(accuracy: Accuracy) -> str:
     if drop is None or points is None:
         return "accuracy not checked"
     low, high = drop["interval"]
-    reach = f"on {drop['samples']:,} samples (±{max(high - points, points - low):.1f} points)"
+    samples = "1 sample" if drop["samples"] == 1 else f"{drop['samples']:,} samples"
+    reach = f"on {samples} (±{max(high - points, points - low):.1f} points)"
     if abs(points) < _NO_DROP_POINTS:
         return f"same {title} {reach}"
     return f"{title} {abs(points):.2f} points {'lower' if points > 0 else 'higher'} {reach}"
