@@ -33,6 +33,8 @@ Shape = tuple[int, ...]
 _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     # Filter [out, height, width, in / groups].
     "CONV_2D": lambda ins, out: math.prod(out) * math.prod(ins[1][1:]),
+    # Filter [depth, height, width, in / groups, out].
+    "CONV_3D": lambda ins, out: math.prod(out) * math.prod(ins[1][:-1]),
     # Filter [1, height, width, out].
     "DEPTHWISE_CONV_2D": lambda ins, out: math.prod(out) * ins[1][1] * ins[1][2],
     # Output sizes, filter [out, height, width, in], input.
@@ -42,6 +44,15 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     # Matrices [.., rows, inner], or the other way round; either side's batch may be broadcast.
     "BATCH_MATMUL": lambda ins, out: math.prod(out) * math.prod(ins[0][-2:]) // out[-2],
 }
+# Work that is not counted: that of other sub-graphs, and of layers whose steps follow one another. Calling it
+# nothing would be a lie.
+_UNCOUNTED: Final = frozenset(
+    {
+        "BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", "CALL", "CONV_3D_TRANSPOSE", "IF",
+        "LSTM", "RNN", "STABLEHLO_CONVOLUTION", "STABLEHLO_WHILE", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        "UNIDIRECTIONAL_SEQUENCE_RNN", "WHILE",
+    }
+)  # fmt: skip
 _MOST_USED: Final = 0.7
 # These name memory in another way.
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
@@ -55,7 +66,8 @@ def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[No
         dims: sizes of its free dimensions, or None for those that it has as stored.
 
     Raises:
-        ModelError: it would run with other sizes than those that it has as stored.
+        ModelError: it would run with other sizes than those that it has as stored, or an operator's work
+            cannot be counted.
     """
     graph = model.subgraphs[0]
     stored = _free_sizes(graph)
@@ -97,6 +109,10 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
     if kind == "CONV_2D":
         macs = round(macs * _share_used(constant(model, inputs[1])))
     name = tensor_name(outputs[0]) if outputs else kind
+    if kind in _UNCOUNTED:
+        raise ModelError(
+            f"operator {kind} that makes {name!r}: its work cannot be counted; measure on the device instead"
+        )
     in_codes = name in dynamic or computes_in_integers(model, graph, operator)
     return NodeCost(
         name=name,
