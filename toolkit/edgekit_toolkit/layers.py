@@ -84,7 +84,14 @@ def _float_layers(run: Run) -> dict[str, tuple[str, str, int]]:
     """Name for people, operator and bytes of the weights of each layer, by the name of its first output."""
     model = _float_model(run)
     if isinstance(model, bytes):
-        kinds = {cost.name: cost.op for cost in cost_of_nodes(model, {})}
+        from edgekit_toolkit.tflite_file import operator_name, operators, parsed, tensor_name
+
+        file = parsed(model)
+        kinds = {
+            tensor_name(graph.tensors[operator.outputs[0]]): operator_name(file, operator)
+            for graph, _, operator in operators(file)
+            if len(operator.outputs)
+        }
         return {
             name: (name, kinds.get(name, ""), layer.weight_bytes)
             for name, layer in _tflite_layers(model).items()
