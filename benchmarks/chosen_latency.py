@@ -132,6 +132,8 @@ def show(row: Row) -> str:
     if row.modelled is not None:
         modelled = f"{row.modelled:.2f} (may be off by {row.uncertainty:.1f} x)"
     decided = "model" if "by more than its uncertainty" in row.reason else "measured here"
+    if "on a GPU" in row.reason:
+        decided = "size"
     if "the only one" in row.reason:
         decided = "limits"
     warned = "yes" if row.has_warned else "no"
