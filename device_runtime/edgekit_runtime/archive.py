@@ -11,7 +11,6 @@ runtime's user alone.
 Source: docs/package-format.md.
 """
 
-import contextlib
 import hashlib
 import mmap
 import os
@@ -249,12 +248,14 @@ def _map_file(path: Path, limits: Limits) -> memoryview:
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as file:
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
                 raise PackageError(f"{path}: is empty or not a regular file, expected a package")
             _check_size("the package", status.st_size, limits.max_package_bytes, str(path))
-            return memoryview(mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError, OverflowError) as cause:
         check_lack(cause, f"cannot read package {path}")
         raise PackageError(f"cannot read package {path}: {cause}") from cause

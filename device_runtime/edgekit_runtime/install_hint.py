@@ -9,10 +9,17 @@ _ROOT = Path(__file__).parents[2]
 def python_here() -> str:
     """Return what to call the Python that runs this: `.venv/bin/python` in a checkout that `./edgekit` runs.
 
+    Another virtual environment is named by its path below the working folder (`env/bin/python`), if any.
     It names no folder of this machine, since messages end up in reports.
     """
-    is_venv = Path(sys.prefix).resolve() == (_ROOT / ".venv").resolve()
-    return ".venv/bin/python" if is_venv else "python"
+    prefix = Path(sys.prefix)
+    if prefix.resolve() == (_ROOT / ".venv").resolve():
+        return ".venv/bin/python"
+    try:
+        below = prefix.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere, or the working folder was removed
+        return "python"
+    return "python" if sys.prefix == sys.base_prefix else str(below / "bin" / "python")
 
 
 def install_command(extra: str) -> str:
