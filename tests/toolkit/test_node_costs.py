@@ -269,6 +269,11 @@ def test_conv_whose_output_stays_float_is_not_int8() -> None:
     assert {cost.op: cost.precision for cost in costs}["Conv"] == "fp32"
 
 
+def test_conv_whose_output_stays_float_is_int8_where_the_engine_writes_float() -> None:
+    costs = node_costs(qdq_conv([node("Softmax", ["c"])]), float_outputs=True)
+    assert {cost.op: cost.precision for cost in costs}["Conv"] == "int8"
+
+
 def test_sum_of_dequantized_tensors_is_int8_only_when_both_are() -> None:
     def add(second: str) -> NodeCost:
         nodes = [*quantized("a"), *quantized("b"), node("Add", ["a_d", second], "t"), *quantized("t")]

@@ -52,5 +52,12 @@ def test_headline_of_a_larger_package_says_so() -> None:
     assert str(headline(document)).startswith("1.5 x larger")
 
 
+@pytest.mark.parametrize("bytes_", [990_000, 1_000_000, 1_030_000])
+def test_headline_of_a_package_of_about_the_same_size_says_so(bytes_: int) -> None:
+    document = report()
+    document["package"]["bytes"] = bytes_
+    assert str(headline(document)).startswith("same size, same")
+
+
 def test_headline_of_a_refusal_is_missing() -> None:
     assert headline(report_sample.refused()) is None

@@ -128,14 +128,15 @@ def _threads() -> int:
 
 
 def _dims(given: tuple[str, ...]) -> dict[str, int]:
-    dims = {}
+    dims: dict[str, int] = {}
     for item in given:
         name, equals, size = item.rpartition("=")
         if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= MAX_SIZE:
             raise click.BadParameter(
                 f"{item!r}: expected NAME=SIZE with a size from 1 to {MAX_SIZE}", param_hint="--dim"
             )
-        dims[name] = int(size)
+        if dims.setdefault(name, int(size)) != int(size):
+            raise click.BadParameter(f"{name!r} is given as {dims[name]} and as {size}", param_hint="--dim")
     return dims
 
 

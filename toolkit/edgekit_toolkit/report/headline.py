@@ -4,6 +4,8 @@ from edgekit_toolkit.report.document import Accuracy, LatencyToFloat, Report
 
 # A drop that two decimals do not show.
 _NO_DROP_POINTS = 0.005
+# A ratio of which one decimal says 1.0.
+_SAME_SIZE = 0.05
 
 
 def headline(report: Report) -> str | None:
@@ -22,7 +24,9 @@ def headline(report: Report) -> str | None:
 
 
 def _size(source_bytes: int, package_bytes: int) -> str:
-    if package_bytes <= source_bytes:
+    if abs(package_bytes / source_bytes - 1) < _SAME_SIZE:
+        return "same size"
+    if package_bytes < source_bytes:
         return f"{source_bytes / package_bytes:.1f} x smaller"
     return f"{package_bytes / source_bytes:.1f} x larger"
 
