@@ -18,7 +18,7 @@ from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_toolkit import wrong_rewrites
+from edgekit_toolkit import arithmetic, wrong_rewrites
 from edgekit_toolkit.artifacts import open_model
 from edgekit_toolkit.engine_graph import optimise_as_engine
 from edgekit_toolkit.ort_options import (
@@ -137,6 +137,19 @@ def test_a_difference_that_no_known_rewrite_explains_switches_the_optimiser_off(
     x = -samples(1)
     (want,) = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(open_model(noted, ["y"], threads=1)({"x": x})[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_a_model_without_optimiser_are_no_exact_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "saturates", lambda: True)
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("MatMulInteger", ["q", "w", "z"], ["i"]),
+        node("Cast", ["i"], ["f"], to=1),
+        node("Mul", ["f", "s"], ["y"]),
+    ]
+    model = model_of(nodes, {"w": np.full((8, 4), 127, np.int8)}, {"x": [1, 8]})
+    assert arithmetic.find_saturating(model) == ()
+    assert arithmetic.find_saturating(disable_optimizers(model, WHOLE_OPTIMISER)) == ("i",)
 
 
 @pytest.mark.usefixtures("pad_fusion")
