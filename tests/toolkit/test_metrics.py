@@ -96,6 +96,14 @@ def test_similarity_is_the_mean_over_float_outputs() -> None:
     assert metric.score(outputs, reference, None).tolist() == pytest.approx([(0.8 + 0.5) / 2])
 
 
+def test_similarity_of_integers_is_the_share_of_equal_values_of_each_sample() -> None:
+    want = np.array([[1, 2], [3, 4], [5, 6]])
+    got = np.array([[1, 2], [3, 0], [0, 0]])
+    assert scored("similarity", got, want) == [1, 0.5, 0]
+    assert scored("similarity", got[:, 0], want[:, 0]) == [1, 1, 0]
+    assert scored("similarity", got[:2], want) == [0, 0, 0]
+
+
 def test_similarity_of_an_error_larger_than_the_output_is_zero() -> None:
     one = np.ones((1, 2), np.float32)
     assert scored("similarity", 9 * one, one) == [0]

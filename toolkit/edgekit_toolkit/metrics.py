@@ -141,9 +141,12 @@ def _similarity(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArra
     """1 - |error| / |reference| of each sample, at least 0, the mean over float outputs.
 
     An output of another shape (a number of detections, say) scores 0. Outputs that do not share their first
-    axis give one score in all.
+    axis give one score in all. Where no output is float, it is the share of equal values.
     """
-    parts: list[NDArray[np.float64]] = []
+    if all(want.dtype.kind != "f" for want in reference.values()):
+        parts = [_equal_values(outputs[name], want) for name, want in reference.items() if want.size]
+        return _mean_of_outputs(parts)
+    parts = []
     for name, want in reference.items():
         if want.dtype.kind != "f" or not want.size:
             continue
@@ -155,6 +158,19 @@ def _similarity(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArra
             error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
             ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
         parts.append(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0))
+    return _mean_of_outputs(parts)
+
+
+def _equal_values(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
+    """Share of equal values of each sample; 0 where the shapes differ."""
+    samples = want.shape[0] if want.ndim else 1
+    if got.shape != want.shape:
+        return np.zeros(samples)
+    return np.asarray((got == want).reshape(samples, -1).mean(axis=1), np.float64)
+
+
+def _mean_of_outputs(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Mean score of each sample over the outputs; one in all where they do not share their first axis."""
     if not parts:
         return np.ones(1)
     if len({len(part) for part in parts}) == 1:
