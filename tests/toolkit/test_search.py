@@ -147,6 +147,17 @@ def test_modelled_latency_decides_beyond_its_uncertainty() -> None:
     assert "the fastest as modelled for the target, by more than its uncertainty of 1.4 x" in found.reason
 
 
+def test_latencies_measured_on_the_target_within_their_spread_are_alike() -> None:
+    def one(name: str, latency: float, size: float, spread: float) -> Measured:
+        figures = {"size": size, "latency": latency, "memory": 1.0, "energy": 1.0, "drop": 0.0}
+        return Measured(name, name, figures, host_ratio=latency, host_uncertainty=spread)
+
+    quiet = [one("fast", 1.0, 9.0, 1.01), one("small", 1.2, 3.0, 1.01)]
+    busy = [one("fast", 1.0, 9.0, 1.15), one("small", 1.2, 3.0, 1.15)]
+    assert choose(quiet, Budget({})).chosen == "fast"
+    assert choose(busy, Budget({})).chosen == "small"
+
+
 def test_within_the_uncertainty_of_the_model_the_measured_order_decides() -> None:
     found = choose([modelled("float", 10, 1.0), modelled("int8", 8, 1.3, size=1e5)], Budget({}))
     assert found.chosen == "float"

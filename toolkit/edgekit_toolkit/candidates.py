@@ -29,7 +29,7 @@ _ELEMENTWISE_LOSS_DB = 3.0
 _PER_TENSOR_LOSS_DB = 1.0
 # Of the time that is left, what measuring single blocks may take; the rest is for releasing them.
 _BLOCKS_SHARE = 0.6
-# Of the time of the search, what mixing the precisions of weights may take.
+# Of the time of the search, what is kept for mixing the precisions of weights, which comes last.
 _WEIGHTS_SHARE = 0.3
 # Rounded weights make nearly the same noise on every sample.
 _WEIGHT_SAMPLES = 4
@@ -80,16 +80,13 @@ def find_candidates(
         if kind in kinds:
             progress(f"building: {label}", None, None)
             found.add(label, quantizer, Form(kind), fidelity)
+    if forms.STATIC_INT8 in kinds:
+        if (reason := quantizer.static_bar()) is None:
+            search.add_static_forms(per_channel=per_channel)
+        else:
+            found.dropped.append(f"static int8: {reason}")
     if forms.INT8_WEIGHTS in kinds:
         search.mix_weights()
-    if forms.STATIC_INT8 not in kinds:
-        return found
-    if (reason := quantizer.static_bar()) is not None:
-        found.dropped.append(f"static int8: {reason}")
-        return found
-    best = search.add_static(per_channel=per_channel)
-    if best is not None:
-        search.mix_kernels(best)
     return found
 
 
@@ -120,19 +117,20 @@ class _Search(Generic[M]):
     clock: Callable[[], float]
     end_s: float
 
-    def _expired(self, share: float = 1.0) -> Callable[[], bool]:
-        """Return a call that says whether this share of the time that is left now is over."""
-        now = self.clock()
-        moment = now + share * (self.end_s - now)
-        return lambda: self.clock() >= moment
+    def _part_of_time(self, share: float, end_s: float) -> float:
+        """Return the moment at which this share of the time from now to `end_s` is over."""
+        now_s = self.clock()
+        return now_s + share * (end_s - now_s)
+
+    def _is_over(self, moment_s: float) -> Callable[[], bool]:
+        return lambda: self.clock() >= moment_s
 
     def mix_weights(self) -> None:
         """Add forms whose noisiest layers keep float16 weights while the others have int8 weights."""
-        whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
         layers = self.quantizer.int8_layers()
-        if whole is None or whole.snr_db >= _CLEAR_DB or len(layers) < 2:
+        if not self._weights_need_mixing() or len(layers) < 2:
             return
-        costs = self._layer_costs(layers, self._expired(_WEIGHTS_SHARE))
+        costs = self._layer_costs(layers, self._is_over(self.end_s))
         unknown = frozenset(layers) - {one.layer for one in costs}
         if unknown:  # they stay int8
             self.found.dropped.append(
@@ -144,6 +142,11 @@ class _Search(Generic[M]):
             label = f"int8 weights, {released} of {len(layers)} layers in float16"
             self.progress(f"building: {label}", None, None)
             self.found.add(label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity)
+
+    def _weights_need_mixing(self) -> bool:
+        """Whether int8 weights alone make noise that somebody could see."""
+        whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
+        return whole is not None and whole.snr_db < _CLEAR_DB
 
     def _layer_costs(self, layers: Sequence[str], expired: Callable[[], bool]) -> list[LayerCost]:
         quantizer = self.quantizer
@@ -166,7 +169,19 @@ class _Search(Generic[M]):
             self.progress("measuring weights", len(costs), len(layers))
         return costs
 
-    def add_static(self, *, per_channel: bool) -> Candidate[M] | None:
+    def add_static_forms(self, *, per_channel: bool) -> None:
+        """Add the static int8 forms, then mixed precision of the best one.
+
+        Args:
+            per_channel: whether the engine takes a weight scale a channel.
+        """
+        share = 1 - _WEIGHTS_SHARE if self._weights_need_mixing() else 1.0
+        end_s = self._part_of_time(share, self.end_s)
+        best = self._add_static(per_channel=per_channel)
+        if best is not None:
+            self._mix_kernels(best, end_s)
+
+    def _add_static(self, *, per_channel: bool) -> Candidate[M] | None:
         """Add the static int8 forms; returns the one to mix precisions in.
 
         Args:
@@ -216,7 +231,7 @@ class _Search(Generic[M]):
             if factors:
                 balanced = {name: item.whole() for name, item in scaled.items()}
                 variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
-        if not self._expired()():
+        if self.clock() < self.end_s:
             for label, clipped in self._clipped(kernels, whole).items():
                 variants.append(_Variant(f"{scales}, {label}", per_channel, clipped))
         if per_channel:
@@ -233,14 +248,15 @@ class _Search(Generic[M]):
         closest = {name: least_error_range(one, symmetric=symmetric) for name, one in histograms.items()}
         return {"99.99 % ranges": {**whole, **kept}, "least-error ranges": {**whole, **closest}}
 
-    def mix_kernels(self, best: Candidate[M]) -> None:
+    def _mix_kernels(self, best: Candidate[M], end_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
         plan, found = best.form.plan, self.found
         if plan is None:
             raise ValueError(f"{best.label} is not a static int8 form")
         write = self.quantizer.writer(best.form.factors)
         parts = self.quantizer.blocks(plan)
-        for noise in measure_blocks(write, plan, parts, self.fidelity, self._expired(_BLOCKS_SHARE)):
+        blocks_end_s = self._part_of_time(_BLOCKS_SHARE, end_s)
+        for noise in measure_blocks(write, plan, parts, self.fidelity, self._is_over(blocks_end_s)):
             found.noises.append(noise)
             self.progress("measuring layers", len(found.noises), len(parts))
         if len(found.noises) < len(parts):
@@ -249,7 +265,7 @@ class _Search(Generic[M]):
             )
         base = best.label.removeprefix("int8 ")
         steps = release(
-            write, plan, found.noises, self.fidelity, max_blocks=_MAX_RELEASED, expired=self._expired()
+            write, plan, found.noises, self.fidelity, max_blocks=_MAX_RELEASED, expired=self._is_over(end_s)
         )
         for count, step in enumerate(steps, start=1):
             if not step.plan.kernels:

@@ -68,7 +68,7 @@ class Request:
     labels_from_folders: bool = False
     preprocessing: Mapping[str, Any] | None = None
     threads: int = 2
-    search_s: float = 50.0
+    search_s: float = 60.0
     backend: str = "ort"
     variants: int = 1
     strict: bool = False

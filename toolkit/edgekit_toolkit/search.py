@@ -52,6 +52,12 @@ class Measured:
         """Ratio up to which another candidate's latency on the target counts as equal."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
+    def is_slower_on_target(self, other: "Measured") -> bool:
+        """Whether measurements on the target show it to be slower: by 3 %, and beyond chance."""
+        mine, others = self.figures["latency"], other.figures["latency"]
+        beyond_chance = mine / self.host_uncertainty > others * other.host_uncertainty
+        return beyond_chance and mine > (1 + SAME_LATENCY) * others
+
     def is_slower_here(self, other: "Measured") -> bool:
         """Whether this machine shows it to be slower than another: by 10 %, and beyond chance."""
         beyond_chance = self.host_ratio / self.host_uncertainty > other.host_ratio * other.host_uncertainty
@@ -148,7 +154,11 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
     near = [one for one in known if one.figures["latency"] <= least * one.alike]
     hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
     if known and all(one.latency_uncertainty == 1 for one in known):
-        return near, "the smallest of the fastest, measured" if len(near) > 1 else "the fastest, measured"
+        first = min(known, key=lambda one: one.figures["latency"])
+        fastest = [one for one in known if not one.is_slower_on_target(first)]
+        return fastest, "the smallest of the fastest, measured" if len(
+            fastest
+        ) > 1 else "the fastest, measured"
     if len(near) == 1 and not silent:
         margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
         return near, f"the fastest as modelled for the target, {margin}"

@@ -106,7 +106,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     "--search-seconds",
     "search_s",
     type=click.FloatRange(min=0),
-    default=50.0,
+    default=60.0,
     show_default=True,
     help="Wall-clock time for the search of ranges and mixed precisions.",
 )
