@@ -155,10 +155,8 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
     hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
     if known and all(one.latency_uncertainty == 1 for one in known):
         first = min(known, key=lambda one: one.figures["latency"])
-        fastest = [one for one in known if not one.is_slower_on_target(first)]
-        return fastest, "the smallest of the fastest, measured" if len(
-            fastest
-        ) > 1 else "the fastest, measured"
+        level = [one for one in known if not one.is_slower_on_target(first)]
+        return level, f"{'the smallest of the fastest' if len(level) > 1 else 'the fastest'}, measured"
     if len(near) == 1 and not silent:
         margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
         return near, f"the fastest as modelled for the target, {margin}"
