@@ -24,12 +24,17 @@ def test_choice_without_a_modelled_figure_says_that_nothing_clearly_faster_keeps
     )
 
 
-def test_uncertainty_of_a_ratio_reaches_over_half_of_the_rounds():
-    """Half of 60 rounds under a load that strikes one of both: its middle is between 1 and 1.4."""
-    reference = Latency((1.0,) * 60)
-    loaded = Latency((1.0,) * 20 + (1.2,) * 20 + (1.4,) * 20)
-    assert ratio_uncertainty(loaded, reference) == pytest.approx(1.2)
-    assert ratio_uncertainty(Latency((2.0,) * 60), reference) == 1.0
+def test_uncertainty_of_a_ratio_reaches_over_the_interval_of_its_median():
+    """Of 100 rounds from 1.00 to 1.99 the 95 % interval of the median is that of the ranks 40 to 60."""
+    rounds = Latency(tuple(1 + place / 100 for place in range(100)))
+    low, middle, high = 1.40, 1.495, 1.60
+    assert ratio_uncertainty(rounds, Latency((1.0,) * 100)) == pytest.approx(max(middle / low, high / middle))
+    assert ratio_uncertainty(Latency((2.0,) * 60), Latency((1.0,) * 60)) == 1.0
+
+
+def test_load_that_strikes_both_alike_is_no_uncertainty():
+    load = tuple(1 + (place % 7) / 3 for place in range(60))
+    assert ratio_uncertainty(Latency(tuple(2 * one for one in load)), Latency(load)) == pytest.approx(1.0)
 
 
 def test_uncertainty_of_a_ratio_of_few_rounds_reaches_over_all():

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from edgekit_runtime.latency import Latency
 from edgekit_toolkit.runs import Judged, Request, measures_here
 from edgekit_toolkit.search import SAME_LATENCY
@@ -42,17 +40,16 @@ def find_float_ratio(request: Request, judged: Judged, place: int) -> FloatRatio
 def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
     """Return the factor by which chance may have moved the ratio of two latencies, at least 1.
 
-    It reaches over the 95 % interval of the ratio, and over the middle half of the rounds where that is
-    wider: a load that lasts for several rounds makes the interval too narrow.
+    It reaches over the 95 % interval of the ratio. Both were measured in the same rounds, so a load on the
+    machine strikes both alike.
 
     Args:
         latency: of one model.
         reference: of another one, measured in turns with it.
     """
     ratio = latency.ratio_to(reference)
-    lower, upper = np.quantile(np.divide(latency.seconds, reference.seconds), (0.25, 0.75))
-    ends = (*latency.ratio_interval_to(reference), float(lower), float(upper))
-    return max(ratio / min(ends), max(ends) / ratio)
+    low, high = latency.ratio_interval_to(reference)
+    return max(ratio / low, high / ratio)
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
