@@ -27,21 +27,22 @@ TOOLKIT = "toolkit/edgekit_toolkit"
 AREAS = {
     "slots": (
         [f"{RUNTIME}/slots"],
-        ["tests/runtime/test_slots.py", "tests/runtime/test_slots_sequences.py",
-         "tests/runtime/test_slots_commands.py", "tests/runtime/test_slots_hostile.py",
-         "tests/runtime/test_slots_faults.py"],
+        ["tests/runtime/test_values.py", "tests/runtime/test_slots_state.py",
+         "tests/runtime/test_slots_transitions.py", "tests/runtime/test_slots.py",
+         "tests/runtime/test_slots_sequences.py", "tests/runtime/test_slots_commands.py",
+         "tests/runtime/test_slots_hostile.py", "tests/runtime/test_slots_faults.py"],
     ),
     "signing": (
         [f"{RUNTIME}/{name}.py" for name in ("signing", "statements", "keys")],
-        ["tests/runtime/test_signing.py", "tests/toolkit/test_sign.py", "tests/runtime/test_package.py",
-         "tests/runtime/test_evidence.py"],
+        ["tests/runtime/test_values.py", "tests/runtime/test_signing.py", "tests/runtime/test_public_keys.py",
+         "tests/toolkit/test_sign.py", "tests/runtime/test_package.py", "tests/runtime/test_evidence.py"],
     ),
     "package": (
         [f"{RUNTIME}/{name}.py"
          for name in ("archive", "zipform", "manifest", "entries", "names", "variants")],
-        ["tests/runtime/test_package.py", "tests/runtime/test_package_format.py",
-         "tests/runtime/test_package_hostile.py", "tests/runtime/test_manifest.py",
-         "tests/runtime/test_names.py", "tests/runtime/test_variants.py"],
+        ["tests/runtime/test_values.py", "tests/runtime/test_names.py", "tests/runtime/test_manifest.py",
+         "tests/runtime/test_package.py", "tests/runtime/test_package_format.py",
+         "tests/runtime/test_package_hostile.py", "tests/runtime/test_variants.py"],
     ),
     "choice": (
         [f"{TOOLKIT}/{name}.py" for name in ("budget", "search")],

@@ -78,9 +78,9 @@ class Statement:
         predicate = fields.take("predicate")
         if not isinstance(predicate, dict):
             raise SignatureError(f"{where}: predicate is {type(predicate).__name__}, expected an object")
-        name, sha256 = subject.take("name"), digest.take("sha256")
+        name, sha256, kind = subject.take("name"), digest.take("sha256"), fields.take("predicateType")
         try:
-            return cls(name, sha256, fields.take("predicateType"), predicate)
+            return cls(name, sha256, kind, predicate)
         except SignatureError as cause:
             raise SignatureError(f"{where}: {cause}") from cause
 

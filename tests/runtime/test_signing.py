@@ -15,7 +15,13 @@ from edgekit_runtime.errors import DigestError, SignatureError
 from edgekit_runtime.keys import find_keys_folder
 from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from edgekit_runtime.signing import TrustStore, read_public_key
-from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.statements import (
+    EVIDENCE_PREDICATE_TYPE,
+    PACKAGE_PREDICATE_TYPE,
+    Envelope,
+    Statement,
+    read_unverified,
+)
 from edgekit_runtime.zipform import write_archive
 from edgekit_toolkit.sign import StatementSigner
 
@@ -238,3 +244,88 @@ def test_the_keys_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("EDGEKIT_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_keys_folder() == tmp_path / ".config" / "edgekit" / "keys"
+
+
+@pytest.mark.parametrize("sha256", ["0" * 63, "0" * 65, "A" * 64, "g" * 64, "", "0" * 63 + "\n", 7, None])
+def test_a_statement_whose_digest_is_no_sha256_is_refused(sha256: Any) -> None:
+    with pytest.raises(SignatureError, match=r"subject sha256 is .*, expected 64 hexadecimal digits"):
+        Statement("x", sha256, PACKAGE_PREDICATE_TYPE, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"Statement/v1", b"Statement/v2", "payload is of type 'https://in-toto.io/Statement/v2', expected "),
+        (b'"_type"', b'"_kind"', "field '_type' is missing"),
+        (b'"predicate":', b'"predicatd":', "field 'predicate' is missing"),
+        (b'{"a":1}', b"[1]", "predicate is list, expected an object"),
+        (b'"predicateType":', b'"predicateKind":', "field 'predicateType' is missing"),
+        (b'"subject":[{', b'"subject":[{},{', "payload has 2 subjects, expected one"),
+        (b'"sha256"', b'"sha512"', "subject digest: field 'sha256' is missing"),
+        (b'"digest"', b'"digesu"', "subject: field 'digest' is missing"),
+        (b'"name":', b'"nane":', "subject: field 'name' is missing"),
+        (b"0" * 64, b"0" * 63, "statement: subject sha256 is "),
+    ],
+)
+def test_a_payload_that_is_no_statement_is_refused_with_its_field(
+    old: bytes, new: bytes, reason: str
+) -> None:
+    assert PAYLOAD.count(old) == 1
+    with pytest.raises(SignatureError) as caught:
+        Statement.from_bytes(PAYLOAD.replace(old, new), "here")
+    assert str(caught.value).startswith(f"here: {reason}")
+
+
+def test_a_payload_without_subjects_is_refused() -> None:
+    start, _, rest = PAYLOAD.partition(b'"subject":[')
+    with pytest.raises(SignatureError, match="here: payload has 0 subjects, expected one"):
+        Statement.from_bytes(start + b'"subject":[]' + rest.partition(b"]")[2], "here")
+
+
+REFUSED_FIELDS: dict[str, str] = {
+    "other payload type": "payload type is 'text/plain', expected application/vnd.in-toto+json",
+    "no signature": "has 0 signatures, expected one",
+    "two signatures": "has 2 signatures, expected one",
+    "unknown field": "not the canonical form of a DSSE envelope",
+    "missing payload": "field 'payload' is missing",
+    "missing key id": "signature: field 'keyid' is missing",
+    "missing sig": "signature: field 'sig' is missing",
+    "number as payload": "payload or signature is no base64",
+    "number as key id": "key id is int, expected a string",
+    "object as signatures": "field 'signatures' is dict, expected a list",
+    "number as signature": "signature: is int, expected an object",
+}
+
+
+@pytest.mark.parametrize("tampering", REFUSED_FIELDS)
+def test_an_envelope_is_refused_with_its_field(tampering: str, maker: Any) -> None:
+    envelope = json.loads(maker.signer(PAYLOAD))
+    TAMPERINGS[tampering](envelope)
+    with pytest.raises(SignatureError) as caught:
+        Envelope.from_bytes(encode(envelope), "here")
+    assert str(caught.value).startswith(f"here: {REFUSED_FIELDS[tampering]}")
+
+
+@pytest.mark.parametrize(
+    "tampering", ["other payload type", "number as payload", "unknown field", "stray bits in base64"]
+)
+def test_an_envelope_that_is_refused_names_its_key(tampering: str, maker: Any) -> None:
+    envelope = json.loads(maker.signer(PAYLOAD))
+    TAMPERINGS[tampering](envelope)
+    with pytest.raises(SignatureError) as caught:
+        Envelope.from_bytes(encode(envelope), "here")
+    assert caught.value.key_id == maker.signer.key_id
+
+
+def test_a_statement_for_another_purpose_is_refused_with_its_key(maker: Any) -> None:
+    data = maker.signer(PAYLOAD)
+    with pytest.raises(SignatureError) as caught:
+        Envelope.from_bytes(data, "here").read(EVIDENCE_PREDICATE_TYPE, "here")
+    said = f"here: predicate type is '{PACKAGE_PREDICATE_TYPE}', expected {EVIDENCE_PREDICATE_TYPE}"
+    assert (str(caught.value), caught.value.key_id) == (said, maker.signer.key_id)
+
+
+def test_an_envelope_that_is_not_verified_gives_its_statement_and_key(maker: Any) -> None:
+    statement = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1})
+    data = maker.signer(statement.to_bytes())
+    assert read_unverified(data, PACKAGE_PREDICATE_TYPE, "here") == (statement, maker.signer.key_id)

@@ -4,12 +4,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.descriptor_parts import count_descriptors
 from tests.service.serve_parts import Served, served
 from tests.service.service_parts import Replies, X, Y, infer_bytes, make_config, running
 
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sockets import listen_unix
+from edgekit_runtime.service.sockets import SocketFile, listen_unix
 
 
 def is_answered(service: Served) -> bool:
@@ -44,6 +45,28 @@ def test_stop_leaves_a_socket_that_another_process_bound_at_its_path(tmp_path: P
         other = listen_unix(path)
     with other:
         assert path.is_socket()
+
+
+def test_listener_that_is_closed_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = count_descriptors()
+    listen_unix(tmp_path / "a.sock").close()
+    assert count_descriptors() == before
+
+
+def test_socket_that_is_removed_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    with listen_unix(tmp_path / "a.sock"):
+        file = SocketFile.find(tmp_path / "a.sock")
+        before = count_descriptors()
+        file.remove()
+        assert (count_descriptors(), file.path.exists()) == (before, False)
+
+
+def test_listener_that_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "a.sock").write_bytes(b"")
+    before = count_descriptors()
+    with pytest.raises(TransportError, match="is no socket"):
+        listen_unix(tmp_path / "a.sock")
+    assert count_descriptors() == before
 
 
 def test_second_service_on_one_state_folder_refuses_also_at_another_socket(folder: Path) -> None:

@@ -4,14 +4,19 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Replies, Running, X, Y, infer_bytes
 from tests.service.wiring_parts import load, statistics
-from tests.service.worker_parts import asking, find_model, find_pids, running_isolated
+from tests.service.worker_parts import ask_again, asking, find_model, find_pids, running_isolated
 from tests.waiting import is_running, wait_for
+
+from edgekit_runtime.service import worker_process
 
 CONNECTIONS = 6
 REQUEST = infer_bytes(X)
@@ -110,3 +115,36 @@ def test_swap_of_all_processes_under_load_loses_no_request(maker: PackageMaker, 
         stack.close()
         assert [(set(asker.statuses), asker.ends, asker.wrong) for asker in askers] == [({200}, 0, 0)] * 4
         wait_for(lambda: not any(is_running(pid) for pid in old), "the end of the old processes")
+
+
+class LateProcess:
+    """A process of which the first question after its end is asked too early, as on a busy machine."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._is_early = True
+        self.pid = process.pid
+        self.kill = process.kill
+
+    def poll(self) -> int | None:
+        is_early, self._is_early = self._is_early, False
+        return None if is_early else self._process.wait()
+
+
+def test_end_of_a_process_is_noticed_where_the_kernel_has_no_descriptor_for_it(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = worker_process.start
+
+    def start_late(*given: Any) -> tuple[LateProcess, socket.socket]:
+        process, near = start(*given)
+        return LateProcess(process), near
+
+    monkeypatch.setattr(worker_process, "open_pidfd", lambda _pid: None)  # before Linux 5.3
+    monkeypatch.setattr(worker_process, "start", start_late)
+    with running_isolated(maker, tmp_path) as service:
+        await_processes(service, 1)
+        (lost,) = find_pids(service)
+        os.kill(lost, signal.SIGKILL)
+        assert ask_again(service, REQUEST).binary == Y
+        assert lost not in find_pids(service)
