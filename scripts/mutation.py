@@ -2,13 +2,15 @@
 
 Run by scripts/mutation. The code is changed in a clone of the last commit, never in this checkout. A mutant
 that no test can see, because it changes nothing that matters, is listed with its reason in
-`tests/equivalent_mutants.json` and does not count.
+`tests/equivalent_mutants.json` and does not count. Left out are the annotations of types, `strict=` of `zip`
+and the options of `@dataclass`: they guard against mistakes or save memory, and no result depends on them.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import WorkerOutcome, WorkItem, WorkResult
+from cosmic_ray.work_item import MutationSpec, WorkerOutcome, WorkItem, WorkResult
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNTIME = "device_runtime/edgekit_runtime"
@@ -61,6 +63,8 @@ AREAS = {
 }  # fmt: skip
 # Annotations join types with `|`: to change that is an error when the module is imported, and no mutant.
 _ANNOTATION = "core/ReplaceBinaryOperator_BitOr_"
+# What stands before a value that only guards or stores.
+_GUARD = re.compile(r"\bzip\(.*\bstrict=$|^\s*@dataclass\(")
 _TIMEOUT_S = 240.0
 
 
@@ -126,7 +130,7 @@ def _run_area(area: str, count: int, seed: int) -> list[Mutant]:
         _cosmic_ray(["baseline", str(config)], clone)
         _cosmic_ray(["init", str(config), str(session)], clone)
         with use_db(session, WorkDB.Mode.open) as work:
-            chosen = _keep_sample(work, count, random.Random(f"{seed} {area}"))  # noqa: S311 - a sample
+            chosen = _keep_sample(work, clone, count, random.Random(f"{seed} {area}"))  # noqa: S311 - a sample
         print(f"{area}: {chosen} mutants", file=sys.stderr, flush=True)
         _cosmic_ray(["exec", str(config), str(session)], clone)
         with use_db(session, WorkDB.Mode.open) as work:
@@ -139,13 +143,13 @@ def _cosmic_ray(arguments: Sequence[str], folder: Path) -> None:
     subprocess.run([program, *arguments], cwd=folder, env=environment, check=True)
 
 
-def _keep_sample(work: Any, count: int, rng: random.Random) -> int:
+def _keep_sample(work: Any, clone: Path, count: int, rng: random.Random) -> int:
     """Leave `count` mutants to do, at most one at a place in the code; returns how many there are."""
     by_place: dict[tuple[str, tuple[int, int]], list[WorkItem]] = {}
     items = list(work.pending_work_items)
     for item in items:
         change = item.mutations[0]
-        if not change.operator_name.startswith(_ANNOTATION):
+        if not change.operator_name.startswith(_ANNOTATION) and not _is_guard(change, clone):
             by_place.setdefault((str(change.module_path), change.start_pos), []).append(item)
     places = rng.sample(sorted(by_place), min(count, len(by_place)))
     kept = {rng.choice(sorted(by_place[place], key=_key)).job_id for place in places}
@@ -153,6 +157,11 @@ def _keep_sample(work: Any, count: int, rng: random.Random) -> int:
         if item.job_id not in kept:
             work.set_result(item.job_id, WorkResult(WorkerOutcome.SKIPPED))
     return len(kept)
+
+
+def _is_guard(change: MutationSpec, clone: Path) -> bool:
+    line, column = change.start_pos
+    return _GUARD.search((clone / change.module_path).read_text().splitlines()[line - 1][:column]) is not None
 
 
 def _key(item: WorkItem) -> tuple[str, int]:

@@ -42,8 +42,33 @@ def test_limit_is_read_in_its_unit(text: str, name: str, limit: float) -> None:
     assert parse_budget(text).limits[name] == limit
 
 
+_BYTES = {"B": 1, "kB": 1000, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+_BYTES |= {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+FACTORS = {
+    "size": _BYTES,
+    "latency": {"us": 0.001, "µs": 0.001, "ms": 1, "s": 1000},
+    "memory": _BYTES,
+    "energy": {"uJ": 0.001, "µJ": 0.001, "mJ": 1, "J": 1000},
+    "drop": {"%": 1, "pt": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "factor"),
+    [(name, unit, factor) for name, factors in FACTORS.items() for unit, factor in factors.items()],
+)
+def test_each_unit_of_each_limit_has_its_factor(name: str, unit: str, factor: float) -> None:
+    assert parse_budget(f"{name}=3{unit}").limits[name] == pytest.approx(3 * factor, rel=1e-12)
+
+
+def test_units_are_those_with_a_factor_above() -> None:
+    assert {name: list(factors) for name, (_, factors) in UNITS.items()} == {
+        name: list(factors) for name, factors in FACTORS.items()
+    }
+
+
 def test_limits_that_are_not_given_have_their_defaults_or_are_not_there() -> None:
-    assert parse_budget("").limits == DEFAULT_LIMITS
+    assert parse_budget("").limits == DEFAULT_LIMITS == {"size": 10_000_000, "drop": 1}
     assert parse_budget(" latency = 5 ms , drop=2%, ").limits == {"size": 10e6, "drop": 2, "latency": 5}
 
 
@@ -131,5 +156,9 @@ def test_excess_is_the_sum_of_shares_over_the_limits() -> None:
     assert budget.excess({"size": 100.0, "latency": 4.0, "drop": 1.0}) == 0
 
 
-def test_excess_over_a_limit_of_zero_is_finite() -> None:
-    assert 0 < Budget({"drop": 0.0}).excess({"drop": 0.5}) < math.inf
+def test_excess_over_a_limit_below_one_is_a_share_of_that_limit() -> None:
+    assert Budget({"drop": 0.25}).excess({"drop": 1.0}) == pytest.approx(3)
+
+
+def test_excess_over_a_limit_of_zero_is_large_and_finite() -> None:
+    assert Budget({"drop": 0.0}).excess({"drop": 0.5}) == pytest.approx(0.5e9)

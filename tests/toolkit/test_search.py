@@ -57,6 +57,20 @@ def test_fastest_candidate_that_keeps_every_limit_is_chosen() -> None:
     assert "form C" in found.reason
 
 
+def test_single_candidate_that_keeps_every_limit_is_chosen_as_the_only_one() -> None:
+    found = choose([candidate("A"), candidate("B", drop=2)], Budget({"drop": 1.0}))
+    assert (found.chosen, found.reason) == ("A", "form A: the only one that keeps every limit")
+
+
+@pytest.mark.parametrize(
+    ("second_ms", "said"),
+    [(10.1, "the smallest of the fastest, measured"), (11.0, "the fastest, measured")],
+)
+def test_choice_by_latencies_measured_on_the_target_says_so(second_ms: float, said: str) -> None:
+    found = choose([candidate("A", size=5e5), candidate("B", latency=second_ms)], Budget({}))
+    assert (found.chosen, found.reason) == ("A", f"form A: within every limit; {said}")
+
+
 def test_all_five_limits_hold_at_once() -> None:
     limits = {"size": 10e6, "latency": 10.0, "memory": 10e6, "energy": 10.0, "drop": 1.0}
     breaking = [
@@ -137,6 +151,54 @@ def test_refusal_tells_known_and_unknown_figures_apart() -> None:
     assert found.needed.startswith("allow size=20MB and set no limit on energy")
 
 
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(100_000, "0.1MB"), (99_900, "99.9kB"), (1_500, "1.5kB"), (123_456_789, "123MB"), (1_126_000, "1.13MB")],
+)
+def test_refusal_shows_sizes_with_three_digits(size: float, shown: str) -> None:
+    found = choose([candidate("A", size=size)], Budget({"size": 1e3}))
+    assert f"size at most 1kB, the least with the other limits kept is {shown}" in found.reason
+
+
+def test_refusal_rounds_what_it_asks_for_up_and_what_it_tells_to_the_nearest() -> None:
+    found = choose([candidate("A", latency=12.341)], Budget({"latency": 10.0}))
+    assert "the least with the other limits kept is 12.3ms" in found.reason
+    assert found.needed == "allow latency=12.4ms for form A (A), or a smaller model"
+
+
+def test_refusal_that_asks_for_one_known_and_two_unknown_limits_names_all() -> None:
+    only = candidate("A", size=20e6, energy=math.inf, memory=math.inf)
+    found = choose([only], Budget({"size": 10e6, "memory": 1e6, "energy": 5.0}))
+    assert found.binding == ("size", "memory", "energy")
+    assert found.needed is not None
+    assert found.needed.startswith("allow size=20MB and set no limit on memory or energy, which")
+
+
+@pytest.mark.parametrize(
+    ("slow", "slow_chance", "fast", "fast_chance", "slower"),
+    [
+        (1.2, 1.0, 1.0, 1.0, True),
+        (1.1, 1.0, 1.0, 1.0, False),  # 10 % exactly
+        (0.56, 1.0, 0.5, 1.0, True),
+        (0.54, 1.0, 0.5, 1.0, False),
+        (2.3, 1.0, 2.0, 1.0, True),
+        (2.1, 1.0, 2.0, 1.0, False),
+        (1.5, 1.5, 1.0, 1.0, False),  # the intervals touch
+        (1.5, 1.25, 1.0, 1.125, True),
+        (1.5, 1.25, 1.0, 1.25, False),
+        (3.0, 1.25, 2.0, 1.125, True),
+        (3.0, 1.25, 2.0, 1.25, False),
+        (1.0, 1.0, 1.0, 1.0, False),
+        (0.5, 1.0, 1.0, 1.0, False),
+    ],
+)
+def test_candidate_is_slower_here_by_over_ten_percent_and_beyond_chance(
+    slow: float, slow_chance: float, fast: float, fast_chance: float, slower: bool
+) -> None:
+    one = candidate("one", host=slow, chance=slow_chance)
+    assert one.is_slower_here(candidate("other", host=fast, chance=fast_chance)) == slower
+
+
 def modelled(name: str, latency: float, host: float, size: float = 1e6) -> Measured:
     return candidate(name, latency=latency, host=host, size=size, uncertainty=1.4)
 
@@ -156,6 +218,20 @@ def test_latencies_measured_on_the_target_within_their_spread_are_alike() -> Non
     busy = [one("fast", 1.0, 9.0, 1.15), one("small", 1.2, 3.0, 1.15)]
     assert choose(quiet, Budget({})).chosen == "fast"
     assert choose(busy, Budget({})).chosen == "small"
+
+
+@pytest.mark.parametrize(("latency_ms", "chosen"), [(13.9, "small"), (14.0, "small"), (14.1, "fast")])
+def test_latencies_that_the_model_cannot_tell_apart_without_a_measurement_are_chosen_by_size(
+    latency_ms: float, chosen: str
+) -> None:
+    some = [
+        candidate("fast", uncertainty=1.4),
+        candidate("small", latency=latency_ms, size=5e5, uncertainty=1.4),
+    ]
+    found = choose(some, Budget({}))
+    assert found.chosen == chosen
+    alike = chosen == "small"
+    assert ("the smallest of the fastest as far as the target's model can tell" in found.reason) == alike
 
 
 def test_within_the_uncertainty_of_the_model_the_measured_order_decides() -> None:
@@ -294,7 +370,15 @@ def test_nothing_shows_another_candidate_to_be_faster_than_the_choice(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"uncertainty": 0.9}, {"uncertainty": math.nan}, {"chance": 0.9}, {"host": 0.0}]
+    "wrong",
+    [
+        {"uncertainty": 0.9},
+        {"uncertainty": math.nan},
+        {"chance": 0.9},
+        {"host": 0.0},
+        {"host": -1.0},
+        {"host": math.nan},
+    ],
 )
 def test_impossible_evidence_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="'A': expected an uncertainty of at least 1"):
@@ -303,7 +387,8 @@ def test_impossible_evidence_is_refused(wrong: dict[str, float]) -> None:
 
 def test_candidates_of_which_no_latency_is_known_at_all_are_chosen_by_size() -> None:
     some = [candidate("A", latency=math.inf, size=2e6), candidate("B", latency=math.inf)]
-    assert choose(some, Budget({})).chosen == "B"
+    found = choose(some, Budget({}))
+    assert (found.chosen, found.reason) == ("B", "form B: within every limit; the smallest of the fastest")
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -400,6 +485,35 @@ def test_candidate_that_another_one_makes_pointless_is_no_further_one() -> None:
     same = candidate("same", latency=10 * (1 + SAME_LATENCY / 2), size=2e6)
     assert ranked(candidate("best"), same, candidate("large", size=3e6, latency=11)) == ["best"]
     assert ranked(candidate("a", memory=1), candidate("b", memory=2)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("latency_ms", "left"), [(13.9, ["A", "B"]), (14.0, ["A", "B"]), (14.1, ["A"])])
+def test_candidate_of_one_size_and_drop_is_left_while_it_is_as_fast_within_the_uncertainty(
+    latency_ms: float, left: list[str]
+) -> None:
+    """The other one takes 10 ms, with an uncertainty of 1.4."""
+    some = candidate("A", uncertainty=1.4), candidate("B", latency=latency_ms, uncertainty=1.4)
+    assert ranked(*some) == left
+
+
+@pytest.mark.parametrize("better", [{"size": 5e5}, {"drop": 0.1}])
+@pytest.mark.parametrize(
+    ("latency_ms", "left"), [(13.9, ["A"]), (14.0, ["A"]), (14.1, ["A", "B"]), (5.0, ["A"])]
+)
+def test_better_candidate_replaces_another_one_that_it_is_as_fast_as_within_the_uncertainty(
+    latency_ms: float, left: list[str], better: dict[str, float]
+) -> None:
+    """The other one takes 10 ms."""
+    one = candidate("A", latency=latency_ms, uncertainty=1.4, **{"drop": 0.5} | better)
+    assert sorted(ranked(one, candidate("B", drop=0.5, uncertainty=1.4))) == left
+
+
+def test_candidates_that_are_better_in_one_figure_each_are_both_left() -> None:
+    assert ranked(candidate("A", size=2e6, drop=0.1), candidate("B", drop=0.2)) == ["A", "B"]
+
+
+def test_candidates_alike_in_every_figure_are_all_left() -> None:
+    assert ranked(candidate("A", size=float("2e6")), candidate("B", size=float("2e6"))) == ["A", "B"]
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 10)] * 3), min_size=1, max_size=8))
