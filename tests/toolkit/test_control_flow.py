@@ -10,6 +10,7 @@ from tests.toolkit.package_run import isolated_home, package, saved
 from tests.toolkit.small_models import run
 
 from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.control_flow import body_model, captured, check_steady, find_steps, output_types
 from edgekit_toolkit.energy import model_cost
 from edgekit_toolkit.engine_graph import optimise_as_engine
 from edgekit_toolkit.node_costs import node_costs
@@ -208,3 +209,218 @@ def test_package_of_a_loop_is_smaller_than_its_source(tmp_path: Path):
     with isolated_home(tmp_path / "home"):
         report = package(source, tmp_path / "out", "--json", target="rpi5").json
     assert report["package"]["bytes"] < 0.8 * source.stat().st_size
+
+
+# How often a body runs, from the node alone.
+
+
+def scan(axes: list[int] | None = None, sequences: int = 1) -> onnx.NodeProto:
+    """A Scan of `s` and the sequences x0, x1, ..., of which a step adds up all."""
+    read = [f"x{place}" for place in range(sequences)]
+    body = graph(
+        [node("Sum", ["h", *(f"{name}_t" for name in read)], ["h_next"]), node("Identity", ["h"], ["out"])],
+        [value("h", [4]), *(value(f"{name}_t", [4]) for name in read)],
+        [value("h_next", [4]), value("out", [4])],
+    )
+    given = {} if axes is None else {"scan_input_axes": axes}
+    return node("Scan", ["s", *read], ["last", "all"], body=body, num_scan_inputs=sequences, **given)
+
+
+def types(**shapes: list[int | str]) -> dict[str, onnx.TypeProto]:
+    return {name: value(name, shape).type for name, shape in shapes.items()}
+
+
+def empty_body(version: int) -> onnx.ModelProto:
+    whole = model([], [], [], {})
+    whole.opset_import[0].version = version
+    return whole
+
+
+@pytest.mark.parametrize("version", [9, 17])
+def test_scan_runs_its_body_for_each_step_of_its_sequence(version):
+    assert find_steps(scan(), empty_body(version), types(x0=[6, 4]), {}) == 6
+
+
+def test_scan_of_an_operator_set_with_a_batch_is_refused():
+    with pytest.raises(ModelError, match="how often Scan runs its body depends on the data"):
+        find_steps(scan(), empty_body(8), types(x0=[6, 4]), {})
+
+
+@pytest.mark.parametrize(
+    ("axis", "steps"), [(0, 6), (1, 4), (-1, 4), (-2, 6)], ids=["first", "second", "last", "last but one"]
+)
+def test_scan_goes_along_its_axis(axis, steps):
+    assert find_steps(scan([axis]), empty_body(17), types(x0=[6, 4]), {}) == steps
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_scan_along_an_axis_that_is_not_there_is_refused(axis):
+    with pytest.raises(ModelError, match="depends on the data"):
+        find_steps(scan([axis]), empty_body(17), types(x0=[6]), {})
+
+
+def test_scan_of_two_sequences_takes_the_length_of_the_first():
+    assert find_steps(scan([0, 0], sequences=2), empty_body(17), types(x0=[6, 4]), {}) == 6
+    assert find_steps(scan([1, 0], sequences=2), empty_body(17), types(x0=[4, 6], x1=[6, 4]), {}) == 6
+
+
+@pytest.mark.parametrize("known", [{}, {"x0": ["T", 4]}], ids=["untyped", "free"])
+def test_scan_of_an_unknown_length_is_refused(known):
+    with pytest.raises(ModelError, match="depends on the data"):
+        find_steps(scan(), empty_body(17), types(**known), {})
+
+
+@pytest.mark.parametrize(
+    ("axis", "sizes"), [(None, [6, 4]), (0, [6, 4]), (1, [4, 6]), (-1, [4, 6]), (-2, [6, 4])]
+)
+def test_output_that_a_scan_gathers_has_its_steps_at_its_axis(axis, sizes):
+    one, known = scan(), types(s=[4], x0=[6, 4])
+    if axis is not None:
+        one.attribute.append(onnx.helper.make_attribute("scan_output_axes", [axis]))
+    whole = model([one], [], [], {})
+    body = body_model(whole, one, one.attribute[0].g, known, {})
+    found = output_types(one, [body], known, {})
+    assert {name: [dim.dim_value for dim in kind.tensor_type.shape.dim] for name, kind in found.items()} == {
+        "last": [4],
+        "all": sizes,
+    }
+
+
+def test_step_of_a_sequence_has_its_shape_without_the_axis():
+    one, known = scan([1]), types(s=[4], x0=[4, 6])
+    body = body_model(model([one], [], [], {}), one, one.attribute[0].g, known, {})
+    assert [[dim.dim_value for dim in item.type.tensor_type.shape.dim] for item in body.graph.input] == [
+        [4],
+        [4],
+    ]
+
+
+def test_body_that_reads_what_has_no_type_is_refused():
+    one = scan()
+    with pytest.raises(ModelError, match="'last': expected known types of all that Scan reads"):
+        body_model(model([one], [], [], {}), one, one.attribute[0].g, types(s=[4]), {})
+
+
+def steps_of(inputs: list[str], body: onnx.GraphProto, **values) -> int:
+    """How often a Loop with these inputs, of which `values` are constants, runs its body."""
+    loop = node("Loop", inputs, ["y"], name="count", body=body)
+    stored = {name: onnx.numpy_helper.from_array(np.asarray(one), name) for name, one in values.items()}
+    whole = empty_body(17)
+    whole.graph.CopyFrom(body)
+    return find_steps(loop, whole, {}, stored)
+
+
+def counting(nodes: list[onnx.NodeProto], *outputs: str, **constants) -> onnx.GraphProto:
+    """A body that goes on while `on`; its state is the counter `n`."""
+    inputs = [value("t", [], INT64), value("go", [], BOOL), *([value("n", [], INT64)] if outputs else [])]
+    body = graph(nodes, inputs, [value("on", [], BOOL), *(value(name, [], INT64) for name in outputs)])
+    body.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(one), name) for name, one in constants.items()
+    )
+    return body
+
+
+def below(limit: int) -> onnx.GraphProto:
+    """Goes on while the number of the next step is below a limit."""
+    nodes = [node("Add", ["t", "one"], ["next"]), node("Less", ["next", "most"], ["on"])]
+    return counting(nodes, one=np.int64(1), most=np.int64(limit))
+
+
+ALWAYS = counting([node("Identity", ["go"], ["same"]), node("Identity", ["same"], ["on"])])
+
+
+@pytest.mark.parametrize("inputs", [["trips"], ["trips", ""], ["trips", "start"]])
+def test_loop_without_an_own_condition_runs_its_trip_count(inputs):
+    assert steps_of(inputs, ALWAYS, trips=np.int64(7), start=np.array(True)) == 7
+
+
+def test_loop_whose_condition_is_false_at_the_start_does_not_run():
+    assert steps_of(["trips", "start"], ALWAYS, trips=np.int64(7), start=np.array(False)) == 0
+
+
+@pytest.mark.parametrize("known", [{"trips": np.int64(7)}, {"start": np.array(True)}])
+def test_loop_whose_start_is_not_constant_is_refused(known):
+    with pytest.raises(ModelError, match="'count': how often Loop runs its body depends on the data"):
+        steps_of(["trips", "start"], ALWAYS, **known)
+
+
+@pytest.mark.parametrize(("trips", "steps"), [(3, 3), (5, 5), (6, 5), (100, 5), (1, 1), (0, 0)])
+def test_loop_ends_by_its_trip_count_or_by_its_condition(trips, steps):
+    assert steps_of(["trips", ""], below(5), trips=np.int64(trips)) == steps
+
+
+def test_loop_without_a_trip_count_ends_by_its_condition():
+    assert steps_of(["", ""], below(5)) == 5
+
+
+@pytest.mark.parametrize(("goes_on", "steps"), [(True, 7), (False, 1)])
+def test_loop_whose_condition_is_a_constant_of_the_body_runs_once_or_its_trip_count(goes_on, steps):
+    body = counting([], on=np.array(goes_on))
+    assert steps_of(["trips", ""], body, trips=np.int64(7)) == steps
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0, 7), (5, 5), (19, 1), (20, 1)])
+def test_loop_follows_a_counter_of_its_own(start, steps):
+    nodes = [node("Add", ["n", "three"], ["more"]), node("Less", ["more", "twenty"], ["on"])]
+    body = counting(nodes, "more", three=np.int64(3), twenty=np.int64(20))
+    assert steps_of(["", "", "start"], body, start=np.int64(start)) == steps
+
+
+def test_loop_whose_counter_starts_with_the_data_is_refused():
+    nodes = [node("Add", ["n", "three"], ["more"]), node("Less", ["more", "twenty"], ["on"])]
+    body = counting(nodes, "more", three=np.int64(3), twenty=np.int64(20))
+    with pytest.raises(ModelError, match="depends on the data"):
+        steps_of(["", "", "start"], body)
+
+
+def test_loop_follows_a_counter_that_another_one_moves():
+    """`far` grows by `n`, which grows by 1: 0, 1, 3, 6, 10 after each step."""
+    nodes = [
+        node("Add", ["far", "n"], ["farther"]),
+        node("Add", ["n", "one"], ["more"]),
+        node("Less", ["farther", "ten"], ["on"]),
+    ]
+    body = counting(nodes, "more", "farther", one=np.int64(1), ten=np.int64(10))
+    body.input.append(value("far", [], INT64))
+    assert steps_of(["", "", "zero", "zero"], body, zero=np.int64(0)) == 5
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_loop_is_followed_for_twenty_thousand_steps(is_long):
+    if is_long:
+        with pytest.raises(ModelError, match="depends on the data"):
+            steps_of(["", ""], below(20_001))
+    else:
+        assert steps_of(["", ""], below(20_000)) == 20_000
+
+
+def test_names_that_a_body_reads_from_outside_are_captured():
+    inner = graph([node("Add", ["a", "outer"], ["i"])], [], [value("i", None)])
+    body = graph(
+        [
+            node("Add", ["x", "w"], ["a"]),
+            node("If", ["flag"], ["b"], then_branch=inner, else_branch=inner),
+            node("Clip", ["b", "", "high"], ["c"]),
+        ],
+        [value("x", [4])],
+        [value("c", None), value("given", None)],
+    )
+    assert captured(body) == {"w", "flag", "outer", "high", "given"}
+
+
+@pytest.mark.parametrize("size", [5, "n"])
+def test_state_of_a_scan_that_changes_its_size_is_refused(size):
+    one = scan()
+    body = model([], [value("h", [4]), value("x_t", [4])], [value("h_next", [size]), value("out", [4])], {})
+    with pytest.raises(ModelError, match="'last': state 'h' of Scan has no size that stays"):
+        check_steady(one, body)
+
+
+def test_state_of_a_loop_is_held_against_what_follows_its_condition():
+    loop = node("Loop", ["trips", "", "a", "b"], ["x", "y"], body=ALWAYS)
+    before = [value("t", [], INT64), value("go", [], BOOL), value("a", [2]), value("b", [3])]
+    steady = model([], before, [value("on", [], BOOL), value("p", [2]), value("q", [3])], {})
+    check_steady(loop, steady)
+    other = model([], before, [value("on", [], BOOL), value("p", [2]), value("q", [4])], {})
+    with pytest.raises(ModelError, match="'x': state 'b' of Loop"):
+        check_steady(loop, other)

@@ -92,9 +92,39 @@ def test_unknown_power_mode_is_refused_with_the_known_ones() -> None:
         model_cost([], load_target("jetson"), "10W")
 
 
-def test_negative_work_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="macs: expected at least 0, got -1"):
-        replace(COMPUTE, macs=-1)
+@pytest.mark.parametrize("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
+def test_negative_work_cannot_be_made(field: str) -> None:
+    with pytest.raises(ValueError, match=f"conv: {field}: expected at least 0, got -1"):
+        replace(COMPUTE, **{field: -1})
+
+
+@pytest.mark.parametrize("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
+def test_work_of_nothing_can_be_made(field: str) -> None:
+    assert getattr(replace(COMPUTE, **{field: 0}), field) == 0
+
+
+def test_traffic_is_what_is_read_and_written_and_the_weights() -> None:
+    assert NodeCost("n", "Conv", 0, 1, 20, 300, "fp32").traffic_bytes == 321
+
+
+def test_kernel_in_a_loop_takes_its_time_as_often_as_it_runs(target: Target) -> None:
+    mode = target.power.modes[0]
+    assert kernel_latency_s(replace(COMPUTE, repeats=7), target, mode) == pytest.approx(7 * (0.1 + 1e-3))
+    assert model_cost([replace(COMPUTE, repeats=7), TRANSFER], target).kernels == 8
+
+
+def test_recurrent_layer_starts_once_on_a_processor_and_each_step_on_a_gpu(target: Target) -> None:
+    mode = target.power.modes[0]
+    layer = replace(COMPUTE, steps=5)
+    assert kernel_latency_s(layer, target, mode) == pytest.approx(0.1 + 1e-3)
+    gpu = replace(target, backend=load_target("jetson").backend)
+    assert kernel_latency_s(layer, gpu, mode) == pytest.approx(0.1 + 5e-3)
+    assert kernel_latency_s(COMPUTE, gpu, mode) == pytest.approx(0.1 + 1e-3)
+
+
+def test_result_carries_the_draws_and_the_uncertainty_of_the_target(target: Target) -> None:
+    cost = model_cost([COMPUTE], target)
+    assert (cost.active_w, cost.idle_w, cost.uncertainty) == (5, 2, target.costs.uncertainty.value)
 
 
 @pytest.mark.parametrize("name", ["jetson-orin-nano", "jetson-agx-orin", "rpi5", "rpi4", "rpi-zero-2w"])

@@ -104,6 +104,64 @@ def test_similarity_of_integers_is_the_share_of_equal_values_of_each_sample() ->
     assert scored("similarity", got[:2], want) == [0, 0, 0]
 
 
+def test_similarity_of_a_small_output_is_relative_to_its_length() -> None:
+    reference = np.array([[3e-4, 4e-4]], np.float32)
+    assert scored("similarity", reference * np.float32(0.9), reference) == pytest.approx([0.9], abs=1e-6)
+
+
+def test_similarity_to_an_output_of_zeros_is_one_for_zeros_and_zero_for_others() -> None:
+    zeros = np.zeros((2, 3), np.float32)
+    assert scored("similarity", np.array([[0, 0, 0], [0, 1e-6, 0]], np.float32), zeros) == [1, 0]
+
+
+def test_similarity_of_outputs_without_a_value_is_one() -> None:
+    assert scored("similarity", np.zeros((1, 0), np.float32)) == [1]
+    assert scored("similarity", np.zeros((1, 0), np.int64)) == [1]
+
+
+def test_similarity_of_whole_numbers_is_their_share_of_equal_values() -> None:
+    reference = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    output = np.array([[1, 2, 3, 9], [5, 6, 7, 8]])
+    assert scored("similarity", output, reference) == [0.75, 1]
+    assert scored("similarity", output[:, :3], reference) == [0, 0]
+    assert scored("similarity", np.array(4), np.array(4)) == [1]
+
+
+def test_similarity_of_outputs_that_share_no_first_axis_is_one_mean() -> None:
+    """Detections of one picture beside its features: 0.75 of two rows, and 0.5 of one."""
+    reference = {"a": np.array([[1.0], [2.0]], np.float32), "b": np.array([[2.0]], np.float32)}
+    outputs = {"a": np.array([[0.5], [2.0]], np.float32), "b": np.array([[1.0]], np.float32)}
+    metric = find_metric("similarity", reference, labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.score(outputs, reference, None).tolist() == [0.625]
+
+
+def test_similarity_sees_all_axes_of_a_sample() -> None:
+    reference = np.zeros((2, 2, 2), np.float32)
+    reference[:, 1, 1] = [3, 5]
+    reference[:, 0, 0] = [4, 12]
+    output = reference.copy()
+    output[0, 0, 0] = 3  # off by 1 of 5
+    assert scored("similarity", output, reference) == pytest.approx([0.8, 1])
+
+
+def test_output_of_two_columns_has_class_scores() -> None:
+    assert find_metric("auto", {"y": SCORES[:, :2]}, labelled=False).name == "agreement"
+
+
+@pytest.mark.parametrize("name", ["top1", "top5"])
+def test_score_by_labels_is_refused_where_there_are_none(name: str) -> None:
+    metric = find_metric(name, {"y": SCORES}, labelled=True)
+    assert isinstance(metric, Metric)
+    with pytest.raises(DataError, match=f"metric '{name}' needs labels"):
+        metric.score({"y": SCORES}, {"y": SCORES}, None)
+
+
+def test_label_outside_the_classes_is_an_error_that_says_the_range() -> None:
+    with pytest.raises(DataError, match=r"the model's 3 classes, expected 0\.\.2:"):
+        scored("top1", SCORES, labels=[0, 1, 3, 0])
+
+
 def test_similarity_of_an_error_larger_than_the_output_is_zero() -> None:
     one = np.ones((1, 2), np.float32)
     assert scored("similarity", 9 * one, one) == [0]
@@ -206,6 +264,97 @@ def test_pixel_agreement_is_the_share_of_pixels_with_the_class_of_the_source() -
     assert scored("pixel_agreement", changed, MAPS) == [0.5, 1]
     last = changed.transpose(0, 2, 3, 1), MAPS.transpose(0, 2, 3, 1)
     assert scored("pixel_agreement", *last) == [0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((2, 2, 8, 8), "pixel_agreement"),
+        ((2, 7, 8, 8), "pixel_agreement"),
+        ((2, 8, 8, 8), "similarity"),  # as many channels as rows: no picture
+        ((2, 2, 7, 8), "similarity"),
+        ((2, 2, 8, 7), "similarity"),
+        ((2, 9, 16, 2), "pixel_agreement"),
+        ((2, 16, 8, 2), "pixel_agreement"),
+        ((2, 16, 7, 2), "similarity"),
+        ((2, 16, 8, 8), "similarity"),
+        ((2, 1, 8, 9), "mask_overlap"),
+        ((2, 9, 8, 1), "mask_overlap"),
+        ((2, 2, 8, 8, 8), "similarity"),
+    ],
+)
+def test_maps_are_those_of_eight_rows_and_columns_with_fewer_channels(
+    shape: tuple[int, ...], name: str
+) -> None:
+    assert find_metric("auto", {"y": np.full(shape, 0.5, np.float32)}, labelled=False).name == name
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "name"),
+    [
+        (0.0, 1.0, "mask_overlap"),
+        (-0.01, 1.0, "similarity"),
+        (0.0, 1.01, "similarity"),
+    ],
+)
+def test_map_of_one_channel_is_a_mask_where_its_values_are_shares(low: float, high: float, name: str) -> None:
+    maps = np.linspace(low, high, 64, dtype=np.float32).reshape(1, 1, 8, 8)
+    assert find_metric("auto", {"y": maps}, labelled=False).name == name
+
+
+def test_two_outputs_are_no_mask() -> None:
+    maps = np.full((1, 1, 8, 8), 0.5, np.float32)
+    assert find_metric("auto", {"y": maps, "z": maps}, labelled=False).name == "similarity"
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "said"),
+    [
+        ("pixel_agreement", 1, "needs maps .* of 2 classes or more"),
+        ("mask_overlap", 2, "needs masks"),
+    ],
+)
+def test_metric_of_maps_is_refused_for_other_channels(name: str, channels: int, said: str) -> None:
+    maps = np.full((1, channels, 8, 8), 0.5, np.float32)
+    with pytest.raises(DataError, match=rf"{said}.*\[1, {channels}, 8, 8\]"):
+        find_metric(name, {"y": maps}, labelled=False)
+
+
+def test_pixel_agreement_takes_two_classes() -> None:
+    maps = np.full((1, 2, 8, 8), 0.5, np.float32)
+    assert scored("pixel_agreement", maps) == [1]
+
+
+def test_maps_of_another_shape_than_the_source_score_zero() -> None:
+    assert scored("pixel_agreement", MAPS[:, :3], MAPS) == [0, 0]
+    masks = np.full((2, 1, 16, 16), 0.9, np.float32)
+    assert scored("mask_overlap", masks[..., :15], masks) == [0, 0]
+
+
+def test_pixels_that_are_not_a_number_do_not_agree() -> None:
+    changed = MAPS.copy()
+    changed[0, 1, :4] = np.nan  # a quarter of the first sample
+    assert scored("pixel_agreement", changed, MAPS) == [0.75, 1]
+
+
+def test_mask_with_a_value_that_is_not_a_number_overlaps_nothing() -> None:
+    reference = np.full((2, 1, 8, 8), 0.9, np.float32)
+    output = reference.copy()
+    output[0, 0, 0, 0] = np.nan
+    assert scored("mask_overlap", output, reference) == [0, 1]
+
+
+def test_pixel_of_a_half_is_outside_the_mask() -> None:
+    reference = np.full((1, 1, 8, 8), 0.9, np.float32)
+    output = reference.copy()
+    output[0, 0, 0] = 0.5
+    assert scored("mask_overlap", output, reference) == [7 / 8]
+
+
+def test_mask_of_one_pixel_overlaps_itself() -> None:
+    mask = np.zeros((1, 1, 8, 8), np.float32)
+    mask[0, 0, 3, 3] = 1
+    assert scored("mask_overlap", mask) == [1]
 
 
 def test_noise_of_40_db_hardly_changes_what_pixels_are() -> None:

@@ -298,6 +298,139 @@ def test_quantized_operator_is_int8() -> None:
     assert (conv.precision, conv.macs) == ("int8", 2 * 16 * 3)
 
 
+def test_product_whose_output_stays_float_is_int8_where_the_engine_can_write_float() -> None:
+    graph = qdq_conv([node("Softmax", ["c"])])
+    assert [(cost.op, cost.precision) for cost in node_costs(graph, float_outputs=True)] == [
+        ("QuantizeLinear", "fp32"),
+        ("Conv", "int8"),
+        ("Softmax", "fp32"),
+    ]
+
+
+def test_sum_whose_output_stays_float_is_float_though_products_can_write_float() -> None:
+    nodes = [*quantized("a"), *quantized("b"), node("Add", ["a_d", "b_d"])]
+    graph = model(nodes, {"a": [1, 8], "b": [1, 8]}, SCALES)
+    costs = {cost.op: cost.precision for cost in node_costs(graph, float_outputs=True)}
+    assert costs["Add"] == "fp32"
+
+
+def integer_model(nodes: Sequence[onnx.NodeProto], shape: Shape, weight: np.ndarray) -> onnx.ModelProto:
+    """Of int8 data `q` [shape] and the constant `w`."""
+    graph = model(nodes, {}, SCALES | {"w": weight})
+    made = {"ConvInteger": TensorProto.INT32, "MatMulInteger": TensorProto.INT32}
+    made |= {"QLinearConv": TensorProto.INT8, "QLinearMatMul": TensorProto.INT8}
+    graph.graph.output[0].type.tensor_type.elem_type = made.get(nodes[-1].op_type, TensorProto.FLOAT)
+    graph.graph.input.append(helper.make_tensor_value_info("q", TensorProto.INT8, shape))
+    return graph
+
+
+# By hand: elements of the output times the products of each. Bytes as they are stored: 4 of each scale, 1 of
+# each zero point.
+@pytest.mark.parametrize(
+    ("operator", "shape", "weight", "macs", "moved"),
+    [
+        (node("ConvInteger", ["q", "w"]), [1, 3, 5, 5], (2, 3, 2, 2), 2 * 16 * 12, (75, 24, 32 * 4)),
+        (node("MatMulInteger", ["q", "w"]), [4, 6], (6, 5), 4 * 5 * 6, (24, 30, 20 * 4)),
+        (
+            node("QLinearConv", ["q", "s", "z", "w", "s", "z", "s", "z"]),
+            [1, 3, 5, 5],
+            (2, 3, 2, 2),
+            2 * 16 * 12,
+            (75, 24 + 15, 32),
+        ),
+        (
+            node("QLinearMatMul", ["q", "s", "z", "w", "s", "z", "s", "z"]),
+            [4, 6],
+            (6, 5),
+            4 * 5 * 6,
+            (24, 30 + 15, 20),
+        ),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else None,
+)
+def test_product_of_integers_counts_its_work_and_its_bytes_as_int8(
+    operator: onnx.NodeProto, shape: Shape, weight: tuple[int, ...], macs: int, moved: tuple[int, ...]
+) -> None:
+    cost = only(node_costs(integer_model([operator], shape, np.ones(weight, np.int8))))
+    assert (cost.op, cost.macs, cost.precision) == (operator.op_type, macs, "int8")
+    assert (cost.bytes_read, cost.weight_bytes, cost.bytes_written) == moved
+
+
+def test_float_around_an_integer_product_is_taken_in() -> None:
+    """The QuantizeLinear before reads float; the DequantizeLinear behind has a reader in float."""
+    nodes = [
+        node("DequantizeLinear", ["q", "s", "z"], "d"),
+        node("QuantizeLinear", ["d", "s", "z"], "again"),
+        node("QLinearMatMul", ["again", "s", "z", "w", "s", "z", "s", "z"], "p"),
+        node("DequantizeLinear", ["p", "s", "z"]),
+    ]
+    costs = node_costs(integer_model(nodes, [4, 6], np.ones((6, 5), np.int8)))
+    assert [cost.op for cost in costs] == ["QLinearMatMul", "DequantizeLinear"]
+
+
+@pytest.mark.parametrize("op", ["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"])
+def test_view_is_no_kernel(op: str) -> None:
+    constants = {"Reshape": {"to": np.array([1, 8])}, "Unsqueeze": {"to": np.array([0])}}.get(op, {})
+    graph = model([node(op, ["x", *constants], "v"), node("Exp", ["v"])], {"x": [8, 1]}, constants)
+    assert [cost.op for cost in node_costs(graph)] == ["Exp"]
+
+
+ACTIVATIONS = ["Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"]
+
+
+@pytest.mark.parametrize("op", ACTIVATIONS)
+def test_activation_is_a_kernel_unless_it_stands_behind_a_product(op: str) -> None:
+    behind = model([node("MatMul", ["x", "w"], "p"), node(op, ["p"])], {"x": [2, 8]}, {"w": weights(8, 4)})
+    assert [cost.op for cost in node_costs(behind)] == ["MatMul"]
+    alone = model([node("Exp", ["x"], "e"), node(op, ["e"])], {"x": [2, 8]})
+    assert [cost.op for cost in node_costs(alone)] == ["Exp", op]
+
+
+@pytest.mark.parametrize(
+    ("operator", "read"),
+    [
+        (node("Slice", ["x", "zero", "two", "zero"]), 2 * 8 * 4),
+        (node("Gather", ["x", "zero"]), 8 * 4),
+        (node("GatherND", ["x", "zero"]), 8 * 4),
+        (node("GatherElements", ["x", "places"]), 2 * 4),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else None,
+)
+def test_operator_that_picks_reads_what_it_writes(operator: onnx.NodeProto, read: int) -> None:
+    constants = {"zero": np.array([0]), "two": np.array([2]), "places": np.array([[0, 1]])}
+    cost = only(node_costs(model([operator], {"x": [10, 8]}, constants)))
+    assert (cost.bytes_read, cost.bytes_written, cost.weight_bytes) == (read, read, 0)
+
+
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize(("layout", "shape"), [(0, [10, 2, 3]), (1, [2, 10, 3])])
+@pytest.mark.parametrize(("direction", "sides"), [("forward", 1), ("bidirectional", 2)])
+def test_recurrent_layer_counts_gates_and_steps_of_both_directions(
+    op: str, gates: int, layout: int, shape: Shape, direction: str, sides: int
+) -> None:
+    operator = node(op, ["x", "w", "r"], hidden_size=5, layout=layout, direction=direction)
+    constants = {"w": weights(sides, 5 * gates, 3), "r": weights(sides, 5 * gates, 5)}
+    cost = only(node_costs(model([operator], {"x": shape}, constants)))
+    assert cost.macs == 2 * 10 * sides * gates * 5 * (3 + 5)
+    assert cost.steps == 10 * sides
+
+
+def test_operator_that_is_not_recurrent_takes_one_step() -> None:
+    assert only(node_costs(model([node("Exp", ["x"])], {"x": [10, 2, 3]}))).steps == 1
+
+
+@pytest.mark.parametrize("bias", [[], ["b"]])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_grouped_conv_counts_the_channels_of_a_group(op: str, bias: list[str]) -> None:
+    """Kernels of 2 by 2, two groups of two channels; one output pixel of a Conv, four of its transpose."""
+    graph = model(
+        [node(op, ["x", "w", *bias], group=2, strides=[2, 2])],
+        {"x": [1, 4, 2, 2] if op == "Conv" else [1, 4, 1, 1]},
+        {"w": weights(4, 2, 2, 2)} | {name: weights(4) for name in bias},
+    )
+    assert only(node_costs(graph)).macs == 4 * 2 * 2 * 2
+
+
 def test_dynamic_dimensions_are_named() -> None:
     graph = model([node("Relu", ["x"])], {"x": ["N", 3, None, "W"]})
     assert dynamic_dims(graph) == ("N", "x:2", "W")

@@ -12,11 +12,13 @@ from tests.toolkit.package_run import model_of, package, saved, stored, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.drops import PairedDrop
 from edgekit_toolkit.found import Candidate, Found
+from edgekit_toolkit.metrics import METRICS
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.samples import Part
-from edgekit_toolkit.scoring import Contestant, Scores, score_candidates
+from edgekit_toolkit.scoring import Contestant, Scores, Tally, score_candidates, tally_scores
 
 Array = NDArray[Any]
 INPUTS = (TensorSpec("x", "float32", ("N", 2)),)
@@ -184,3 +186,210 @@ def test_metric_that_changes_the_outputs_of_the_whole_set_is_an_error_with_its_l
     path.write_text("def f1(outputs, *_):\n    outputs[0]['y'][:] = 0\n    return 1\nf1.whole_set = True\n")
     with pytest.raises(DataError, match=r"read-only.* at .*own.py:2"):
         halves(50, f"{path}:f1")
+
+
+ANSWERS = METRICS["top1"]
+
+
+def tally(samples: int, right: int) -> Tally:
+    return Tally(samples, 1.0, (right / samples,), (PairedDrop(samples - right, 0, samples),))
+
+
+def test_package_states_what_the_samples_held_back_show() -> None:
+    chosen, held_back = tally(20, 15), tally(30, 20)
+    scores = Scores(ANSWERS, chosen, held_back)
+    assert scores.stated is held_back
+    assert scores.samples == 50
+
+
+def test_package_without_samples_held_back_states_what_chose() -> None:
+    chosen = tally(20, 15)
+    scores = Scores(ANSWERS, chosen, None)
+    assert scores.stated is chosen
+    assert scores.samples == 20
+    assert scores.without([]).confirmation is None
+
+
+def test_scores_without_a_candidate_keep_those_of_the_others() -> None:
+    table = np.array([[1.0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    scores = tally_scores(ANSWERS, table, hold_back=False)
+    left = scores.without({1}).choosing
+    assert left.scores == (0.75, 0.25)
+    assert [drop.points for drop in left.drops] == [25, 75]
+
+
+def test_first_row_of_a_table_is_the_source_model() -> None:
+    table = np.array([[1.0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    found = tally_scores(ANSWERS, table, hold_back=False)
+    assert found.confirmation is None
+    assert (found.choosing.samples, found.choosing.baseline) == (4, 0.75)
+    assert found.choosing.scores == (0.5, 0.25)
+    assert found.choosing.drops == (PairedDrop(1, 0, 4), PairedDrop(2, 0, 4))
+
+
+def test_both_halves_of_a_table_have_baseline_and_scores_of_their_own() -> None:
+    table = np.stack([np.arange(40) % 2 == 0, np.arange(40) % 4 == 0]).astype(float)
+    found = tally_scores(ANSWERS, table, hold_back=True)
+    assert found.confirmation is not None
+    for half in (found.choosing, found.confirmation):
+        assert half.samples == 20
+        assert half.drops[0].points == pytest.approx(100 * (half.baseline - half.scores[0]))
+    assert found.choosing.baseline + found.confirmation.baseline == pytest.approx(1)
+    assert found.choosing.scores[0] + found.confirmation.scores[0] == pytest.approx(0.5)
+
+
+def own_metric(folder: Path, text: str) -> str:
+    """Write a metric over the whole set, named `score`."""
+    path = folder / "own.py"
+    path.write_text(f"{text}\nscore.whole_set = True\n")
+    return f"{path}:score"
+
+
+def whole_set(
+    folder: Path, text: str, *changes: Any, count: int = 10, batch: int = 1
+) -> tuple[Scores, list[tuple[int, int]]]:
+    """Return the scores by an own metric, and the progress, of models that change x [batch, 1] to y."""
+    x = np.arange(count * batch, dtype=np.float32).reshape(count, batch, 1)
+    steps: list[tuple[int, int]] = []
+
+    def runner(change: Any) -> Any:
+        return lambda feeds: [change(feeds["x"].copy())]
+
+    def stream(_: int) -> Iterator[tuple[dict[str, Array], None]]:
+        yield from (({"x": rows}, None) for rows in x)
+
+    scores = score_candidates(
+        runner(np.asarray),
+        [Contestant(runner(change), True) for change in changes],
+        Part("user", count * batch, None, False, stream),
+        own_metric(folder, text),
+        inputs=(TensorSpec("x", "float32", (batch, 1)),),
+        outputs=(TensorSpec("y", "float32", (batch, 1)),),
+        progress=lambda done, of: steps.append((done, of)),
+    )
+    return scores, steps
+
+
+SHARE_BELOW = (
+    "def score(outputs, reference, labels):\n"
+    "    return sum(float(one['y'][0, 0]) < 5 for one in outputs) / len(outputs)"
+)
+
+
+def test_baseline_of_a_metric_over_the_whole_set_is_the_score_of_the_source_model(tmp_path: Path) -> None:
+    scores, _ = whole_set(tmp_path, SHARE_BELOW, lambda x: x + 2, lambda x: x + 4)
+    assert (scores.choosing.samples, scores.choosing.baseline) == (10, 0.5)
+    assert scores.choosing.scores == pytest.approx((0.3, 0.1))
+    assert [drop.points for drop in scores.choosing.drops] == [20, 40]
+
+
+def test_samples_that_a_model_takes_together_count_one_by_one_over_the_whole_set(tmp_path: Path) -> None:
+    scores, steps = whole_set(tmp_path, SHARE_BELOW, lambda x: x + 2, count=5, batch=2)
+    assert (scores.samples, scores.choosing.baseline, scores.choosing.scores) == (10, 0.5, (0.3,))
+    assert steps == [(done, 20) for done in range(2, 21, 2)]
+
+
+def test_progress_over_the_whole_set_counts_the_samples_of_every_model(tmp_path: Path) -> None:
+    _, steps = whole_set(tmp_path, SHARE_BELOW, np.asarray, np.asarray)
+    assert steps == [(done, 30) for done in range(1, 31)]
+
+
+def test_output_that_becomes_nan_spoils_a_candidate_over_the_whole_set(tmp_path: Path) -> None:
+    scores, _ = whole_set(tmp_path, SHARE_BELOW, np.asarray, lambda x: np.where(x > 7, np.nan, x))
+    assert list(scores.spoiled) == [1]
+    assert scores.spoiled[1].startswith("output 'y' is NaN or infinite on 2 of 10 evaluation samples")
+
+
+@pytest.mark.parametrize(("failed", "is_refused"), [(100, False), (101, True)])
+def test_metric_may_have_no_score_on_half_of_the_resamples(
+    failed: int, is_refused: bool, tmp_path: Path
+) -> None:
+    """The first call of a model is on all samples, the next 200 on resamples."""
+    text = (
+        "calls = 0\n"
+        "def score(outputs, reference, labels):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        f"    if 1 < calls <= {failed + 1}:\n"
+        "        raise ValueError('no score')\n"
+        "    return 0.5"
+    )
+    if is_refused:
+        with pytest.raises(DataError, match="on all 10 samples, but on 101 of 200 resamples"):
+            whole_set(tmp_path, text, np.asarray)
+    else:
+        assert whole_set(tmp_path, text, np.asarray)[0].choosing.baseline == 0.5
+
+
+def test_metric_over_the_whole_set_needs_a_row_for_each_sample(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the model takes 2 at once and gives \{'y': \[3\]\}"):
+        whole_set(tmp_path, SHARE_BELOW, lambda x: np.resize(x, 3), batch=2)
+
+
+def dense(*changes: Any, count: int = 40, size: int = 2) -> tuple[Scores, list[int], list[tuple[int, int]]]:
+    """Return scores by similarity, the batches asked for and the progress, of models of x [N, size] to y."""
+    x = np.ones((count, size), np.float32)
+    x[:, 0] = np.arange(count)
+    batches: list[int] = []
+    steps: list[tuple[int, int]] = []
+
+    def stream(batch: int) -> Iterator[tuple[dict[str, Array], None]]:
+        batches.append(batch)
+        for start in range(0, count, batch):
+            yield {"x": x[start : start + batch]}, None
+
+    def runner(change: Any) -> Any:
+        return lambda feeds: [change(feeds["x"].copy())]
+
+    scores = score_candidates(
+        runner(np.asarray),
+        [Contestant(runner(change), False) for change in changes],
+        Part("user", count, None, False, stream),
+        "similarity",
+        inputs=(TensorSpec("x", "float32", ("N", size)),),
+        outputs=(TensorSpec("y", "float32", ("N", size)),),
+        progress=lambda done, of: steps.append((done, of)),
+    )
+    return scores, batches, steps
+
+
+def test_samples_run_sixteen_at_a_time_and_progress_says_how_many_are_done() -> None:
+    scores, batches, steps = dense(np.asarray, count=40)
+    assert batches == [1, 16]
+    assert steps == [(16, 40), (32, 40), (40, 40)]
+    assert scores.samples == 40
+
+
+@pytest.mark.parametrize(("size", "batch"), [(1 << 16, 16), ((1 << 16) + 1, 1)])
+def test_samples_of_over_256_kib_run_one_at_a_time(size: int, batch: int) -> None:
+    assert dense(np.asarray, count=3, size=size)[1] == [1, batch]
+
+
+def test_samples_that_become_nan_in_a_batch_are_counted() -> None:
+    scores = dense(lambda x: np.where(x > 36, np.nan, x), count=40)[0]
+    assert scores.spoiled[0].startswith("output 'y' is NaN or infinite on 3 of 40 evaluation samples")
+
+
+def test_output_of_another_shape_that_is_not_finite_spoils_the_whole_batch() -> None:
+    scores = dense(lambda x: np.where(x[:1] == 0, np.nan, x[:1]), count=20)[0]
+    # The first batch has a 0 in its first row, the second batch starts with sample 16.
+    assert scores.spoiled[0].startswith("output 'y' is NaN or infinite on 16 of 20 evaluation samples")
+
+
+def test_output_with_the_most_spoiled_samples_is_named() -> None:
+    def runner(y: Any, z: Any) -> Any:
+        return lambda feeds: [y(feeds["x"].copy()), z(feeds["x"].copy())]
+
+    def stream(batch: int) -> Iterator[tuple[dict[str, Array], None]]:
+        yield {"x": np.array([[1, 2], [3, 4], [5, 6]], np.float32)}, None
+
+    scores = score_candidates(
+        runner(np.asarray, np.asarray),
+        [Contestant(runner(spoil, lambda x: np.where(x > 2, np.inf, x)), False)],
+        Part("user", 3, None, False, stream),
+        "similarity",
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        progress=lambda *_: None,
+    )
+    assert scores.spoiled[0].startswith("output 'z' is NaN or infinite on 2 of 3 evaluation samples")
