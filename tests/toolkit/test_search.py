@@ -199,6 +199,28 @@ def test_candidate_is_slower_here_by_over_ten_percent_and_beyond_chance(
     assert one.is_slower_here(candidate("other", host=fast, chance=fast_chance)) == slower
 
 
+@pytest.mark.parametrize(
+    ("slow_ms", "slow_chance", "fast_ms", "fast_chance", "slower"),
+    [
+        (10.31, 1.0, 10.0, 1.0, True),
+        (10.3, 1.0, 10.0, 1.0, False),  # 3 % exactly
+        (10.29, 1.0, 10.0, 1.0, False),
+        (0.52, 1.0, 0.5, 1.0, True),
+        (0.51, 1.0, 0.5, 1.0, False),
+        (15.0, 1.5, 10.0, 1.0, False),  # the intervals touch
+        (15.0, 1.25, 10.0, 1.125, True),
+        (15.0, 1.25, 10.0, 1.25, False),
+        (1.5, 1.25, 1.0, 1.25, False),
+        (9.0, 1.0, 10.0, 1.0, False),
+    ],
+)
+def test_candidate_is_slower_on_the_target_by_over_three_percent_and_beyond_chance(
+    slow_ms: float, slow_chance: float, fast_ms: float, fast_chance: float, slower: bool
+) -> None:
+    one = candidate("one", latency=slow_ms, chance=slow_chance)
+    assert one.is_slower_on_target(candidate("other", latency=fast_ms, chance=fast_chance)) == slower
+
+
 def modelled(name: str, latency: float, host: float, size: float = 1e6) -> Measured:
     return candidate(name, latency=latency, host=host, size=size, uncertainty=1.4)
 
@@ -251,7 +273,10 @@ def test_smallest_of_the_fastest_is_only_said_of_several() -> None:
     ]
     found = choose(some, Budget({}))
     assert found.chosen == "half"
-    assert "the smallest of 2 that measurements on this machine cannot tell apart" in found.reason
+    assert (
+        "the smallest of 2 that measurements on this machine cannot tell apart (within 10 % or their spread)"
+        in found.reason
+    )
     assert "of 3 alike within 1.4 x as modelled for the target" in found.reason
 
 
@@ -506,6 +531,14 @@ def test_better_candidate_replaces_another_one_that_it_is_as_fast_as_within_the_
     """The other one takes 10 ms."""
     one = candidate("A", latency=latency_ms, uncertainty=1.4, **{"drop": 0.5} | better)
     assert sorted(ranked(one, candidate("B", drop=0.5, uncertainty=1.4))) == left
+
+
+@pytest.mark.parametrize(("latency_ms", "left"), [(10.29, ["A"]), (10.31, ["A", "B"])])
+def test_smaller_candidate_replaces_another_one_within_three_percent_of_what_was_measured(
+    latency_ms: float, left: list[str]
+) -> None:
+    """The other one takes 10 ms."""
+    assert sorted(ranked(candidate("A", latency=latency_ms, size=5e5), candidate("B"))) == left
 
 
 def test_candidates_that_are_better_in_one_figure_each_are_both_left() -> None:
