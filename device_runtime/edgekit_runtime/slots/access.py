@@ -173,11 +173,14 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
             raise ForeignFileError(f"{path}: is a link") from cause
         check_lack(cause, f"{path}: cannot be read")
         raise
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
             raise ForeignFileError(f"{path}: is no file, or of another user")
-        data = file.read(max_bytes + 1)
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise ForeignFileError(f"{path}: is over {max_bytes} bytes")
     return data
