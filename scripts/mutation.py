@@ -44,8 +44,9 @@ AREAS = {
         [f"{RUNTIME}/{name}.py"
          for name in ("archive", "zipform", "manifest", "entries", "names", "variants")],
         ["tests/runtime/test_values.py", "tests/runtime/test_names.py", "tests/runtime/test_manifest.py",
-         "tests/runtime/test_package.py", "tests/runtime/test_package_format.py",
-         "tests/runtime/test_package_hostile.py", "tests/runtime/test_variants.py"],
+         "tests/runtime/test_package.py", "tests/runtime/test_package_bounds.py",
+         "tests/runtime/test_package_format.py", "tests/runtime/test_package_hostile.py",
+         "tests/runtime/test_variants.py"],
     ),
     "choice": (
         [f"{TOOLKIT}/{name}.py" for name in ("budget", "search")],

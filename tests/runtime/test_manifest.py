@@ -103,6 +103,15 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
     ("manifest", "budget", {"max_bytes": "ten"}, "max_bytes"),
     ("manifest", "budget", {"max_bytes": True}, "max_bytes"),
     ("manifest", "budget", [], "budget"),
+    ("manifest", "name", "stats", "name is 'stats', which is where the service has statistics"),
+    ("manifest", "name", "x" * 65, "name is 'x+', expected 1 to 64"),
+    ("manifest", "name", "-x", "name is '-x'"),
+    ("manifest", "provenance", [], "provenance must be an object"),
+    ("format", "critical", ["b", "a"], "needs a, b, unknown to this reader"),
+    ("artifact", "bytes", True, "bytes is True"),
+    ("artifact", "bytes", "8", "bytes is '8'"),
+    ("artifact", "sha256", "0" * 63, "sha256 is"),
+    ("artifact", "sha256", "0" * 65, "sha256 is"),
     ("manifest", "figures", [], "figures"),
     ("input", "dtype", "float31", "float31"),
     ("input", "shape", [-1, 4], "-1"),
@@ -188,6 +197,35 @@ def test_unsorted_artifacts_are_refused(document: dict[str, Any]) -> None:
     document["artifacts"].reverse()
     with pytest.raises(ManifestError, match="not sorted"):
         parse_manifest(encode(document))
+
+
+@pytest.mark.parametrize(("place", "field"), [("manifest", "name"), ("manifest", "version")])
+def test_a_word_of_64_characters_is_accepted(place: str, field: str, document: dict[str, Any]) -> None:
+    OBJECTS[place](document)[field] = "x" * 64
+    assert getattr(parse_manifest(encode(document)), field) == "x" * 64
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("-inf"), float("nan")])
+def test_a_limit_that_is_not_finite_is_refused(limit: float, maker: Any) -> None:
+    with pytest.raises(ManifestError, match=r"budget 'max_latency_ms' is .*, expected a finite number"):
+        maker.manifest(budget={"max_latency_ms": limit})
+
+
+@pytest.mark.parametrize("limit", [0, -1.5, 10**400])
+def test_a_limit_that_is_finite_is_accepted(limit: float, maker: Any) -> None:
+    assert maker.manifest(budget={"max_latency_ms": limit}).budget == {"max_latency_ms": limit}
+
+
+@pytest.mark.parametrize("field", ["budget", "figures", "provenance"])
+def test_keys_that_are_no_strings_are_refused(field: str, maker: Any) -> None:
+    with pytest.raises(ManifestError, match=f"{field} must be an object with string keys, got dict"):
+        maker.manifest(**{field: {"a": 1, 7: 1}})
+
+
+def test_inputs_of_one_name_are_refused_with_the_names(maker: Any) -> None:
+    spec = TensorSpec("x", "float32", ("N", 4))
+    with pytest.raises(ManifestError, match="inputs holds a tensor name twice: x, x"):
+        maker.manifest(inputs=(spec, spec))
 
 
 def test_a_tensor_name_twice_is_refused(maker: Any) -> None:
