@@ -127,22 +127,23 @@ def test_the_stamp_of_a_missing_folder_is_empty(tmp_path: Path) -> None:
     assert stamp_keys(tmp_path / "nowhere") == ()
 
 
-@pytest.mark.parametrize("place", ["none", "usual", "other"])
+@pytest.mark.parametrize("place", ["none", "usual", "another", "other"])
 def test_a_key_that_is_not_trusted_comes_with_what_to_do(
     place: str, maker: Any, other_signer: StatementSigner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    folder = {"none": None, "usual": tmp_path / "keys", "other": tmp_path / "other"}[place]
+    folder = None if place == "none" else tmp_path / {"usual": "keys"}.get(place, place)
     (tmp_path / "vendor.pub.pem").write_bytes(PEM)
     trust = TrustStore([read_public_key(tmp_path / "vendor.pub.pem")], folder)
     with pytest.raises(SignatureError) as caught:
         trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "here")
-    advice = {
-        "none": "; trust that key if you know its owner",
-        "usual": f" (in {folder}); if you know the owner of that key, get its public part from them and"
-        " trust it: edgekit-device keys trust FILE",
-        "other": f" (in {folder}); if you know the owner of that key, get its public part from them and"
-        f" trust it: edgekit-device keys trust FILE --keys {folder}",
-    }
-    said = f"here: signed by key {other_signer.key_id}, trusted are: {maker.signer.key_id}{advice[place]}"
+    advice = (
+        f" (in {folder}); if you know the owner of that key, get its public part from them and trust it:"
+        " edgekit-device keys trust FILE"
+    )
+    if place == "none":
+        advice = "; trust that key if you know its owner"
+    elif place != "usual":
+        advice += f" --keys {folder}"
+    said = f"here: signed by key {other_signer.key_id}, trusted are: {maker.signer.key_id}{advice}"
     assert str(caught.value) == said
