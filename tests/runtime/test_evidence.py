@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -92,6 +93,34 @@ def test_evidence_over_the_limit_is_neither_written_nor_read(
         read_evidence(path, package_path, maker.trust)
     with pytest.raises(SignatureError, match="limit"):
         write_evidence(path, package_path, PREDICATE, maker.signer)
+
+
+def test_evidence_at_the_limit_is_written_and_read(
+    path: Path, package_path: Path, maker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "MAX_EVIDENCE_BYTES", path.stat().st_size)
+    write_evidence(path, package_path, PREDICATE, maker.signer)
+    assert read_evidence(path, package_path, maker.trust).predicate == PREDICATE
+
+
+def test_evidence_beyond_16_mib_is_not_read(path: Path, package_path: Path, maker: Any) -> None:
+    with path.open("wb") as file:
+        file.truncate(16_777_217)
+    with pytest.raises(SignatureError, match="evidence is over the limit of 16777216 bytes"):
+        read_evidence(path, package_path, maker.trust)
+
+
+def test_evidence_beside_a_file_of_another_kind_keeps_its_whole_name(tmp_path: Path) -> None:
+    assert evidence_path(tmp_path / "model.onnx") == tmp_path / "model.onnx.evidence.json"
+
+
+def test_evidence_about_another_file_names_both_digests(path: Path, package_path: Path, maker: Any) -> None:
+    before = hashlib.sha256(package_path.read_bytes()).hexdigest()
+    maker.write(package_path, version="2.0.0")
+    after = hashlib.sha256(package_path.read_bytes()).hexdigest()
+    with pytest.raises(DigestError) as caught:
+        read_evidence(path, package_path, maker.trust)
+    assert str(caught.value) == f"{package_path}: has sha256 {after}, the evidence {path} is about {before}"
 
 
 def test_evidence_that_cannot_be_written_is_an_output_error(package_path: Path, maker: Any) -> None:
