@@ -326,7 +326,9 @@ def test_metric_over_the_whole_set_needs_a_row_for_each_sample(tmp_path: Path) -
         whole_set(tmp_path, SHARE_BELOW, lambda x: np.resize(x, 3), batch=2)
 
 
-def dense(*changes: Any, count: int = 40, size: int = 2) -> tuple[Scores, list[int], list[tuple[int, int]]]:
+def dense(
+    *changes: Any, count: int = 40, size: int = 2, alone: bool = False
+) -> tuple[Scores, list[int], list[tuple[int, int]]]:
     """Return scores by similarity, the batches asked for and the progress, of models of x [N, size] to y."""
     x = np.ones((count, size), np.float32)
     x[:, 0] = np.arange(count)
@@ -343,7 +345,7 @@ def dense(*changes: Any, count: int = 40, size: int = 2) -> tuple[Scores, list[i
 
     scores = score_candidates(
         runner(np.asarray),
-        [Contestant(runner(change), False) for change in changes],
+        [Contestant(runner(change), alone) for change in changes],
         Part("user", count, None, False, stream),
         "similarity",
         inputs=(TensorSpec("x", "float32", ("N", size)),),
@@ -393,3 +395,43 @@ def test_output_with_the_most_spoiled_samples_is_named() -> None:
         progress=lambda *_: None,
     )
     assert scores.spoiled[0].startswith("output 'z' is NaN or infinite on 2 of 3 evaluation samples")
+
+
+def test_samples_run_one_at_a_time_where_a_candidate_takes_them_alone() -> None:
+    assert dense(np.asarray, count=3, alone=True)[1] == [1, 1]
+
+
+def listed(counts: list[int], change: Any) -> tuple[Scores, list[tuple[int, int]]]:
+    """Return scores and progress of a model of x [M, 2] and n [3], of which a sample has `counts` rows."""
+    steps: list[tuple[int, int]] = []
+
+    def stream(_: int) -> Iterator[tuple[dict[str, Array], None]]:
+        for count in counts:
+            yield {"x": np.ones((count, 2), np.float32), "n": np.zeros(3, np.float32)}, None
+
+    def runner(change: Any) -> Any:
+        return lambda feeds: [change(feeds["x"].copy())]
+
+    scores = score_candidates(
+        runner(np.asarray),
+        [Contestant(runner(change), False)],
+        Part("user", len(counts), None, False, stream),
+        "similarity",
+        inputs=(TensorSpec("x", "float32", ("M", 2)), TensorSpec("n", "float32", (3,))),
+        outputs=(TensorSpec("y", "float32", ("M", 2)),),
+        progress=lambda done, of: steps.append((done, of)),
+    )
+    return scores, steps
+
+
+def test_sample_of_several_rows_has_their_mean_score() -> None:
+    """The first row is half of what it was: the mean of 0.5 and of 1 for each other row."""
+    scores, steps = listed([2, 4, 1], lambda x: x * np.where(np.arange(len(x)) == 0, 0.5, 1)[:, None])
+    assert (scores.samples, scores.choosing.baseline) == (3, 1)
+    assert scores.choosing.scores[0] == pytest.approx((0.75 + 0.875 + 0.5) / 3)
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_sample_of_several_rows_is_spoiled_once() -> None:
+    scores, _ = listed([2, 4, 1], lambda x: x * np.float32(np.nan if len(x) > 1 else 1))
+    assert scores.spoiled[0].startswith("output 'y' is NaN or infinite on 2 of 3 evaluation samples")
