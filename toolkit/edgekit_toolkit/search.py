@@ -13,6 +13,8 @@ COSTS = ("size", "latency", "memory", "energy", "drop")
 SAME_LATENCY = 0.03
 # Ratios measured on this machine for another one. A second run of the same forms moves them as far.
 SAME_HOST_LATENCY = 0.10
+# A larger difference counts, however few and noisy the rounds: it is more likely true than not.
+MOST_BY_CHANCE = 1.25
 # What a form for a GPU may take on this machine's processor, as a multiple of float32.
 MOST_FOR_GPU = 1.05
 
@@ -54,14 +56,17 @@ class Measured:
 
     def is_slower_on_target(self, other: "Measured") -> bool:
         """Whether measurements on the target show it to be slower: by 3 %, and beyond chance."""
-        mine, others = self.figures["latency"], other.figures["latency"]
-        beyond_chance = mine / self.host_uncertainty > others * other.host_uncertainty
-        return beyond_chance and mine > (1 + SAME_LATENCY) * others
+        ratio = self.figures["latency"] / other.figures["latency"]
+        return ratio > 1 + SAME_LATENCY and ratio > self._chance(other)
 
     def is_slower_here(self, other: "Measured") -> bool:
         """Whether this machine shows it to be slower than another: by 10 %, and beyond chance."""
-        beyond_chance = self.host_ratio / self.host_uncertainty > other.host_ratio * other.host_uncertainty
-        return beyond_chance and self.host_ratio > (1 + SAME_HOST_LATENCY) * other.host_ratio
+        ratio = self.host_ratio / other.host_ratio
+        return ratio > 1 + SAME_HOST_LATENCY and ratio > self._chance(other)
+
+    def _chance(self, other: "Measured") -> float:
+        """The ratio of two latencies measured here that chance may have made."""
+        return min(self.host_uncertainty * other.host_uncertainty, MOST_BY_CHANCE)
 
 
 @dataclass(frozen=True, slots=True)
