@@ -8,6 +8,8 @@ samples are judged: how often the largest output is where the float model has it
 emulates one without (qemu-user), and skips latency: an emulator's says nothing.
 """
 
+import telemetry_off  # noqa: F401
+
 import argparse
 import json
 import subprocess

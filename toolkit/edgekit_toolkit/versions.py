@@ -20,7 +20,9 @@ def with_free_version(request: Request, folder: Path) -> Request:
     """
     before, after = (re.escape(part) for part in _place(request, folder, "?").name.split("?"))
     wanted = re.compile(rf"{before}{re.escape(_SERIES)}\.([0-9]{{1,9}}){after}")
-    found = [wanted.fullmatch(path.name) for path in folder.iterdir()]
+    # A link or a folder of such a name is no package; writing replaces the one and refuses the other.
+    packages = (path.name for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+    found = [wanted.fullmatch(name) for name in packages]
     patch = max((int(match[1]) for match in found if match is not None), default=-1) + 1
     return replace(request, version=_version(patch))
 
