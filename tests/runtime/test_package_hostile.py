@@ -247,7 +247,7 @@ def test_overlapping_members_are_refused(maker: Any, package_path: Path, edit: E
 @pytest.mark.parametrize("size_bytes", [0, 1, 21, 22, 1000])
 def test_a_file_of_zeros_is_refused(size_bytes: int, maker: Any, tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(size_bytes))
-    refuse(tmp_path / "zeros", maker, "empty|no ZIP end record")
+    refuse(tmp_path / "zeros", maker, "no ZIP end record" if size_bytes else "is empty or not a regular file")
 
 
 def test_a_huge_sparse_file_is_refused_by_its_size(maker: Any, tmp_path: Path) -> None:

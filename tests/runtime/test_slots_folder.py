@@ -1,5 +1,6 @@
 """The files of one model: bounds of what is read, what is swept away, and what is found without a state."""
 
+import dataclasses
 import errno
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from tests.runtime.slot_cases import MODEL, VERSIONS, Bench, make_bench
 
 from edgekit_runtime.errors import SlotError
+from edgekit_runtime.files import Disk
 from edgekit_runtime.slots import Permissions, folder
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.choice import NothingToOpenError
@@ -128,6 +130,32 @@ def test_installation_removes_what_an_interrupted_one_left_and_nothing_else(
         (place / name).write_bytes(b"")
     bench.install("1.0.0")
     assert {path.name for path in place.iterdir()} == kept | set(STRANGE)
+
+
+class RecordingDisk(Disk):
+    """Notes the changes in their order."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def sync_folder(self, path: Path) -> None:
+        self.steps.append("sync")
+        super().sync_folder(path)
+
+    def remove(self, path: Path) -> None:
+        self.steps.append("remove")
+        super().remove(path)
+
+
+@pytest.mark.parametrize(("left_over", "steps"), [(("slot-9.0.0-x.edgepkg",), ["sync", "remove"]), ((), [])])
+def test_names_are_on_the_disk_before_what_is_left_over_is_removed(
+    left_over: tuple[str, ...], steps: list[str], bench: Bench, place: Path
+) -> None:
+    for name in left_over:
+        (place / name).write_bytes(b"")
+    disk = RecordingDisk()
+    dataclasses.replace(bench.slots, disk=disk).install(bench.packages / "1.0.0.edgepkg")
+    assert disk.steps == steps
 
 
 def test_package_that_lies_there_whole_is_not_written_again(bench: Bench, place: Path) -> None:

@@ -262,6 +262,12 @@ def test_version_that_lies_in_the_other_slot_is_active_as_it_was_known(
     assert (added.active, added.spare) == (after, put("2"))
 
 
+@pytest.mark.parametrize("other", ["8", "2"], ids=["lower digest", "higher digest"])
+def test_version_in_use_stays_in_the_other_slot_whatever_its_digest(other: str) -> None:
+    assert digest("8") < digest("3") < digest("2")
+    assert transitions.add(state(put(other)), NEW, Permissions(downgrade=True)).spare == put(other)
+
+
 def test_version_that_runs_as_the_factory_package_takes_no_slot() -> None:
     before = state(factory=FACTORY, rejected=(refused("1"), refused("0")))
     after = transitions.add(before, put("0", UNPROVEN), Permissions(pin=True, retry=True))
