@@ -80,9 +80,8 @@ def test_others_are_answered_while_long_json_is_worked_on(service: Running, *, i
     request = echo_bytes(x, is_binary=is_binary)
     with service.connect() as client, service.connect() as other:
         client.sendall(request)
-        for _ in range(3):
-            other.sendall(infer_bytes(X))
-            assert Replies(other).next().binary == Y
+        other.sendall(infer_bytes(X))
+        assert Replies(other).next().binary == Y
         assert not select.select([client], [], [], 0)[0]
         assert Replies(client).next().status == 200
 

@@ -27,7 +27,7 @@ from tests.service.wiring_parts import (
     with_variant,
     write,
 )
-from tests.waiting import bounded
+from tests.waiting import bounded, wait_for
 
 import edgekit_runtime
 from edgekit_runtime import Client
@@ -197,6 +197,14 @@ def test_many_clients_over_more_models_than_fit_get_right_answers(
     names = write_models(maker, packages, 5)
     failures: list[str] = []
     with serve(maker, packages, memory=cap_for(packages, 2)) as service:
+        models = service.service.registry.models.by_name
+        # Until its turn comes at the start, a model answers 503.
+        wait_for(
+            lambda: service.call(
+                lambda: len(models) == 5 and all(one.state != "LOADING" for one in models.values())
+            ),
+            "the end of the start",
+        )
 
         def use(seed: int) -> None:
             rng = np.random.default_rng(seed)
