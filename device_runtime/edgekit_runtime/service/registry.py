@@ -181,6 +181,8 @@ class Registry:
             EdgekitError: it cannot be loaded.
         """
         model = self.models.by_name[name]
+        if model.default is not None:
+            return  # loaded meanwhile; to load it again would unload it first
         if model.waiting >= self._memory.max_waiting:
             raise UnavailableError(f"{name}: is being loaded, and too many calls wait already", SWAP_RETRY_S)
         if model.loading is None or model.loading.done():
