@@ -7,7 +7,7 @@ One service process on loopback and a Unix socket, with TLS and a token, serves 
 one client that asks without a pause. The attacks, each in turn with as many seconds of quiet:
 
 - resets: 40 TLS connections, one after the other again and again, reset right after their handshake.
-- silent: 256 finished TLS handshakes that send nothing, made anew where the service ends them.
+- silent: 256 finished TLS handshakes that send nothing, opened again when the service ends them.
 - answer: JSON answers of 84 x 8400 values, which are within the limit, one after the other.
 - huge answer: requests whose JSON answers would hold 60 MiB of values, and are refused.
 - long request: JSON requests of 2 MiB, the limit.

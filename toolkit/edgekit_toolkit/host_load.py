@@ -46,7 +46,7 @@ class HostLoad:
         return self.spread > MOST_SPREAD or any(share is not None and share > most for share, most in shares)
 
     def __str__(self) -> str:
-        """What was seen, for people."""
+        """What was seen, as a sentence."""
         seen = []
         if self.others_share is not None:
             seen.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")

@@ -32,7 +32,7 @@ class Metric:
 
     Attributes:
         name: as the user gave it, or as `auto` chose.
-        title: the same for people.
+        title: how messages and reports call it.
         score: the function.
         needs_labels: whether samples must be labelled.
     """
@@ -49,7 +49,7 @@ class SetMetric:
 
     Attributes:
         name: as the user gave it.
-        title: the same for people.
+        title: how messages and reports call it.
         score: the function.
     """
 

@@ -87,7 +87,7 @@ class Attempt(Generic[Result]):
             self._discard(result)
 
     def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
-        """Tell the sessions to stop; return what became of it, for people."""
+        """Tell the sessions to stop; return what became of it, as a sentence."""
         self._thread.name = _HUNG_NAME
         for session in opened:
             interrupt = getattr(session, "interrupt", None)

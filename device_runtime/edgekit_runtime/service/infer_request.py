@@ -43,7 +43,7 @@ def parse_plan(
     """Return what a request asks of a model with these inputs and outputs.
 
     Args:
-        request: the object in its JSON, maybe with a `NumberArray` in the place of a list.
+        request: the object in its JSON, maybe with a `NumberArray` instead of a list.
         inputs: of the model.
         outputs: of the model.
         agreements: of the inputs.

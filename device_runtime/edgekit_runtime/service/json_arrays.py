@@ -85,7 +85,7 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Return the JSON object in `data`, with a `NumberArray` in the place of each long array of numbers.
+    """Return the JSON object in `data`, with a `NumberArray` instead of each long array of numbers.
 
     Raises:
         RequestError: not an object, not JSON, nested too deeply, or too long without these arrays.

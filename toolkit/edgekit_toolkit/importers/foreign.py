@@ -32,7 +32,6 @@ _TEXTS: Final = (
     (rb"edgekit\.dev/report/", "a report as JSON; the package lies beside it"),
     (rb'"payloadType"', "signed evidence; inspect the package beside it, which shows it"),
     (rb"(?i)<!doctype html|<html", "an HTML page, such as a report: open it in a browser"),
-    (rb"^version https://git-lfs", "a Git LFS pointer in the place of the file; run `git lfs pull`"),
 )
 
 

@@ -74,7 +74,7 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
 def _lookup(
     index: GraphIndex, node: onnx.NodeProto, indices: str, codes: str, scales: str
 ) -> list[onnx.NodeProto]:
-    """The nodes in the place of one lookup; the last one makes its output."""
+    """The nodes that replace one lookup; the last one makes its output."""
     stem = node.name or node.output[0]
     rows, floats, row_scales = (
         fresh_name(index, f"{stem}_{part}") for part in ("codes", "widened", "scales")
