@@ -64,7 +64,7 @@ class Calibration(TypedDict):
 class Evaluation(TypedDict):
     """The samples on which scores were taken; `baseline` is the source's score, 0..1.
 
-    Of them, `held_back` chose nothing; `title` is how reports call the metric. Without data there is no baseline.
+    Of them, `held_back` chose nothing; reports call the metric `title`. Without data `baseline` is None.
     """
 
     kind: str
