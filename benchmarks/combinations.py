@@ -28,7 +28,7 @@ from works import CACHE, HERE, WORKS, MissingError
 
 TINY = HERE.parent / "models" / "tiny"
 TARGETS = [target.name for target in list_targets()]
-REFUSED = 5  # exit code of a budget that no candidate keeps: docs/exit-codes.md
+REFUSED = 5  # exit code of a budget that no candidate keeps: docs/reference/exit-codes.md
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ ENGINES = {
 # Loose and quick: what is asked here is whether a package is right, not how good it can be.
 LIMITS = ("--budget", "size=1GB,drop=5%", "--search-seconds", "2")
 NAMED = re.compile(r"operator '[^']+'.* at (node '|the node)|operator '[^']+' of the custom domain")
-REFUSED_MODEL, REFUSED_BUDGET = 3, 5  # docs/exit-codes.md
+REFUSED_MODEL, REFUSED_BUDGET = 3, 5  # docs/reference/exit-codes.md
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     python benchmarks/target_fit.py
 
 For each published pair the throughput is chosen so that the modelled latency of the first network equals the
-published one; the second network is then a prediction. The target files cite these fits (docs/targets.md).
+published one; the second network is then a prediction. The target files cite these fits
+(docs/reference/targets.md).
 """
 
 import math

@@ -8,7 +8,7 @@ Deliberately not checked: that the file stays as it was verified. Whoever can wr
 change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the
 runtime's user alone.
 
-Source: docs/package-format.md.
+Source: docs/reference/package-format.md.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The `edgekit-device` command line: what a device does with a package on its own.
 
 It uses nothing but the standard library, since a device has no more. Exit codes are those of `edgekit`, see
-docs/exit-codes.md.
+docs/reference/exit-codes.md.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Every dataclass checks itself on construction, so a `Manifest` that exists is consistent. Unknown fields that
 are not critical are kept in `extra` on every level and written again. Nothing here touches a file.
 
-Source: docs/package-format.md, section "manifest.json".
+Source: docs/reference/package-format.md, section "manifest.json".
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Small and predictable memory for onnxruntime sessions, by settings that cost no latency.
 
 Two causes make the memory of a session large and hard to foresee: the C library keeps what loading frees, and
-memory patterns reserve the activations a second time. docs/memory.md has the measurements.
+memory patterns reserve the activations a second time. docs/explanation/memory.md has the measurements.
 """
 
 import ctypes

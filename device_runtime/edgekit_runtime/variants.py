@@ -3,7 +3,7 @@
 All variants of a package take the same inputs, give the same outputs and met the same budget, so one may
 stand in for another. Which one to run is decided elsewhere (`sessions`).
 
-Source: docs/package-format.md, section "Variants".
+Source: docs/reference/package-format.md, section "Variants".
 """
 
 from collections.abc import Mapping

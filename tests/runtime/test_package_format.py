@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-PAGE = Path(__file__).parents[2] / "docs" / "package-format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "package-format.md"
 
 
 def canonical(value: object) -> bytes:

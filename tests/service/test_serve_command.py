@@ -211,7 +211,7 @@ def test_configuration_is_read(tmp_path: Path) -> None:
 
 
 def test_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "service.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "service.md"
     stated = page.read_text().split("```toml\n")[1].split("```")[0]
     (tmp_path / "service.toml").write_text(stated)
     config = read_config(tmp_path / "service.toml")

@@ -205,7 +205,7 @@ def test_completion_inside_a_command_offers_its_values() -> None:
 
 
 def test_exit_codes_are_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md").read_text()
     undocumented = [
         f"{c.exit_code} {c.__name__}"
         for c in error_classes()

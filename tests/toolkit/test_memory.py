@@ -22,9 +22,7 @@ KIB, MIB = 1024, 1024 * 1024
 # As scripts/emulated-python has it.
 EMULATED = "emulated by qemu" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 MODELS = Path(__file__).resolve().parents[3] / "shared/models/models"
-ERROR = (
-    0.10  # of the whole process, and from 5 MiB on also of the model's part: the promise of docs/memory.md
-)
+ERROR = 0.10  # of the whole process, and from 5 MiB on also of the model's part; docs/explanation/memory.md
 
 
 def build(nodes, weights, x_shape, y_shape, x_type=TensorProto.FLOAT):

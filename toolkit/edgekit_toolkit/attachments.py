@@ -32,7 +32,7 @@ def read_labels(path: Path) -> str:
 def class_names(labels: str) -> tuple[str, ...]:
     """Return the names in the content of a labels file, in the order of the classes.
 
-    Source: docs/package-format.md, Labels.
+    Source: docs/reference/package-format.md, Labels.
     """
     # Not splitlines(), which also splits at rarer characters that may stand in a name.
     return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))

@@ -1,7 +1,7 @@
 """The `edgekit` command line: finds the command, and turns errors into messages and exit codes.
 
 Each command is one file in `commands/` that exposes `command`. Help, version and completion import none of
-them, so that they answer at once. It does no work of its own (see `docs/exit-codes.md` for the codes).
+them, so that they answer at once. It does no work of its own. Exit codes: `docs/reference/exit-codes.md`.
 """
 
 import importlib
@@ -69,7 +69,7 @@ cli = OrderedGroup(
     "edgekit",
     commands=lazy_commands(COMMANDS),
     help="Package a trained model for a device, under its budget, with proof.",
-    epilog="Exit codes: docs/exit-codes.md. With --json, output and errors are for programs to read.",
+    epilog="Exit codes: docs/reference/exit-codes.md. With --json, output and errors are for programs.",
     params=[
         click.Option(
             ["--version"],

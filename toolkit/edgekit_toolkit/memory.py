@@ -2,7 +2,7 @@
 
 Two peaks compete: while loading, the engine holds weights two or more times; while running, weights once plus
 activations. The estimate follows the settings of `edgekit_runtime.ort_memory`, with one session in the
-process and one inference at a time. docs/memory.md has the method and its error on real models.
+process and one inference at a time. docs/explanation/memory.md has the method and its error on real models.
 
 Not modelled: other engines, models with external data, and a process that does anything else.
 """
@@ -18,7 +18,8 @@ from edgekit_toolkit.engine_graph import BLOCKED_DOMAIN, EngineGraph, optimise_a
 from edgekit_toolkit.nesting import graphs, stored_tensors
 
 # What a session keeps beside weights and activations: graph, kernel and plan structures. A linear fit over
-# the models of docs/memory.md (growth of anonymous memory on loading, less the weights; residual 0.8 MiB).
+# the models of docs/explanation/memory.md (growth of anonymous memory on loading, less the weights; residual
+# 0.8 MiB).
 _BYTES_PER_SESSION: Final = 340 * 1024
 _BYTES_PER_NODE: Final = 3_700
 _BYTES_PER_INITIALIZER: Final = 3_200

@@ -51,7 +51,7 @@ from edgekit_toolkit.wrong_rewrites import find_wrong_rewrites
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
 _LARGE_FEEDS_BYTES = 1 << 20
-# Forms by the engine that the package is for. TensorRT takes none of the others (docs/tensorrt.md).
+# Forms by the engine that the package is for. TensorRT takes none of the others (docs/reference/tensorrt.md).
 _KINDS = {
     "ort": frozenset(forms.KINDS),
     "litert": frozenset(forms.KINDS),

@@ -1,7 +1,7 @@
 """What a device holds its inputs and outputs against: how they look on the calibration samples.
 
 The outputs are those of the float model: quantized forms differ by less than what counts as drift. See
-docs/canary.md, section "Drift".
+docs/explanation/canary.md, section "Drift".
 """
 
 from dataclasses import dataclass, field

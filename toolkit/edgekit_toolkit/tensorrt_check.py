@@ -2,7 +2,7 @@
 
 The library is TensorRT-RTX: its ONNX parser and builder run on the CPU alone. The check shows that every node
 is understood and that an engine can be built; it measures no speed and no accuracy, and it runs nothing.
-docs/tensorrt.md lists which forms pass; docs/adr/0004-tensorrt-check.md says what the proof covers.
+docs/reference/tensorrt.md lists which forms pass; docs/adr/0004-tensorrt-check.md says what the proof covers.
 
 There is no choice of a precision: TensorRT-RTX takes the type of every tensor from the model.
 """

@@ -30,7 +30,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="PKG",
         help="a package, or a folder of them, to serve in the place of what is installed; may be repeated",
     )
-    parser.add_argument("--config", type=Path, metavar="TOML", help="configuration; see docs/service.md")
+    parser.add_argument(
+        "--config", type=Path, metavar="TOML", help="configuration; see docs/reference/service.md"
+    )
     parser.add_argument(
         "--isolate",
         action="append",

@@ -3,7 +3,7 @@
 Nothing here does anything: `canary_lane` and `shadow_lane` observe, the registry acts. The chance that a
 candidate which keeps all limits is ever rolled back for missing one is at most `Gates.alpha`, however often
 `judge` is asked, and so is the chance that one which misses a limit is promoted before the time is over; see
-`sequential` for what that assumes, and docs/canary.md for what was measured.
+`sequential` for what that assumes, and docs/explanation/canary.md for what was measured.
 """
 
 import math

@@ -11,7 +11,7 @@ from edgekit_runtime.service.governor_options import GovernorOptions
 from edgekit_runtime.service.isolation import Isolation
 from edgekit_runtime.service.versions import Servable
 
-_PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/memory.md
+_PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
 _SHARED: Final = ("ort",)  # backends whose sessions are concurrent
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")

@@ -4,8 +4,8 @@ The engine is ai-edge-litert, else tflite-runtime where that is all that a devic
 Importing this module imports neither. It does not run models with several subgraph signatures by signature:
 what runs is the first subgraph, as with every `Interpreter.invoke`.
 
-The interpreter checks the structure of a file, not what its operators refer to; docs/litert.md says which
-damage can end the process. Run files that you do not trust in a process of their own.
+The interpreter checks the structure of a file, not what its operators refer to. Some damage can end the
+process (docs/explanation/litert.md). Run files that you do not trust in a process of their own.
 """
 
 import threading

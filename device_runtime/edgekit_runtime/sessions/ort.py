@@ -53,7 +53,7 @@ class OrtOptions:
         threads: that share one inference; None leaves it to onnxruntime (one a core).
         spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
         arena: whether the memory of activations is kept for the next run; off is for models whose activations
-            vary greatly in size, and slower and larger in those of docs/memory.md.
+            vary greatly in size, and slower and larger in those of docs/explanation/memory.md.
         optimise: whether the graph is optimised on loading; off for a model that was saved optimised. Off,
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute

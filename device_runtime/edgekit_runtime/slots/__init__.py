@@ -6,7 +6,7 @@
         session = open_session(package)       # self-test, serve
     slots.confirm("kws", choice.version)      # or: choice = slots.reject("kws", choice.version, "why")
 
-Source: docs/slots.md.
+Source: docs/explanation/slots.md.
 """
 
 from edgekit_runtime.slots.choice import Choice

@@ -3,7 +3,7 @@
 A package lies under a name made of version and digest, so writing one changes nothing until the state names
 it: replacing the state is the one step that commits. Nothing here decides what to install or to open.
 
-Source: docs/slots.md.
+Source: docs/explanation/slots.md.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ The state names packages by the digest of their manifest, which fixes every byte
 digest finds damage, not malice: whoever can write the state can write the digest too, and a package that the
 state names is verified by its signature all the same.
 
-Source: docs/slots.md, section "state.json".
+Source: docs/explanation/slots.md, section "state.json".
 """
 
 import hashlib

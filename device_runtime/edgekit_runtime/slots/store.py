@@ -3,7 +3,7 @@
 Every function here may wait for the disk and verify whole packages: call them from a thread where an event
 loop must not wait. Several processes and threads may use one folder at the same time.
 
-Source: docs/slots.md.
+Source: docs/explanation/slots.md.
 """
 
 import logging

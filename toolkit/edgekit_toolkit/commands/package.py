@@ -95,7 +95,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     "--preprocessing",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE|imagenet",
-    help="How a photograph or recording becomes the input (JSON, docs/samples.md); travels with the model.",
+    help="How a photograph or recording becomes the input (JSON, docs/guide/samples.md); packaged too.",
 )
 @click.option(
     "--threads",

@@ -47,7 +47,7 @@ def command(
 
     Each variant is tested; one whose engine is not here is shown as not run, unless none is here.
 
-    Ends with exit code 0 only if all that was checked is right (docs/exit-codes.md lists the others).
+    Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
     """
     from edgekit_runtime.archive import read_package
     from edgekit_runtime.evidence import evidence_path, read_evidence

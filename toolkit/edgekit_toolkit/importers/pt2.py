@@ -80,7 +80,7 @@ def _export(program: Path, result: Path) -> None:
     if ended.exit_code == MISSING_TORCH:
         raise ModelError(
             f"{program}: a PyTorch exported program needs torch to be read ({said}): install its CPU"
-            f" build from PyTorch's CPU index, then {install_command('pt2')} (docs/install.md); or"
+            f" build from PyTorch's CPU index, then {install_command('pt2')} (docs/guide/install.md); or"
             " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
         )
     if said.startswith("UnpicklingError"):

@@ -191,5 +191,5 @@ def _no_preprocessing(path: Path, inputs: Sequence[TensorSpec], kind: str) -> st
         return f"{takes}, which is no {kind}; preprocess the files yourself and give arrays (.npz)"
     return (
         f"{takes}; say how a file becomes that, as in training, when the package is made: --preprocessing"
-        f" FILE.json, for example with {example} (docs/samples.md)"
+        f" FILE.json, for example with {example} (docs/guide/samples.md)"
     )

@@ -1,6 +1,6 @@
 """The preprocessing file: how a photograph or a recording becomes the input of a model.
 
-The fields are documented in docs/samples.md. This module reads them and checks them against the model's
+The fields are documented in docs/guide/samples.md. This module reads them and checks them against the model's
 input; `images` and `audio` apply them.
 """
 

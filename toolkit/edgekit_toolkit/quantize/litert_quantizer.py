@@ -144,7 +144,7 @@ class LiteRtQuantizer:
         return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors: see docs/litert.md for why LiteRT models are not equalized."""
+        """Return no factors: see docs/explanation/litert.md for why LiteRT models are not equalized."""
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], bytes]:

@@ -1,7 +1,7 @@
 """Targets: what each device class has, which engines run there, and what inference costs.
 
-The data are TOML files in this folder, one a target; docs/targets.md says how the figures were obtained and
-how to add a file of one's own.
+The data are TOML files in this folder, one a target. docs/reference/targets.md says how the figures were
+obtained and how to add a target.
 """
 
 from edgekit_toolkit.targets.figures import Figure, Source, Status

@@ -68,7 +68,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise TargetError(
         f"no target {name_or_path!r}; {hint}expected one of {listed(names)}, or the path of a .toml file "
-        "(docs/targets.md says how to write one)"
+        "(docs/reference/targets.md says how to write one)"
     )
 
 

@@ -224,7 +224,7 @@ class Costs:
         """Factor by which the ratio of two forms' modelled latencies may be off.
 
         Half of `uncertainty` on a logarithmic scale: an error in clock, memory or start of kernels strikes
-        all forms of a model alike. docs/targets.md holds it against measurements.
+        all forms of a model alike. docs/reference/targets.md holds it against measurements.
         """
         return math.sqrt(self.uncertainty.value)
 

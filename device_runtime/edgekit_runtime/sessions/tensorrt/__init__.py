@@ -2,7 +2,7 @@
 
 A package carries the model, never an engine: engines are tied to one version of TensorRT and one GPU. The
 device builds them once, in the background and in a process of its own, while the fallback of the package
-serves. docs/tensorrt.md says which part has run where.
+serves. docs/reference/tensorrt.md says which part has run where.
 """
 
 import functools
