@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.service.agreement import Compare, choose_comparison
-from edgekit_runtime.service.cache import ResponseCache
-from edgekit_runtime.service.call import Answer, Call, Lane
-from edgekit_runtime.service.canary import Continue, Gates, Observed, Promote, Rollback, judge
-from edgekit_runtime.service.canary_lane import CanaryLane
-from edgekit_runtime.service.canary_watch import Watch
-from edgekit_runtime.service.drift import Drift, DriftLane
-from edgekit_runtime.service.paired_runs import Pair, TakePair, run_pair
-from edgekit_runtime.service.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.drift.monitor import Drift, DriftLane
+from edgekit_runtime.service.rollout.canary_lane import CanaryLane
+from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
+from edgekit_runtime.service.rollout.gates import Continue, Gates, Observed, Promote, Rollback, judge
+from edgekit_runtime.service.rollout.observer import Watch
+from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
+from edgekit_runtime.service.rollout.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.response_cache import ResponseCache
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.latency import LatencyLimits, measure_latency
-from edgekit_runtime.selftest import read_golden_inputs
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from results import NONE, machine
 from works import SHARED, WORKS, MissingError
 

@@ -33,9 +33,9 @@ from typing import TypeAlias
 
 from tests.runtime.power_device import IDLE_W, Device, Second, drive
 
-from edgekit_runtime.power.governor import Governor
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.settings import Decision, Limits, Seen, Setting
+from edgekit_runtime.power.governor.governor import Governor
+from edgekit_runtime.power.governor.settings import Decision, Limits, Seen, Setting
+from edgekit_runtime.power.sensors.readings import Readings
 from governor_plot import draw
 from governor_scenarios import SCENARIOS, Scenario
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from tests.runtime.power_device import make_profile
 
-from edgekit_runtime.power.forecast import Factor, Learned
-from edgekit_runtime.power.settings import Load, Profile, Setting
+from edgekit_runtime.power.governor.forecast import Factor, Learned
+from edgekit_runtime.power.governor.settings import Load, Profile, Setting
 
 # Deadline in seconds, scale of running times, requests a second.
 _STREAMS: Final = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.runtime.power_device import Stream, World, make_profile
 
-from edgekit_runtime.power.settings import BatteryLimit, Limits
+from edgekit_runtime.power.governor.settings import BatteryLimit, Limits
 
 
 @dataclass(frozen=True)

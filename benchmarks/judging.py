@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import metrics
-from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.sessions import Session
+from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
 Arrays = Mapping[str, NDArray[Any]]

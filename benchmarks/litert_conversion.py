@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import onnx
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
-from edgekit_runtime.sessions.litert_engine import find_engine
+from edgekit_runtime.sessions.litert.engine import find_engine
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 
 STRUCTURE_BYTES = 16_384
 TIME_LIMIT_S = 20

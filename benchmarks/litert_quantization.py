@@ -19,8 +19,8 @@ from typing import TextIO
 import click
 import numpy as np
 
-from edgekit_runtime.latency import LatencyLimits, measure_latency
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.candidates import Candidate, find_candidates
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.importers.tflite import load_tflite

@@ -31,12 +31,12 @@ import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.golden import Golden
-from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
-from edgekit_runtime.processes import child_environment
-from edgekit_runtime.service.traps import FIGURE as TRAP_FIGURE
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.service.serving.integer_division import FIGURE as TRAP_FIGURE
+from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_session, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds, generate_feeds

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.latency import LatencyLimits, measure_latency
+from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_toolkit.feeds import bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
 from public_models import MODELS, MissingError, PublicModel

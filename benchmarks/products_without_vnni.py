@@ -24,7 +24,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgekit_runtime.ort_products import EXACT_SETTING, saturates
+from edgekit_runtime.sessions.ort_products import EXACT_SETTING, saturates
 
 ROOT: Final = Path(__file__).parents[1]
 _ROUNDS: Final = 200

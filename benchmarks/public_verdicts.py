@@ -13,11 +13,11 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.evidence import evidence_path, read_evidence
-from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.metrics import class_scores, find_metric
 from edgekit_toolkit.parity import Tolerance, compare, worst

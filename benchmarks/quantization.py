@@ -25,11 +25,11 @@ from typing import Any, TextIO
 import click
 import numpy as np
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.latency import LatencyLimits
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.sessions.latency import LatencyLimits
+from edgekit_runtime.trust.trust_store import TrustStore
 from judging import THREADS, Judge, Open, open_model
 from olive_environment import olive_python
 from results import Result, Row, judge_goals, machine, markdown

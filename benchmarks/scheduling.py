@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.service.call import Answer, Call
-from edgekit_runtime.service.instances import warm_up
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.metrics import Histogram, LaneMetrics
-from edgekit_runtime.service.pool import Pool, Threads
-from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.scheduling.call import Answer, Call
+from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
+from edgekit_runtime.service.scheduling.scheduler import Scheduler
+from edgekit_runtime.sessions.instances import warm_up
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
 

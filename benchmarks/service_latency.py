@@ -42,11 +42,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.client.requests import Question, prepare
-from edgekit_runtime.entries import Artifact, BackendChoice
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.sign import StatementSigner
 
@@ -348,10 +348,10 @@ def profile(folder: Path) -> None:
     import cProfile
     import pstats
 
-    from edgekit_runtime.service.config import Listen, ServiceConfig
-    from edgekit_runtime.service.packages import PackageFiles
+    from edgekit_runtime.service.models.file_source import PackageFiles
+    from edgekit_runtime.service.options.config import Listen, ServiceConfig
     from edgekit_runtime.service.server import Service
-    from edgekit_runtime.signing import TrustStore
+    from edgekit_runtime.trust.trust_store import TrustStore
 
     x = np.zeros((1, 1, 8, 8), np.float32)
 

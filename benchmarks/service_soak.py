@@ -42,11 +42,11 @@ from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
-from edgekit_runtime.archive import write_package
-from edgekit_runtime.entries import Artifact, BackendChoice
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.sign import StatementSigner
 from soak_clients import Load, Question, asking

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.latency import Latency
-from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_runtime.sessions.tournament import hold_tournament
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.passes.pipeline import optimise

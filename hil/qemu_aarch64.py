@@ -45,10 +45,10 @@ TIME_LIMIT_S: Final = 600
 CHILD: Final = """
 import dataclasses, json, platform, sys
 from pathlib import Path
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.sessions import open_choice
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.trust.trust_store import TrustStore
 
 with read_package(Path(sys.argv[1]), TrustStore.from_folder(Path(sys.argv[2]))) as package:
     (choice,) = [c for c in package.manifest.backend.chain if c.name == sys.argv[3]]
@@ -135,10 +135,10 @@ def make_packages(root: Path, tflites: Sequence[Path]) -> Iterator[Path]:
 
 def wrap(path: Path, out: Path) -> Path:
     """Return a package of a `.tflite` file; its golden outputs are those of this machine's LiteRT."""
-    from edgekit_runtime.archive import write_package
-    from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-    from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
-    from edgekit_runtime.sessions.litert import LiteRtSession
+    from edgekit_runtime.package.archive import write_package
+    from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+    from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+    from edgekit_runtime.sessions.litert.session import LiteRtSession
     from edgekit_toolkit.sign import load_signer
 
     session = LiteRtSession(path)
@@ -233,7 +233,7 @@ def backend_of(engine: str) -> str:
 
 def backends_of(package: Path) -> set[str]:
     """Return the names of the backends that a package names."""
-    from edgekit_runtime.archive import read_unverified_manifest
+    from edgekit_runtime.package.archive import read_unverified_manifest
 
     return {choice.name for choice in read_unverified_manifest(package).manifest.backend.chain}
 

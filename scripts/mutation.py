@@ -37,13 +37,14 @@ AREAS = {
          "tests/runtime/test_slots_hostile.py", "tests/runtime/test_slots_faults.py"],
     ),
     "signing": (
-        [f"{RUNTIME}/{name}.py" for name in ("signing", "statements", "keys")],
+        [f"{RUNTIME}/trust/{name}.py" for name in ("trust_store", "dsse", "keys")],
         ["tests/runtime/test_values.py", "tests/runtime/test_signing.py", "tests/runtime/test_public_keys.py",
          "tests/toolkit/test_sign.py", "tests/runtime/test_package.py", "tests/runtime/test_evidence.py"],
     ),
     "package": (
-        [f"{RUNTIME}/{name}.py"
-         for name in ("archive", "zipform", "manifest", "entries", "names", "variants")],
+        [f"{RUNTIME}/package/{name}.py"
+         for name in ("archive", "canonical_zip", "manifest", "manifest_entries", "member_names",
+                      "variants")],
         ["tests/runtime/test_values.py", "tests/runtime/test_names.py", "tests/runtime/test_manifest.py",
          "tests/runtime/test_package.py", "tests/runtime/test_package_bounds.py",
          "tests/runtime/test_package_format.py", "tests/runtime/test_package_hostile.py",

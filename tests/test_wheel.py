@@ -40,10 +40,10 @@ print(json.dumps({{"imported": names, "loaded": sorted(sys.modules), "found": fo
 SELF_TEST = """
 import sys
 from pathlib import Path
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.trust.trust_store import TrustStore
 
 package = read_package(Path(sys.argv[1]), TrustStore.from_folder(Path(sys.argv[2])))
 result = run_selftest(open_session(package), package)
@@ -184,7 +184,7 @@ def test_device_install_opens_a_model_with_its_engine(any_device: Any, tmp_path:
     code = (
         "import importlib.util as u, sys\n"
         "if u.find_spec('ai_edge_litert'):\n"
-        "    from edgekit_runtime.sessions.litert import LiteRtSession as Session\n"
+        "    from edgekit_runtime.sessions.litert.session import LiteRtSession as Session\n"
         "else:\n"
         "    from edgekit_runtime.sessions.ort import OrtSession as Session\n"
         "from edgekit_runtime.errors import BackendError\n"

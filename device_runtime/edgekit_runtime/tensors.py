@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.canonical import Fields, JsonValue
+from edgekit_runtime.canonical_json import Fields, JsonValue
 from edgekit_runtime.errors import DataError
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {

@@ -11,19 +11,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
 
-from edgekit_runtime.archive import write_package
-from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import (
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.canonical_zip import Member, read_members, write_archive
+from edgekit_runtime.package.golden import Codes, Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
     Artifact,
     BackendChoice,
     Manifest,
 )
-from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_runtime.zipform import Member, read_members, write_archive
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.sign import StatementSigner
 
 WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from tests.runtime.power_tree import Tree
 
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.sensors import Sensors, discover
-from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Seen, Setting
-from edgekit_runtime.power.sysfs import Sysfs
+from edgekit_runtime.power.governor.settings import Cost, Decision, Limits, Load, Profile, Seen, Setting
+from edgekit_runtime.power.sensors.discovery import Sensors, discover
+from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.power.sensors.sysfs import Sysfs
 
 _CORE_W, _CORES = 1.6, 4
 IDLE_W = 3.0

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from edgekit_runtime import contest_process
+from edgekit_runtime.autotune import contest_child as contest_process
 from edgekit_runtime.sessions import session
 
 

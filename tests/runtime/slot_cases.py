@@ -10,11 +10,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.files import DISK, Disk
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Permissions, Slots
+from edgekit_runtime.system.atomic_files import DISK, Disk
+from edgekit_runtime.trust.trust_store import TrustStore
 
 MODEL = "linear"
 VERSIONS = ("0.9.0", "1.0.0", "2.0.0", "3.0.0")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias, cast
 
-from edgekit_runtime.files import Disk
+from edgekit_runtime.system.atomic_files import Disk
 
 PIECE_BYTES = 2048  # a package is written in several steps
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.runtime.slot_cases import CASES, Case, copy_folder, make_bench, start_fresh
 from tests.runtime.slot_disks import SteppedDisk
 
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.trust.trust_store import TrustStore
 
 
 def run_until(step: int, case: Case, folder: Path, packages: Path, trust: TrustStore) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime import zipform
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import EdgekitError, OutputError
-from edgekit_runtime.files import hash_file, write_atomically
+from edgekit_runtime.package import canonical_zip as zipform
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.system.atomic_files import hash_file, write_atomically
 
 FAULTS: dict[str, tuple[BaseException, type[BaseException]]] = {
     "full disk": (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OutputError),

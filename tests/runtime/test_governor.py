@@ -8,9 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.power_device import IDLE_W, Device, Second, Stream, World, drive, make_profile
 
-from edgekit_runtime.power.governor import Governor
-from edgekit_runtime.power.readings import Battery, Readings
-from edgekit_runtime.power.settings import BatteryLimit, Cost, Decision, Limits, Load, Profile, Seen, Setting
+from edgekit_runtime.power.governor.governor import Governor
+from edgekit_runtime.power.governor.settings import (
+    BatteryLimit,
+    Cost,
+    Decision,
+    Limits,
+    Load,
+    Profile,
+    Seen,
+    Setting,
+)
+from edgekit_runtime.power.sensors.readings import Battery, Readings
 
 WINDOW_S = 30
 PAIR = Profile(

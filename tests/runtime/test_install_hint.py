@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime import install_hint
+from edgekit_runtime.system import install_hint
 
 ROOT = Path(install_hint.__file__).parents[2]
 

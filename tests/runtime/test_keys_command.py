@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import write_keys
 
-from edgekit_runtime import signing
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import SignatureError
-from edgekit_runtime.keys import find_keys_folder
+from edgekit_runtime.trust import trust_store as signing
+from edgekit_runtime.trust.keys import find_keys_folder
 
 Run = Callable[..., tuple[int, str]]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgekit_runtime.latency import Latency, LatencyLimits, find_tied, measure_latency
+from edgekit_runtime.sessions.latency import Latency, LatencyLimits, find_tied, measure_latency
 
 RNG = np.random.default_rng(0)
 

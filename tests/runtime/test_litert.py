@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import Node, Tensor, linear, quantized_linear, schema, write
 
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import EngineMissingError, open_session
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.tensors import TensorSpec
 
 X = np.array([[1, 0, 0, 0], [0, 1, 0, 1]], np.float32)
@@ -253,7 +253,7 @@ def package_of(maker: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_open_session_runs_a_package_with_litert(maker: Any, package_of: Callable[..., Path]) -> None:
-    from edgekit_runtime.archive import read_package
+    from edgekit_runtime.package.archive import read_package
 
     with read_package(package_of(linear(), threads=1), maker.trust) as package:
         session = open_session(package)
@@ -303,7 +303,8 @@ def test_tflite_runtime_serves_where_it_is_the_only_engine(monkeypatch: pytest.M
 def test_a_fresh_process_prints_nothing_of_the_engines(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(linear())
     code = (
-        "import sys; from pathlib import Path; from edgekit_runtime.sessions.litert import LiteRtSession;"
+        "import sys; from pathlib import Path;"
+        "from edgekit_runtime.sessions.litert.session import LiteRtSession;"
         "LiteRtSession(Path(sys.argv[1])); print('own line', file=sys.stderr)"
     )
     result = subprocess.run(
@@ -320,7 +321,7 @@ import random, sys
 from pathlib import Path
 import numpy as np
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 
 content = Path(sys.argv[1]).read_bytes()
 rng = random.Random(0)

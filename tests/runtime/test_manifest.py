@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from edgekit_runtime.errors import DataError, ManifestError
-from edgekit_runtime.golden import Codes, Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import BackendChoice, Manifest, parse_manifest
+from edgekit_runtime.package.golden import Codes, Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import BackendChoice, Manifest, parse_manifest
 from edgekit_runtime.tensors import TensorSpec
 
 

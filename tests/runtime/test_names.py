@@ -1,6 +1,6 @@
 import pytest
 
-from edgekit_runtime.names import find_name_problem, find_names_problem
+from edgekit_runtime.package.member_names import find_name_problem, find_names_problem
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "golden/x_0.bin", "a/b/c", "v1.2+rc-1", "_x", "console.txt"])

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime import open_session
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import SignatureError
-from edgekit_runtime.mapped import parts
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.system.mapped_file import parts
 from edgekit_toolkit.sign import load_signer
 
 MIB = 1 << 20
@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from edgekit_runtime import open_session
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.verifying import VerifyingProcess
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -99,7 +99,7 @@ def test_what_verifies_signatures_does_not_stay_in_the_process(maker: Any, tmp_p
     path = tmp_path / "x.edgepkg"
     write_package(path, maker.manifest(), maker.artifacts, load_signer())
     _, _, modules = opened_in_a_process(path)
-    assert not modules & {"cryptography", "securesystemslib", "edgekit_runtime.signing"}
+    assert not modules & {"cryptography", "securesystemslib", "edgekit_runtime.trust.trust_store"}
 
 
 @pytest.mark.usefixtures("own_home")

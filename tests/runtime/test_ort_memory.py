@@ -3,7 +3,7 @@ import ctypes
 import onnxruntime
 import pytest
 
-from edgekit_runtime.ort_memory import lean_loading, make_lean
+from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
 
 
 class FakeLibrary:

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgekit_runtime.ort_products import saturates
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.arithmetic import SATURATING, instruction_set
 
 pytestmark = pytest.mark.int8_products

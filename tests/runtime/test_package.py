@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekit_runtime.archive import Limits, read_package, write_package
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
-from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgekit_runtime.zipform import write_archive
+from edgekit_runtime.package.archive import Limits, read_package, write_package
+from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME
 
 
 def test_a_written_package_reads_back(maker: Any, package_path: Path) -> None:

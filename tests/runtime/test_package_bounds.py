@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime import archive, zipform
-from edgekit_runtime.archive import Limits, read_package, write_package
-from edgekit_runtime.entries import Artifact
 from edgekit_runtime.errors import ManifestError, PackageError, SignatureError
-from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Statement
-from edgekit_runtime.zipform import (
+from edgekit_runtime.package import archive
+from edgekit_runtime.package import canonical_zip as zipform
+from edgekit_runtime.package.archive import Limits, read_package, write_package
+from edgekit_runtime.package.canonical_zip import (
     build_directory,
     build_local_header,
     place_member,
     read_members,
     write_archive,
 )
+from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgekit_runtime.package.manifest_entries import Artifact
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 
 LAST_ARCHIVE_BYTES = 4_294_967_294
 LAST_MEMBERS = 65_534

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.archive import read_package, write_package
 
 
 def undetected(path: Path, maker: Any, flips: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import ManifestError, PackageError, SignatureError
-from edgekit_runtime.golden import MAX_INPUT_BYTES
-from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME, parse_manifest
-from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.golden import MAX_INPUT_BYTES
+from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, parse_manifest
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE
 
 # Derandomized: the same examples each time, so that a failure is one of the change under test.
 fuzz = settings(

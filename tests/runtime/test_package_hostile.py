@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError
+from edgekit_runtime.package.archive import read_package
 
 Edit = Callable[[int, bytes], None]
 

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgekit_runtime.power.choose import Model, State, choose
-from edgekit_runtime.power.settings import BatteryLimit, Cost, Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.governor.choose import Model, State, choose
+from edgekit_runtime.power.governor.settings import (
+    BatteryLimit,
+    Cost,
+    Decision,
+    Limits,
+    Load,
+    Profile,
+    Setting,
+)
 
 NOW_S = 1000.0
 IDLE_W = 2.0

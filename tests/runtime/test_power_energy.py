@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.power_tree import Tree
 
-from edgekit_runtime.power.energy import EnergyMeter, Work
-from edgekit_runtime.power.loads import LoadMeter
-from edgekit_runtime.power.rapl import EnergyCounter
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.sampling import Sampling
-from edgekit_runtime.power.sensors import discover
-from edgekit_runtime.power.settings import Load
-from edgekit_runtime.power.source import PowerSource
-from edgekit_runtime.power.sysfs import Sysfs
+from edgekit_runtime.power.governor.loads import LoadMeter
+from edgekit_runtime.power.governor.settings import Load
+from edgekit_runtime.power.sensors.discovery import discover
+from edgekit_runtime.power.sensors.energy_meter import EnergyMeter, Work
+from edgekit_runtime.power.sensors.power_source import PowerSource
+from edgekit_runtime.power.sensors.rapl import EnergyCounter
+from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.power.sensors.sampling import Sampling
+from edgekit_runtime.power.sensors.sysfs import Sysfs
 
 
 @given(

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from edgekit_runtime.power.forecast import Learned
-from edgekit_runtime.power.settings import Cost, Load, Profile, Setting
+from edgekit_runtime.power.governor.forecast import Learned
+from edgekit_runtime.power.governor.settings import Cost, Load, Profile, Setting
 
 RUN_S = 0.02
 COSTS = {

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit_runtime.power.choose import Model, State, choose
-from edgekit_runtime.power.plan import Option, Plan, choose_turns, make_frontier
-from edgekit_runtime.power.settings import Cost, Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.governor.choose import Model, State, choose
+from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make_frontier
+from edgekit_runtime.power.governor.settings import Cost, Decision, Limits, Load, Profile, Setting
 
 IDLE_W = 2.0
 # Few different numbers, so that equal sums come up.

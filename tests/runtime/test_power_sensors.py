@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.runtime.power_tree import Tree
 
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.sensors import discover
-from edgekit_runtime.power.sysfs import Sysfs
+from edgekit_runtime.power.sensors.discovery import discover
+from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.power.sensors.sysfs import Sysfs
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgekit_runtime.errors import SignatureError, UnavailableError
-from edgekit_runtime.keys import list_keys, stamp_keys
-from edgekit_runtime.signing import TrustStore, read_public_file, read_public_key
-from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.trust.keys import list_keys, stamp_keys
+from edgekit_runtime.trust.trust_store import TrustStore, read_public_file, read_public_key
 from edgekit_toolkit.sign import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}).to_bytes()

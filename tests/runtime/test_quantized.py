@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.quantized import CODE_DTYPES, Quantization
+from edgekit_runtime.sessions.litert.quantized import CODE_DTYPES, Quantization
 
 SCALES = st.floats(2**-20, 2**10, width=32)
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekit_runtime.archive import OpenedPackage, read_package, write_package
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.package.archive import OpenedPackage, read_package, write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.tensors import TensorSpec
 
 EXPECTED = np.array([[1.0, 0.0]], np.float32)  # [-1, -0.5, 0, 0.5] @ the weights of the test model, by hand

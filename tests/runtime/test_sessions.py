@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tests.runtime.backend_parts import install_backend
 
-from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import BackendError, DataError, SignatureError
-from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import EngineMissingError, open_session
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
 pytest.importorskip("onnxruntime")

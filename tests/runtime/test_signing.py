@@ -10,19 +10,19 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from securesystemslib.signer import CryptoSigner
 
-from edgekit_runtime.archive import read_package, write_package
 from edgekit_runtime.errors import DigestError, SignatureError
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.manifest import MANIFEST_NAME, SIGNATURE_NAME
-from edgekit_runtime.signing import TrustStore, read_public_key
-from edgekit_runtime.statements import (
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgekit_runtime.trust.dsse import (
     EVIDENCE_PREDICATE_TYPE,
     PACKAGE_PREDICATE_TYPE,
     Envelope,
     Statement,
     read_unverified,
 )
-from edgekit_runtime.zipform import write_archive
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
 from edgekit_toolkit.sign import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}).to_bytes()

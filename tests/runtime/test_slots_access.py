@@ -13,7 +13,6 @@ import pytest
 from tests.descriptor_parts import count_descriptors
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.files import DISK
 from edgekit_runtime.slots import Slots, access
 from edgekit_runtime.slots.access import (
     ForeignFileError,
@@ -25,6 +24,7 @@ from edgekit_runtime.slots.access import (
     make_folder,
     read_own_file,
 )
+from edgekit_runtime.system.atomic_files import DISK
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from tests.runtime.slot_cases import MODEL, VERSIONS, Bench, make_bench, write_k
 from tests.runtime.test_atomic_writes import mount_tmpfs
 
 from edgekit_runtime.cli import main
+from edgekit_runtime.client import control as notice
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.slots import Slots, find_device_target, find_state_folder, notice
+from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -30,7 +30,7 @@ from tests.runtime.slot_disks import SteppedDisk
 from tests.runtime.slot_power import RecordingDisk
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.system.child_process import child_environment
 
 ROOT = Path(__file__).parents[2]
 MIN_POINTS = {"fault": 200, "kill": 200, "power": 500}  # of each test below

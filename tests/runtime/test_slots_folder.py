@@ -11,12 +11,12 @@ import pytest
 from tests.runtime.slot_cases import MODEL, VERSIONS, Bench, make_bench
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.files import Disk
 from edgekit_runtime.slots import Permissions, folder
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.choice import NothingToOpenError
 from edgekit_runtime.slots.folder import FoundState, ModelFolder
 from edgekit_runtime.slots.state import ModelState, parse_state
+from edgekit_runtime.system.atomic_files import Disk
 
 STATE_LIMIT_BYTES = 65536
 

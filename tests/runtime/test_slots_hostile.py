@@ -21,7 +21,7 @@ from tests.runtime.slot_cases import (
 from tests.waiting import bounded
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.system.child_process import child_environment
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_two_installations_at_once_both_succeed(bench: Bench, maker: Any) -> Non
     for version in ("3.0.0", "3.0.1"):
         maker.write(bench.packages / f"{version}.edgepkg", version=version)
     code = (
-        "import sys; from pathlib import Path; from edgekit_runtime.signing import TrustStore;"
+        "import sys; from pathlib import Path; from edgekit_runtime.trust.trust_store import TrustStore;"
         "from edgekit_runtime.slots import Permissions, Slots;"
         "Slots(Path(sys.argv[1]), TrustStore.from_folder(Path(sys.argv[2])))"
         ".install(Path(sys.argv[3]), Permissions(downgrade=True))"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from edgekit_runtime.client import control as notice
+from edgekit_runtime.client.control import ask_service, find_running_service, read_metrics, tell_service
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.slots import notice
-from edgekit_runtime.slots.notice import ask_service, find_running_service, read_metrics, tell_service
 
 Answer = Callable[[int, bytes], Path]
 LINE = {"name": "linear", "version": "1.0.0", "state": "READY", "reason": ""}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.slots.state import (
     HEALTHY,
     REJECTED,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tests.runtime.tensorrt_fakes import Bench, FixedExecutor
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.tensorrt import TensorRtOptions, TensorRtSession, open_on
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 

@@ -16,19 +16,20 @@ pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
 from tests.waiting import bounded, is_running, wait_for
 
-from edgekit_runtime import contest_process, contest_start
-from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.autotune import contest_child as contest_process
+from edgekit_runtime.autotune import contest_client as contest_start
+from edgekit_runtime.autotune.contest import MeasureOrder, Setting
+from edgekit_runtime.autotune.tournament import Tournament, hold_tournament
 from edgekit_runtime.cli import main
-from edgekit_runtime.contest import MeasureOrder, Setting
 from edgekit_runtime.errors import BackendError, PackageError
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.preference import keep_winner, recall_order
-from edgekit_runtime.sessions.tournament import Tournament, hold_tournament
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
 QUICK_S = 0.1  # one process
@@ -192,9 +193,9 @@ _HOLDS_A_TOURNAMENT = """
 import sys
 from pathlib import Path
 from edgekit_runtime import contest_start
-from edgekit_runtime.archive import read_package
-from edgekit_runtime.sessions.tournament import hold_tournament
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.autotune.tournament import hold_tournament
+from edgekit_runtime.trust.trust_store import TrustStore
 contest_start._MODULE = "tests.runtime.rogue_contest"
 path, keys = map(Path, sys.argv[1:])
 with read_package(path, TrustStore.from_folder(keys)) as package:

@@ -8,16 +8,16 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.tune import Tuning, list_settings, search
 from edgekit_runtime.cli import main
-from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.latency import Latency
-from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session, session
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recall_tuned
-from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.tuning import Tuning, list_settings, search
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
 OWN = Setting()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.latency import LatencyLimits
+from edgekit_runtime.autotune.interleaving import Runner, take_turns
+from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_runtime.turns import Runner, take_turns
 
 TEN = LatencyLimits(warmup_rounds=0, min_rounds=10, max_rounds=10, time_limit_s=1e6)
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.archive import (
+from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
+from edgekit_runtime.package.archive import (
     Limits,
     OpenedPackage,
     read_package,
     read_unverified_manifest,
     write_package,
 )
-from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
-from edgekit_runtime.evidence import read_unverified_evidence, write_evidence
-from edgekit_runtime.manifest import SIGNATURE_NAME
-from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified
+from edgekit_runtime.package.evidence import read_unverified_evidence, write_evidence
+from edgekit_runtime.package.manifest import SIGNATURE_NAME
+from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified
 from edgekit_toolkit.sign import StatementSigner
 
 

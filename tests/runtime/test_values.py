@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.archive import Limits
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import Limits
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import Choice, Permissions
 from edgekit_runtime.slots.folder import Reading
 from edgekit_runtime.slots.state import Installed, ModelState, Rejection
 from edgekit_runtime.slots.store import Receipt
-from edgekit_runtime.statements import Envelope, Statement
+from edgekit_runtime.trust.dsse import Envelope, Statement
 
 MODULES = (
     "archive", "entries", "manifest", "statements", "variants", "zipform", "slots.choice", "slots.examine",

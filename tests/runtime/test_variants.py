@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edgekit_runtime.archive import OpenedPackage, read_package, write_package
+from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, ManifestError, PackageError
-from edgekit_runtime.golden import Golden, GoldenOutput
-from edgekit_runtime.manifest import BackendChoice, Manifest, Variant, parse_manifest
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.package.archive import OpenedPackage, read_package, write_package
+from edgekit_runtime.package.golden import Golden, GoldenOutput
+from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant, parse_manifest
+from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions import EngineMissingError, open_preferred, open_session
 from edgekit_runtime.sessions.preference import keep_winner
-from edgekit_runtime.sessions.tournament import hold_tournament
-from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.variants import MAX_VARIANTS
+from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.sign import find_keys_folder, load_signer
 
 # What the variant's model makes of the golden input: twice the default's.
@@ -238,7 +238,7 @@ def test_every_byte_of_a_package_with_variants_is_covered(
 
 
 def hostile(manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> bytes:
-    from edgekit_runtime.canonical import encode_json
+    from edgekit_runtime.canonical_json import encode_json
 
     document = json.loads(manifest.to_bytes())
     change(document["variants"][0])
@@ -288,7 +288,7 @@ def test_malformed_variant_is_refused_by_name(
 
 @pytest.mark.parametrize("listed", [None, {}, "double", 3])
 def test_variants_that_are_no_list_are_refused(listed: object, manifest: Manifest) -> None:
-    from edgekit_runtime.canonical import encode_json
+    from edgekit_runtime.canonical_json import encode_json
 
     document = {**json.loads(manifest.to_bytes()), "variants": listed}
     with pytest.raises(ManifestError, match=r"field 'variants' is .*, expected a list"):
@@ -301,7 +301,7 @@ def test_name_that_stands_twice_is_refused(manifest: Manifest, double: Variant) 
 
 
 def test_more_variants_than_the_bound_are_refused(manifest: Manifest, double: Variant) -> None:
-    from edgekit_runtime.canonical import encode_json
+    from edgekit_runtime.canonical_json import encode_json
 
     several = [replace(double, name=f"v{index}") for index in range(MAX_VARIANTS + 1)]
     assert replace(manifest, variants=tuple(several[:-1])).variants

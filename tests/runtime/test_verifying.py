@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.descriptor_parts import without_descriptors
 from tests.waiting import open_when_read, wait_for
 
-from edgekit_runtime import verifying
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import SignatureError, UnavailableError
-from edgekit_runtime.processes import child_environment
-from edgekit_runtime.signing import TrustStore
-from edgekit_runtime.statements import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
-from edgekit_runtime.verifying import VerifyingProcess
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.trust import verifier_process as verifying
+from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_runtime.trust.verifier_process import VerifyingProcess
 from edgekit_toolkit.sign import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {}).to_bytes()
@@ -198,7 +198,8 @@ def test_a_file_that_is_no_key_is_named(keys: Path) -> None:
 def test_it_ends_with_who_started_it(keys: Path) -> None:
     """Also where it could not read the end of the pipe."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from edgekit_runtime.verifying import *;"
+        "import os, signal, sys; from pathlib import Path;"
+        "from edgekit_runtime.trust.verifier_process import *;"
         "trust = VerifyingProcess(Path(sys.argv[1])); trust.check_keys();"
         "child = int(Path('/proc/thread-self/children').read_text()); os.kill(child, signal.SIGSTOP);"
         "print(child, Path(f'/proc/{child}/cmdline').read_text(), flush=True); os.kill(os.getpid(), 9)"
@@ -326,7 +327,7 @@ def run_first(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kill_verifiers(number: int) -> None:
     for pid in find_children():
-        if b"edgekit_runtime.verifying" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"edgekit_runtime.trust.verifier_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, number)
 
 

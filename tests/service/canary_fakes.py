@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, EdgekitError
-from edgekit_runtime.service.agreement import Compare
-from edgekit_runtime.service.call import Answer, Call
-from edgekit_runtime.service.paired_runs import TakePair, run_pair
+from edgekit_runtime.service.rollout.comparison import Compare
+from edgekit_runtime.service.rollout.paired_runs import TakePair, run_pair
+from edgekit_runtime.service.scheduling.call import Answer, Call
 
 Compute = Callable[[Mapping[str, Any]], Answer]
 

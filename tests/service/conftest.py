@@ -11,7 +11,7 @@ from tests.service.gates import Gate, Gated
 from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import Running, running_linear
 
-from edgekit_runtime.service import loading
+from edgekit_runtime.service.serving import loader as loading
 
 __all__ = ["maker", "other_signer"]
 

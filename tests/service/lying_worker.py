@@ -9,10 +9,10 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from edgekit_runtime.service.channel import Kind
-from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.orders import TrialWord
-from edgekit_runtime.service.snapshots import write_snapshots
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.worker_wire.channel import Kind
+from edgekit_runtime.service.worker_wire.messages import TrialWord
+from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 
 ARM = {"answers": 3, "failed": 0}
 

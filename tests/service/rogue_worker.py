@@ -7,8 +7,8 @@ import sys
 import time
 from array import array
 
-from edgekit_runtime.service.channel import Kind
-from edgekit_runtime.service.orders import INDEX
+from edgekit_runtime.service.worker_wire.channel import Kind
+from edgekit_runtime.service.worker_wire.messages import INDEX
 
 CLOSED = bytes((Kind.WORKER_CLOSED,))
 RETURNS = bytes((Kind.WORKER_RETURNS,))

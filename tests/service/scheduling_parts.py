@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.service.call import Answer, Call
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.pool import Job, Pool
-from edgekit_runtime.service.scheduling import Scheduler
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.scheduling.call import Answer, Call
+from edgekit_runtime.service.scheduling.fair_pool import Job, Pool
+from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.tensors import TensorSpec
 
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.waiting import bounded
 
 import edgekit_runtime
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import Slots
+from edgekit_runtime.trust.trust_store import TrustStore
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 

@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 from tests.runtime.conftest import WEIGHT, PackageMaker
 
-from edgekit_runtime.archive import write_package
-from edgekit_runtime.entries import Artifact, BackendChoice
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service.config import Listen, ServiceConfig
-from edgekit_runtime.service.keeping import Source
-from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.lifecycle import Source
+from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.tensors import TensorSpec
 

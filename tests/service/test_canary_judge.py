@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.service.canary import Continue, Gates, Observed, Promote, Rollback, judge
-from edgekit_runtime.service.sequential import LogHistogram, log_evidence, rank_interval, share_interval
+from edgekit_runtime.service.rollout.confidence_sequences import (
+    LogHistogram,
+    log_evidence,
+    rank_interval,
+    share_interval,
+)
+from edgekit_runtime.service.rollout.gates import Continue, Gates, Observed, Promote, Rollback, judge
 
 LOOK_EVERY = 16
 

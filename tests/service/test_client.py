@@ -20,8 +20,8 @@ import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.client.addresses import limit_time
 from edgekit_runtime.errors import DataError, RequestError, TransportError
-from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.models.file_source import PackageFiles
 
 
 @pytest.fixture(params=["unix", "tcp"])

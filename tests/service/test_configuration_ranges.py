@@ -9,17 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.canary import Gates
-from edgekit_runtime.service.config import _SECTIONS, ServiceConfig, read_config
-from edgekit_runtime.service.governor_options import GovernorOptions
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.model_config import _Canary, _Comparison, _Single
-from edgekit_runtime.service.plain import from_plain, to_plain
-from edgekit_runtime.service.sections import list_settings
-from edgekit_runtime.service.shadow_lane import ShadowOptions
-from edgekit_runtime.service.wheel import ticks
+from edgekit_runtime.service.http.timer_wheel import ticks
+from edgekit_runtime.service.options.config import _SECTIONS, ServiceConfig, read_config
+from edgekit_runtime.service.options.governor import GovernorOptions
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model_toml import _Canary, _Comparison, _Single
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.toml_tables import list_settings
+from edgekit_runtime.service.rollout.gates import Gates
+from edgekit_runtime.service.rollout.shadow_lane import ShadowOptions
 
 TABLES: dict[str, tuple[type[Any], ...]] = {
     **{name: (kind,) for name, kind in _SECTIONS.items()},

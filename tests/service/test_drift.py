@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, FakeLane, fail
 
+from edgekit_runtime.drift.monitor import MAX_DOCUMENT_BYTES, Drift, DriftLane, DriftLimits, pick
+from edgekit_runtime.drift.sketches import ClassSketch, Moments, ValueSketch, find_distance
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.service.call import Call
-from edgekit_runtime.service.drift import MAX_DOCUMENT_BYTES, Drift, DriftLane, DriftLimits, pick
-from edgekit_runtime.service.sketches import ClassSketch, Moments, ValueSketch, find_distance
+from edgekit_runtime.service.scheduling.call import Call
 from edgekit_runtime.tensors import TensorSpec
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit_runtime.service.eviction import MemoryCapError, Resident, choose_evictions
+from edgekit_runtime.service.models.eviction import MemoryCapError, Resident, choose_evictions
 
 
 def test_what_fits_evicts_nothing() -> None:

@@ -9,14 +9,14 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, ask, get_bytes, make_config, running
 from tests.service.wiring_parts import index, infer, load, write
 
-from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.keeping import Source
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.stacking import Stacking
+from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.lifecycle import Source
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.serving.lane_factory import Stacking
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
 

@@ -16,15 +16,15 @@ from tests.service.wiring_parts import changed, metrics, statistics, with_varian
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.service.governor_options import GovernorOptions
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.loading import ModelOptions, load, unload
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.room import ModelMemory
-from edgekit_runtime.service.watching import Power
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.memory_cap import ModelMemory
+from edgekit_runtime.service.monitor import Power
+from edgekit_runtime.service.options.governor import GovernorOptions
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.serving.loader import ModelOptions, load, unload
 
 # Answers of the two variants to X.
 ACCURATE, FRUGAL = X @ WEIGHT, 2 * X @ WEIGHT

@@ -33,9 +33,9 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
-from edgekit_runtime.service.http_limits import HttpLimits
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sharedmem import RegionLimits
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.http import HttpLimits
 
 
 def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) -> None:

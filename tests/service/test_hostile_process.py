@@ -31,9 +31,9 @@ from tests.service.wiring_parts import load
 from tests.waiting import wait_for
 
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.service.config import Inference
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sockets import listen_unix
+from edgekit_runtime.service.http.listeners import listen_unix
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.config import Inference
 
 
 def damage(path: Path, kind: str) -> None:

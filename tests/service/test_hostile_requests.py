@@ -24,9 +24,9 @@ from tests.service.service_parts import (
     running_linear,
 )
 
-from edgekit_runtime.service import loading
-from edgekit_runtime.service.connection import Connection
-from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.options.http import HttpLimits
+from edgekit_runtime.service.serving import loader as loading
 
 
 @pytest.mark.parametrize("shape", ["[1, 4.0]", "[1.0, 4]", "[true, 4]", "[1, 4e0]", "[1, 4, []]", '["1", 4]'])
@@ -107,7 +107,7 @@ def test_lack_of_memory_for_a_body_is_answered_and_ends_the_connection(
     linear: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what comes next, the body, would be read as requests."""
-    from edgekit_runtime.service import incoming
+    from edgekit_runtime.service.http import request_body as incoming
 
     def fail(*_: Any) -> Any:
         raise MemoryError

@@ -15,7 +15,7 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Replies, Running, X, Y, ask, infer_bytes, running_linear
 from tests.waiting import wait_for
 
-from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.options.http import HttpLimits
 
 TLS_CLIENTS = 40
 

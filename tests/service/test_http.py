@@ -24,8 +24,8 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
-from edgekit_runtime.service.heads import Heads
-from edgekit_runtime.service.http_limits import HttpLimits
+from edgekit_runtime.service.http.request_head import Heads
+from edgekit_runtime.service.options.http import HttpLimits
 
 
 def assert_serves(service: Running) -> None:

@@ -10,8 +10,8 @@ from tests.runtime.conftest import WEIGHT
 from tests.service.service_parts import Replies, Running, get_bytes, infer_bytes
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.chunks import ChunkReader
-from edgekit_runtime.service.heads import Heads
+from edgekit_runtime.service.http.chunks import ChunkReader
+from edgekit_runtime.service.http.request_head import Heads
 
 NASTY = st.sampled_from(
     [b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b"Content-Length: 5", b"Transfer-Encoding: chunked",

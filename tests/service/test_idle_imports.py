@@ -23,15 +23,15 @@ UNUSED = (
     "multiprocessing",
     "http.client",
     "edgekit_runtime.client",
-    "edgekit_runtime.signing",
-    "edgekit_runtime.power.governor",
-    "edgekit_runtime.service.governing",
-    "edgekit_runtime.service.isolated_model",
-    "edgekit_runtime.service.logs",
-    "edgekit_runtime.service.tls",
-    "edgekit_runtime.sessions.litert",
+    "edgekit_runtime.trust.trust_store",
+    "edgekit_runtime.power.governor.governor",
+    "edgekit_runtime.service.governor.profile",
+    "edgekit_runtime.service.workers.process_group",
+    "edgekit_runtime.service.observability.json_log",
+    "edgekit_runtime.service.http.tls",
+    "edgekit_runtime.sessions.litert.session",
     "edgekit_runtime.sessions.tensorrt",
-    "edgekit_runtime.sessions.tournament",
+    "edgekit_runtime.autotune.tournament",
 )
 
 

@@ -27,14 +27,16 @@ from tests.service.wiring_parts import ENDLESS, FailingVerifier, X, load, statis
 from tests.service.worker_parts import ask_again, find_model, kill
 from tests.waiting import wait_for
 
-from edgekit_runtime.archive import read_package
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.service import isolated_model, keeping, worker_process
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions, unload
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.rollout import Rollout
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.service.models import lifecycle as keeping
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.serving.loader import ModelOptions, unload
+from edgekit_runtime.service.workers import process_group as isolated_model
+from edgekit_runtime.service.workers import worker_handle as worker_process
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
 

@@ -29,12 +29,12 @@ from tests.service.service_parts import (
 from tests.service.wiring_parts import load
 
 from edgekit_runtime.errors import RequestError, UnavailableError
-from edgekit_runtime.service.config import Inference
-from edgekit_runtime.service.infer_routes import InferRoutes
-from edgekit_runtime.service.oip import Codec
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sharedmem import RegionLimits, Regions
-from edgekit_runtime.service.slicing import Sliced, Slicer, finish
+from edgekit_runtime.service.api.inference import InferRoutes
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.codec import Codec
+from edgekit_runtime.service.oip.shared_memory import RegionLimits, Regions
+from edgekit_runtime.service.oip.time_slices import Sliced, Slicer, finish
+from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.tensors import TensorSpec
 
 ECHO = "/v2/models/echo/infer"
@@ -279,7 +279,7 @@ def work_through(said: list[str], name: str, count: int) -> Sliced[None]:
 
 def test_one_slice_of_one_work_is_done_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()  # each look at the clock is a second later
-    monkeypatch.setattr("edgekit_runtime.service.slicing.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("edgekit_runtime.service.oip.time_slices.time.perf_counter", lambda: next(ticks))
     said: list[str] = []
     loop: Any = FakeLoop()
     slicer = Slicer(loop, 100)
@@ -296,7 +296,7 @@ def test_one_slice_of_one_work_is_done_in_a_turn(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("stays", [True, False])
 def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr("edgekit_runtime.service.slicing.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("edgekit_runtime.service.oip.time_slices.time.perf_counter", lambda: next(ticks))
     loop: Any = FakeLoop()
     lane = FakeLane(compute=lambda _given: RequestError(500, "seen"))
     codec = make_codec(TensorSpec("x", "float32", ("N",)))

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.service.scheduling_parts import Bench
 
-from edgekit_runtime.service.exposition import (
+from edgekit_runtime.service.observability.json_log import JsonLines
+from edgekit_runtime.service.observability.metrics import MAX_KINDS, Histogram, LaneMetrics, ServiceMetrics
+from edgekit_runtime.service.observability.prometheus import (
     Family,
     lane_families,
     read_memory,
     service_families,
     write_exposition,
 )
-from edgekit_runtime.service.limits import MAX_BATCH
-from edgekit_runtime.service.logs import JsonLines
-from edgekit_runtime.service.metrics import MAX_KINDS, Histogram, LaneMetrics, ServiceMetrics
-from edgekit_runtime.service.statistics import describe_statistics
+from edgekit_runtime.service.observability.triton_statistics import describe_statistics
+from edgekit_runtime.service.options.scheduling import MAX_BATCH
 
 
 def parse(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

@@ -12,13 +12,13 @@ from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import index, infer, load, write
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.slots import UNPROVEN, Slots
+from edgekit_runtime.system.install_hint import install_command
 
 LITERT = BackendChoice("litert", "model.onnx", {})
 ABSENT = BackendChoice("absent", "model.onnx", {})

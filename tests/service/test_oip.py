@@ -21,12 +21,12 @@ from tests.service.service_parts import (
 )
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.infer_request import parse_plan
-from edgekit_runtime.service.json_fields import load_object
-from edgekit_runtime.service.oip import Codec
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sharedmem import RegionLimits, Regions
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.codec import Codec
+from edgekit_runtime.service.oip.infer_request import parse_plan
+from edgekit_runtime.service.oip.json_fields import load_object
+from edgekit_runtime.service.oip.shared_memory import RegionLimits, Regions
 from edgekit_runtime.tensors import TensorSpec
 
 DTYPES = list(DATATYPE_OF_DTYPE)

@@ -13,8 +13,8 @@ from tests.service.canary_fakes import Clock, double, fail, inputs, nan
 from tests.waiting import wait_for
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.service.agreement import similarity
-from edgekit_runtime.service.paired_runs import Pair, PairedRuns, run_pair
+from edgekit_runtime.service.rollout.comparison import similarity
+from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns, run_pair
 
 
 class Version:

@@ -11,10 +11,10 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Array, X, ask, infer_bytes, make_config, running
 
 from edgekit_runtime.errors import BackendError, RefusedInputError
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
 TABLE = np.arange(16, dtype=np.float32).reshape(8, 2)

@@ -22,11 +22,11 @@ from tests.service.wiring_parts import FailingVerifier, index, load, served_vers
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.loading import ModelOptions, unload
-from edgekit_runtime.service.memory import available_bytes
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.versions import Servable, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.service.serving.loader import ModelOptions, unload
+from edgekit_runtime.service.serving.memory_estimate import available_bytes
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 
 

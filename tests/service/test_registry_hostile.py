@@ -34,16 +34,16 @@ from tests.service.wiring_parts import changed, index, infer, load, metrics, ser
 from tests.waiting import wait_for
 
 from edgekit_runtime import Client
-from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import RequestError, SlotError
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.service.config import Inference
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.room import ModelMemory, estimate_bytes
-from edgekit_runtime.service.versions import Servable
+from edgekit_runtime.package.archive import read_unverified_manifest
+from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.memory_cap import ModelMemory, estimate_bytes
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.version_policy import Servable
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 

@@ -36,13 +36,13 @@ from tests.service.wiring_parts import (
 from tests.waiting import wait_for
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.service.canary import Gates
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.rollout import Rollout
-from edgekit_runtime.service.shadow_lane import ShadowOptions
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.rollout.gates import Gates
+from edgekit_runtime.service.rollout.shadow_lane import ShadowOptions
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.tensors import TensorSpec
 

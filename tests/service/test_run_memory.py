@@ -26,12 +26,12 @@ from tests.service.service_parts import (
 )
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.config import Inference
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.plan import PlannedInput
-from edgekit_runtime.service.run_memory import FIGURE, InputLimit, RunMemory
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.infer_plan import PlannedInput
+from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.scheduling.run_memory import FIGURE, InputLimit, RunMemory
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
 

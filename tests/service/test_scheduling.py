@@ -15,9 +15,9 @@ from edgekit_runtime.errors import (
     OverloadedError,
     UnavailableError,
 )
-from edgekit_runtime.service.call import Call
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.metrics import LaneMetrics
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.scheduling.call import Call
 
 SHORT = {"short_s": 200e-6}
 

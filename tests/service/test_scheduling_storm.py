@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.service.scheduling_parts import Bench
 
 from edgekit_runtime.errors import DeadlineError, EdgekitError, OverloadedError, UnavailableError
-from edgekit_runtime.service.call import Answer, Call
+from edgekit_runtime.service.scheduling.call import Answer, Call
 
 # Rows, width, priority, patience, whether the engine refuses it, whether its answer submits another.
 CALLS = st.tuples(

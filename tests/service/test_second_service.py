@@ -9,8 +9,8 @@ from tests.service.serve_parts import Served, served
 from tests.service.service_parts import Replies, X, Y, infer_bytes, make_config, running
 
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sockets import SocketFile, listen_unix
+from edgekit_runtime.service.http.listeners import SocketFile, listen_unix
+from edgekit_runtime.service.models.file_source import PackageFiles
 
 
 def is_answered(service: Served) -> bool:

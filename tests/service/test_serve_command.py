@@ -29,13 +29,13 @@ from tests.waiting import bounded, wait_for
 from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, PackageError, RequestError, TransportError
-from edgekit_runtime.processes import child_environment
-from edgekit_runtime.service.config import Listen, ServiceConfig, read_config
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sockets import listen_unix
-from edgekit_runtime.service.versions import VersionPolicy
+from edgekit_runtime.service.http.listeners import listen_unix
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.config import Listen, ServiceConfig, read_config
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.version_policy import VersionPolicy
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.system.child_process import child_environment
 
 
 def test_process_serves_until_sigterm_and_leaves_no_socket(folder: Path) -> None:

@@ -18,12 +18,12 @@ from tests.service.wiring_parts import write
 from tests.waiting import bounded, wait_for
 
 from edgekit_runtime import Client
-from edgekit_runtime.entries import BackendChoice
-from edgekit_runtime.files import Disk
-from edgekit_runtime.service import keeping
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.loading import ModelOptions
+from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.service.models import lifecycle as keeping
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+from edgekit_runtime.system.atomic_files import Disk
 
 THIRD = BackendChoice("third", "model.onnx", {})
 # As an engine that is called and does not come back.

@@ -31,21 +31,21 @@ from tests.waiting import bounded, wait_for
 
 import edgekit_runtime
 from edgekit_runtime import Client
-from edgekit_runtime.archive import read_package
+from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.tune import Tuning
 from edgekit_runtime.cli import main
-from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import ConfigError, EdgekitError, PackageError, SlotError
-from edgekit_runtime.service.config import read_config
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.limits import SchedulingLimits
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.room import ModelMemory, estimate_bytes
-from edgekit_runtime.service.versions import Servable
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.memory_cap import ModelMemory, estimate_bytes
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.config import read_config
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.version_policy import Servable
+from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Slots
-from edgekit_runtime.tuning import Tuning
 from edgekit_toolkit.sign import StatementSigner
 
 

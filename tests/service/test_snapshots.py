@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.service.channel import ChannelError
-from edgekit_runtime.service.metrics import LaneMetrics
-from edgekit_runtime.service.snapshots import add_up, read_snapshots, write_snapshots
-from edgekit_runtime.service.statistics import describe_statistics
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.observability.triton_statistics import describe_statistics
+from edgekit_runtime.service.worker_wire.channel import ChannelError
+from edgekit_runtime.service.worker_wire.snapshots import add_up, read_snapshots, write_snapshots
 
 
 def fill(start: int) -> LaneMetrics:

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 
-from edgekit_runtime.service.sparing import SparingTracebacks
+from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
 
 
 class Log:

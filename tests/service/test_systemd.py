@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.service import sdnotify
-from edgekit_runtime.service.sdnotify import Notifier
+from edgekit_runtime.service import systemd as sdnotify
+from edgekit_runtime.service.systemd import Notifier
 
 
 @pytest.fixture

@@ -29,16 +29,16 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import ask_again
 from tests.waiting import bounded
 
-from edgekit_runtime.archive import OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.service import loading
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.rollout import Rollout
-from edgekit_runtime.service.traps import FIGURE, can_trap
-from edgekit_runtime.service.workers import OWN_SHARE
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.serving import loader as loading
+from edgekit_runtime.service.serving.integer_division import FIGURE, can_trap
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.workers.supervisor import OWN_SHARE
 from edgekit_runtime.slots import Slots
 
 SMALLEST = np.iinfo(np.int64).min

@@ -10,9 +10,9 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Running, make_config, running, write_identity
 
-from edgekit_runtime.service.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.service.packages import PackageFiles
-from edgekit_runtime.service.sharedmem import RegionLimits
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.oip.shared_memory import RegionLimits
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of gevent, about what it patches

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.service.wheel import NEVER, TICK_S, Wheel
+from edgekit_runtime.service.http.timer_wheel import NEVER, TICK_S, Wheel
 
 
 class FakeLoop:

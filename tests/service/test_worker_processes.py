@@ -16,7 +16,7 @@ from tests.service.wiring_parts import load, statistics
 from tests.service.worker_parts import ask_again, asking, find_model, find_pids, running_isolated
 from tests.waiting import is_running, wait_for
 
-from edgekit_runtime.service import worker_process
+from edgekit_runtime.service.workers import worker_handle as worker_process
 
 CONNECTIONS = 6
 REQUEST = infer_bytes(X)

@@ -29,13 +29,15 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import OTHER, ask_again, find_model, find_pids, kill, running_isolated
 from tests.waiting import bounded, is_running, wait_for
 
-from edgekit_runtime.processes import child_environment
-from edgekit_runtime.service import isolated_model, starting, worker_process
-from edgekit_runtime.service.installed import InstalledModels
-from edgekit_runtime.service.isolation import Crashes, Isolation, find_infer
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.isolation import Crashes, Isolation, find_infer
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.workers import process_group as isolated_model
+from edgekit_runtime.service.workers import spawn as starting
+from edgekit_runtime.service.workers import worker_handle as worker_process
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
+from edgekit_runtime.system.child_process import child_environment
 
 
 def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:

@@ -13,11 +13,11 @@ from tests.runtime.conftest import CODES, OFFSET, SCALE, WEIGHT, PackageMaker
 from tests.service.service_parts import Running, X, ask, get_bytes, infer_bytes, post_bytes
 
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.golden import Golden, GoldenOutput
-from edgekit_runtime.manifest import BackendChoice, Variant
-from edgekit_runtime.service.canary import Gates
-from edgekit_runtime.service.rollout import Rollout
-from edgekit_runtime.statements import Statement, Verifier
+from edgekit_runtime.package.golden import Golden, GoldenOutput
+from edgekit_runtime.package.manifest import BackendChoice, Variant
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.rollout.gates import Gates
+from edgekit_runtime.trust.dsse import Statement, Verifier
 
 LARGE = np.array([[1, 2, 3, 400]], np.float32)
 ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))

@@ -27,15 +27,15 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
-from edgekit_runtime.archive import write_package
-from edgekit_runtime.entries import Artifact, BackendChoice
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Manifest
-from edgekit_runtime.service import run_memory
-from edgekit_runtime.service.isolated_model import IsolatedModel
-from edgekit_runtime.service.isolation import Isolation
-from edgekit_runtime.service.loading import ModelOptions
-from edgekit_runtime.service.packages import PackageFiles
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.scheduling import run_memory
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.workers.process_group import IsolatedModel
 from edgekit_runtime.tensors import TensorSpec
 
 OTHER = "/v2/models/other/infer"

@@ -18,9 +18,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from edgekit_runtime.archive import OpenedPackage, read_package
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit import progress
 from edgekit_toolkit.cli import main
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from onnx import NodeProto, ValueInfoProto, helper
 from tests.toolkit.package_run import model_of, tensor
 
-from edgekit_runtime.archive import Sign, write_package
-from edgekit_runtime.entries import Artifact, BackendChoice
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import Sign, write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_toolkit.sign import load_signer
 from edgekit_toolkit.specs import tensor_specs
 

@@ -12,7 +12,6 @@ from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import tensor
 from tests.toolkit.package_sample import GOLDEN_X, WEIGHT, make_model, write_linear, write_model
 
-from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import (
     BackendError,
     DataError,
@@ -21,6 +20,7 @@ from edgekit_runtime.errors import (
     PackageError,
     SignatureError,
 )
+from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_toolkit.commands.run import command
 from edgekit_toolkit.sign import load_signer
 

@@ -11,9 +11,9 @@ import pytest
 from tests.toolkit.command_run import invoker
 from tests.toolkit.package_sample import write_linear
 
-from edgekit_runtime.entries import BackendChoice
 from edgekit_runtime.errors import BackendError, DigestError, PackageError, SignatureError
-from edgekit_runtime.evidence import evidence_path, write_evidence
+from edgekit_runtime.package.evidence import evidence_path, write_evidence
+from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.commands.verify import command
 from edgekit_toolkit.sign import export_key, load_signer

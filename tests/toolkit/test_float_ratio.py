@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.toolkit.package_run import isolated_home, package, tiny
 
-from edgekit_runtime.latency import Latency
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.float_ratio import FloatRatio, find_slowdown, ratio_uncertainty
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.latency import Latency
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.host_load import HostLoad, LoadMeter
 
 STEADY = Latency((1.0, 1.0, 1.0, 1.0))

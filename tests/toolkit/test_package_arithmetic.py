@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import edgekit
 from tests.toolkit.small_models import model_of, node
 
-from edgekit_runtime.evidence import evidence_path, read_evidence
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.ort_products import saturates
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.package.evidence import evidence_path, read_evidence
+from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.arithmetic import find_saturating, score_label
 
 ROOT = Path(__file__).parents[2]

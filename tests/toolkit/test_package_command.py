@@ -29,14 +29,14 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
+from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.evidence import evidence_path, read_evidence
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.selftest import run_selftest
-from edgekit_runtime.service.drift import Drift
+from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measure import PeakMemory
 
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]

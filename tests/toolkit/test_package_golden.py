@@ -19,9 +19,9 @@ from tests.toolkit.package_run import (
 )
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.golden import GoldenInput, GoldenOutput
-from edgekit_runtime.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.package.golden import GoldenInput, GoldenOutput
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.golden import golden_feeds, golden_outputs
 

@@ -10,8 +10,8 @@ from onnx import TensorProto
 from tests.toolkit.package_run import edgekit, model_of, package, read_only, saved, stored, tensor
 from tests.toolkit.small_models import node
 
-from edgekit_runtime.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -29,11 +29,11 @@ from tests.toolkit.package_run import (
 )
 from tests.toolkit.small_tflite import computed_shape, small_cnn
 
-from edgekit_runtime.canonical import encode_json
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.processes import child_environment
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.system.install_hint import install_command
 
 pytestmark = [
     pytest.mark.usefixtures("home"),

@@ -21,8 +21,8 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
-from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_toolkit.targets import list_targets
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -27,7 +27,7 @@ from tests.toolkit.package_run import (
     tiny,
 )
 
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.packaging import search
 from edgekit_toolkit.publish import evidence_of, publish

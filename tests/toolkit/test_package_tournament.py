@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
-from edgekit_runtime import contest_start
+from edgekit_runtime.autotune import contest_client as contest_start
 from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.runs import Request
 from edgekit_toolkit.sign import load_signer

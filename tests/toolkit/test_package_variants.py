@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from tests.toolkit.package_run import check_refused, edgekit, package, read_only, tiny
 
-from edgekit_runtime.archive import write_package
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.manifest import BackendChoice, Manifest
-from edgekit_runtime.selftest import run_selftest
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_runtime.variants import MAX_VARIANTS
 from edgekit_toolkit.budget import Budget, parse_budget
 from edgekit_toolkit.drops import PairedDrop
 from edgekit_toolkit.pack import package_bytes

@@ -26,7 +26,7 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.equalize import find_factors

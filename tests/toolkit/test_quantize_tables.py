@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import Array, assert_valid, node, operators, run, snr_db
 
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer

@@ -10,7 +10,7 @@ from onnx import helper
 from tests.toolkit.package_run import TINY as MODELS
 from tests.toolkit.package_run import mlp, model_of, tensor
 
-from edgekit_runtime.service.reference import ClassReference, ValueReference, parse_references
+from edgekit_runtime.drift.reference import ClassReference, ValueReference, parse_references
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.reference import drift_reference
 from edgekit_toolkit.samples import Part

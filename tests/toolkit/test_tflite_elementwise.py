@@ -10,7 +10,7 @@ pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 from tests.toolkit.tflite_models import checked, converted
 
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_toolkit.tflite.convert import convert
 
 X = {"x": [2, 3, 7, 5]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.toolkit.small_tflite import Array, Lite
 
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer

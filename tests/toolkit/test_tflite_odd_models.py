@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import Array, model_of, node, random_feeds, random_weight, run
 from tests.toolkit.tflite_models import checked, converted, operators
 
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_toolkit.tflite.convert import convert
 
 X = {"x": [2, 6, 7, 5]}

@@ -9,7 +9,7 @@ import pytest
 from tests.toolkit.small_tflite import Array, Lite, images, small_cnn
 
 from edgekit_runtime.errors import DataError, RecipeError
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.artifacts import computes_in_codes
 from edgekit_toolkit.candidates import find_candidates
 from edgekit_toolkit.importers.tflite import load_tflite, read_model

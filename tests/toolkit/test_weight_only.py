@@ -8,9 +8,9 @@ import pytest
 from tests.toolkit.package_run import isolated_home, mlp, package, read_only, saved
 from tests.toolkit.small_models import model_of, node, random_feeds, random_weight, run
 
-from edgekit_runtime.selftest import run_selftest
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
+from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_toolkit.artifacts import open_session as open_model_session
 from edgekit_toolkit.engine_graph import optimise_as_engine
 from edgekit_toolkit.nesting import has_foldable_weights

@@ -1,9 +1,9 @@
 """In which arithmetic this machine computes 8-bit products, and which scores therefore hold for the target.
 
 All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
-the setting that the runtime uses without it (`edgekit_runtime.ort_products`). This machine does so too, but
-for a few products of models that were quantized elsewhere, which that setting cannot change. LiteRT's kernels
-add in 32 bits on every processor.
+the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so
+too, but for a few products of models that were quantized elsewhere, which that setting cannot change.
+LiteRT's kernels add in 32 bits on every processor.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from edgekit_runtime.ort_products import EXACT_SETTING, saturates
+from edgekit_runtime.sessions.ort_products import EXACT_SETTING, saturates
 from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.nesting import computes_in_integers, graphs
 from edgekit_toolkit.ort_options import WHOLE_OPTIMISER, disabled_optimizers

@@ -53,7 +53,7 @@ def specs_of(
     """
     if not isinstance(model, bytes):
         return tensor_specs(model)
-    from edgekit_runtime.sessions.litert import LiteRtSession
+    from edgekit_runtime.sessions.litert.session import LiteRtSession
 
     session = LiteRtSession(model)
     try:
@@ -101,7 +101,7 @@ def open_session(model: Model, *, threads: int) -> Session:
         BackendError: the engine refuses the model.
     """
     if isinstance(model, bytes):
-        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+        from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 
         return LiteRtSession(model, LiteRtOptions(threads=threads))
     return OrtSession(content_of(model), replace(ort_options(model), threads=threads))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.media.rules import PRESETS, expand_preset

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit_runtime.service.run_memory import FIGURE as RUN_FIGURE
-from edgekit_runtime.service.traps import FIGURE as INTEGER_DIVISION_FIGURE
+from edgekit_runtime.service.scheduling.run_memory import FIGURE as RUN_FIGURE
+from edgekit_runtime.service.serving.integer_division import FIGURE as INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.arithmetic import score_label
 from edgekit_toolkit.artifacts import content_of, engine_of
 from edgekit_toolkit.float_ratio import ratio_uncertainty

@@ -17,7 +17,7 @@ import onnxruntime
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.feeds import bound_shape
 from edgekit_toolkit.nesting import stored_tensors

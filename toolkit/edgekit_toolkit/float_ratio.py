@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from edgekit_runtime.latency import Latency
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.runs import Judged, Request, measures_here
 from edgekit_toolkit.search import SAME_LATENCY
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.golden import Codes, GoldenInput, GoldenOutput
+from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, generate_feeds
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.latency import Latency
+from edgekit_runtime.sessions.latency import Latency
 
 # Shares beyond which a latency is worth a warning; an idle machine stays well below each.
 MOST_OTHERS: Final = 0.10

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import DataError, PackageError
-from edgekit_runtime.files import write_atomically
-from edgekit_runtime.selftest import read_golden_inputs
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.attachments import class_names
 from edgekit_toolkit.data import open_data

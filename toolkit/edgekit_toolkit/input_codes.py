@@ -91,8 +91,8 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
 
 
 def _tflite_ranges(content: bytes) -> dict[str, CodeRange]:
-    from edgekit_runtime.sessions.litert_engine import load_interpreter
-    from edgekit_runtime.sessions.litert_tensors import read_tensors
+    from edgekit_runtime.sessions.litert.engine import load_interpreter
+    from edgekit_runtime.sessions.litert.tensors import read_tensors
     from edgekit_toolkit.tflite_file import parsed
 
     model = parsed(content)

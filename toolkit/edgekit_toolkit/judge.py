@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_runtime.latency import Latency, LatencyLimits, measure_latency
+from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_toolkit.artifacts import Model, peak_memory_of, work_of
 from edgekit_toolkit.energy import NodeCost, model_cost
 from edgekit_toolkit.feeds import Feeds

@@ -1,6 +1,7 @@
-"""Peak memory of a fresh process on this machine that runs one model (times: `edgekit_runtime.latency`).
+"""Peak memory of a fresh process on this machine that runs one model.
 
-It measures the host, not a target; figures of a target need that device. See `memory` for the estimate.
+It measures the host; figures of a target need that device. `costs.peak_memory` estimates them, and
+`edgekit_runtime.sessions.latency` measures times.
 """
 
 import functools
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.processes import describe_end
+from edgekit_runtime.system.child_process import describe_end
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.processes import run_module
 

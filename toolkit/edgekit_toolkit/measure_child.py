@@ -15,10 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime import (
-    sessions,
-    verifying,  # noqa: F401  # not used here: `open_session` imports it
-)
+from edgekit_runtime import sessions
 from edgekit_toolkit.peak import peak_bytes
 
 
@@ -26,7 +23,7 @@ def _open(request: Mapping[str, Any]) -> sessions.Session:
     with Path(request["model"]).open("rb") as file:
         model = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if request["engine"] == "litert":
-        from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+        from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 
         return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
     from edgekit_runtime.sessions.ort import OrtOptions, OrtSession

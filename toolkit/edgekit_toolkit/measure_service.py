@@ -16,12 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.client import Client
 from edgekit_runtime.errors import BackendError, EdgekitError
-from edgekit_runtime.golden import Golden, GoldenInput, GoldenOutput
-from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.measure import Engine, trivial_model

@@ -1,8 +1,8 @@
 """Estimate of the peak memory of an onnxruntime session, before it runs on a device.
 
 Two peaks compete: while loading, the engine holds weights two or more times; while running, weights once plus
-activations. The estimate follows the settings of `edgekit_runtime.ort_memory`, with one session in the
-process and one inference at a time. docs/explanation/memory.md has the method and its error on real models.
+activations. The estimate follows the settings of `edgekit_runtime.sessions.ort_memory`, with one session in
+the process and one inference at a time. docs/explanation/memory.md has the method and its error on real models.
 
 Not modelled: other engines, models with external data, and a process that does anything else.
 """

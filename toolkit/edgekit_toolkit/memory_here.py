@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.service.traps import FIGURE as TRAP_FIGURE
+from edgekit_runtime.service.serving.integer_division import FIGURE as TRAP_FIGURE
 from edgekit_toolkit.artifacts import engine_of, peak_memory_of
 from edgekit_toolkit.measure import PeakMemory
 from edgekit_toolkit.measure_service import estimate_service_bytes

@@ -3,8 +3,8 @@
 import platform
 from typing import Any
 
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.ort_products import saturates
+from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.arithmetic import find_saturating, instruction_set
 from edgekit_toolkit.artifacts import computes_in_codes
 from edgekit_toolkit.attachments import class_names, find_labels_problem

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx
 
-from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.nesting import has_foldable_weights
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from edgekit_runtime.archive import Sign
-from edgekit_runtime.canonical import JsonValue, encode_json
-from edgekit_runtime.golden import Golden, GoldenInput
-from edgekit_runtime.manifest import Artifact, BackendChoice, Manifest, Variant
-from edgekit_runtime.statements import PACKAGE_PREDICATE_TYPE, Statement
-from edgekit_runtime.zipform import write_archive
+from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.package.archive import Sign
+from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.package.golden import Golden, GoldenInput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.artifacts import Model, computes_in_codes, content_of, open_model, path_of, specs_of
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.golden import golden_feeds, golden_outputs

@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx
 
+from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_runtime.service.classes import class_output
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.acceptance import Accepted, choose_accepted
 from edgekit_toolkit.artifacts import Model, open_model, open_reference, specs_of

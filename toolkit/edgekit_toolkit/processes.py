@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgekit_runtime.processes import child_environment
+from edgekit_runtime.system.child_process import child_environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Any
 import onnx
 
 from edgekit_runtime import __version__
-from edgekit_runtime.archive import write_package
 from edgekit_runtime.errors import DataError, ManifestError, OutputError, RecipeError
-from edgekit_runtime.evidence import evidence_path, write_evidence
-from edgekit_runtime.files import hash_file
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.evidence import evidence_path, write_evidence
+from edgekit_runtime.system.atomic_files import hash_file
 from edgekit_toolkit.arithmetic import arithmetic_facts
 from edgekit_toolkit.artifacts import Model, content_of
 from edgekit_toolkit.importers.model import load_model

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from edgekit_runtime import __version__
-from edgekit_runtime.canonical import encode_json
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import RecipeError
-from edgekit_runtime.files import write_atomically
-from edgekit_runtime.variants import MAX_VARIANTS
+from edgekit_runtime.package.variants import MAX_VARIANTS
+from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_toolkit.quantize.forms import Form
 
 RECIPE_FORMAT: Final = "https://edgekit.dev/recipe/v1"

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_runtime.service.classes import class_output
-from edgekit_runtime.service.drift import pick
-from edgekit_runtime.service.reference import ValueReference
-from edgekit_runtime.service.sketches import ClassSketch, ValueSketch, are_probabilities
+from edgekit_runtime.drift.class_outputs import class_output
+from edgekit_runtime.drift.monitor import pick
+from edgekit_runtime.drift.reference import ValueReference
+from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch, are_probabilities
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.artifacts import Model, open_model, specs_of
 from edgekit_toolkit.samples import Part, feeds_only

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.latency import Latency
-from edgekit_runtime.ort_products import saturates
+from edgekit_runtime.sessions.latency import Latency
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.artifacts import Model
 from edgekit_toolkit.budget import Budget
 from edgekit_toolkit.confirmation import HeldDrop, limits_in_force

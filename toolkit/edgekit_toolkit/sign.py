@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[attr-defined]  # has no __all__
 
-from edgekit_runtime import trusted_keys
 from edgekit_runtime.errors import OutputError, SignatureError
-from edgekit_runtime.files import write_atomically
-from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
-from edgekit_runtime.signing import MAX_KEY_FILE_BYTES, read_public_file, read_public_key
-from edgekit_runtime.statements import Envelope, encode_signed
-from edgekit_runtime.trusted_keys import (
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.trust import trusted_keys
+from edgekit_runtime.trust.dsse import Envelope, encode_signed
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+from edgekit_runtime.trust.trust_store import MAX_KEY_FILE_BYTES, read_public_file, read_public_key
+from edgekit_runtime.trust.trusted_keys import (
     check_name,
     make_keys_folder,
     write_public_file,

@@ -17,8 +17,8 @@ from typing import Any, Final
 import onnx
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.install_hint import python_here
-from edgekit_runtime.processes import describe_end
+from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.install_hint import python_here
 from edgekit_toolkit.graph import attribute
 from edgekit_toolkit.nesting import is_control_flow, nodes, stored_tensors
 from edgekit_toolkit.processes import run_module

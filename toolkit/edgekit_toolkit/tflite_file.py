@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.sessions import EngineMissingError
+from edgekit_runtime.system.install_hint import install_command
 
 try:
     import flatbuffers

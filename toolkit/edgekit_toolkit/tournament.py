@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.archive import read_package, write_package
+from edgekit_runtime.autotune.tournament import Entrant, hold_tournament
 from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, OutputError
+from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions import EngineMissingError
-from edgekit_runtime.sessions.tournament import Entrant, hold_tournament
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.pack import combine
 from edgekit_toolkit.packaging import Progress, search
 from edgekit_toolkit.runs import Draft, Prepared, Request, Run, Standing

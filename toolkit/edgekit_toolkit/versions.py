@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.archive import read_unverified_manifest
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.package.archive import read_unverified_manifest
 from edgekit_toolkit.runs import Draft, Request, Run
 
 _SERIES: Final = "1.0"

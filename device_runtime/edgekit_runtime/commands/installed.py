@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
+from edgekit_runtime.client.control import find_running_service, tell_service
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.keys import find_keys_folder
-from edgekit_runtime.signing import TrustStore
 from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
-from edgekit_runtime.slots.notice import find_running_service, tell_service
+from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:

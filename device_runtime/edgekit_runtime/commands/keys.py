@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import find_keys
-from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX
-from edgekit_runtime.trusted_keys import TrustedKey, list_trusted, remove_key, trust_key
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
+from edgekit_runtime.trust.trusted_keys import TrustedKey, list_trusted, remove_key, trust_key
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from edgekit_runtime.archive import OpenedPackage, read_package
 from edgekit_runtime.commands import installed
 from edgekit_runtime.commands.command import seconds
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.signing import TrustStore
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.trust.trust_store import TrustStore
 
 _logger = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
+from edgekit_runtime.client.control import find_running_service, read_metrics
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.slots.notice import find_running_service, read_metrics
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.commands.command import Outcome
-from edgekit_runtime.power.raspberry import BIT_NAMES
-from edgekit_runtime.power.readings import Readings
-from edgekit_runtime.power.sensors import Sensors, discover
-from edgekit_runtime.power.sysfs import Sysfs
+from edgekit_runtime.power.sensors.discovery import Sensors, discover
+from edgekit_runtime.power.sensors.raspberry import BIT_NAMES
+from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.power.sensors.sysfs import Sysfs
 
 _PERIOD_S = 1.0
 _UNITS = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit_runtime.commands.command import Outcome
 
 if TYPE_CHECKING:
-    from edgekit_runtime.verifying import VerifyingProcess
+    from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
 _logger = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Serve until told to stop."""
     if arguments.print_unit:
-        from edgekit_runtime.service.unit import write_unit
+        from edgekit_runtime.service.systemd_unit import write_unit
 
         unit = write_unit()
         return Outcome({"unit": unit}, unit.splitlines())
-    from edgekit_runtime.verifying import VerifyingProcess
+    from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
     with VerifyingProcess(arguments.keys) as trust:  # first, so that its process starts beside these imports
         return _serve(arguments, trust)
@@ -72,12 +72,12 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import dataclasses
     import faulthandler
 
-    from edgekit_runtime.service.config import ServiceConfig, isolate, read_config
-    from edgekit_runtime.service.installed import InstalledModels
-    from edgekit_runtime.service.keeping import Source
-    from edgekit_runtime.service.packages import PackageFiles
+    from edgekit_runtime.service.models.file_source import PackageFiles
+    from edgekit_runtime.service.models.lifecycle import Source
+    from edgekit_runtime.service.models.slot_source import InstalledModels
+    from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
+    from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.server import serve
-    from edgekit_runtime.service.sparing import SparingTracebacks
     from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
     from edgekit_runtime.slots.access import hold_for_service
 
@@ -96,7 +96,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     for handler in logging.getLogger().handlers:
         handler.addFilter(SparingTracebacks(handler))
         if config.log.json:
-            from edgekit_runtime.service.logs import JsonLines
+            from edgekit_runtime.service.observability.json_log import JsonLines
 
             handler.setFormatter(JsonLines())
     trust.check_keys()

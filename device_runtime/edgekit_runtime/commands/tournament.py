@@ -11,7 +11,7 @@ from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
 from edgekit_runtime.errors import BackendError
 
 if TYPE_CHECKING:
-    from edgekit_runtime.sessions.tournament import Entrant, Tournament
+    from edgekit_runtime.autotune.tournament import Entrant, Tournament
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,8 +31,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Hold the tournament and keep its winner."""
+    from edgekit_runtime.autotune.tournament import hold_tournament
     from edgekit_runtime.sessions.preference import keep_winner
-    from edgekit_runtime.sessions.tournament import hold_tournament
 
     with open_package(arguments) as package:
         result = hold_tournament(

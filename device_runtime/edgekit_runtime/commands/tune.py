@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.archive import OpenedPackage
+from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.tune import SettingResult, Tuning, tune
 from edgekit_runtime.commands.command import Outcome, report
 from edgekit_runtime.commands.installed import find_keys
 from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
-from edgekit_runtime.contest import Setting
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.manifest import BackendChoice
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
 from edgekit_runtime.sessions.tuned import TUNABLE, Tuned, keep_tuned
-from edgekit_runtime.tuning import SettingResult, Tuning, tune
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

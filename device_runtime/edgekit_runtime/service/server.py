@@ -12,33 +12,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.service.attempt import count_hung
-from edgekit_runtime.service.cache import ResponseCache
-from edgekit_runtime.service.catalogue import Catalogue
-from edgekit_runtime.service.config import ServiceConfig, read_token
-from edgekit_runtime.service.connection import Connection
-from edgekit_runtime.service.heads import Head
-from edgekit_runtime.service.http import HttpServer
-from edgekit_runtime.service.keeping import Source
-from edgekit_runtime.service.loading import Loaded, ModelOptions
-from edgekit_runtime.service.metrics import ServiceMetrics
-from edgekit_runtime.service.pool import Pool, Threads
-from edgekit_runtime.service.registry import Registry
-from edgekit_runtime.service.routes import Routes
-from edgekit_runtime.service.run_memory import allowed_run_bytes
-from edgekit_runtime.service.scrape import write_metrics
-from edgekit_runtime.service.screening import refuse_stranger
-from edgekit_runtime.service.sdnotify import Notifier
-from edgekit_runtime.service.sharedmem import Regions
-from edgekit_runtime.service.slicing import Slicer
-from edgekit_runtime.service.sockets import SocketFile, listen_tcp, listen_unix, take_inherited
-from edgekit_runtime.service.stacking import Stacking
-from edgekit_runtime.service.watching import Watching
-from edgekit_runtime.service.workers import Workers
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.service.api.metrics_page import write_metrics
+from edgekit_runtime.service.api.routes import Routes
+from edgekit_runtime.service.http.access import refuse_stranger
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.catalogue import Catalogue
+from edgekit_runtime.service.models.lifecycle import Source
+from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.monitor import Watching
+from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.oip.shared_memory import Regions
+from edgekit_runtime.service.oip.time_slices import Slicer
+from edgekit_runtime.service.options.config import ServiceConfig, read_token
+from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
+from edgekit_runtime.service.scheduling.response_cache import ResponseCache
+from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
+from edgekit_runtime.service.serving.lane_factory import Stacking
+from edgekit_runtime.service.serving.load_deadline import count_hung
+from edgekit_runtime.service.serving.loader import Loaded, ModelOptions
+from edgekit_runtime.service.systemd import Notifier
+from edgekit_runtime.service.workers.supervisor import Workers
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.tls import TlsListener
+    from edgekit_runtime.service.http.tls import TlsListener
 
 _UNLOAD_TIMEOUT_S: Final = 4.0  # after what was under way has been answered or given up
 
@@ -119,7 +119,7 @@ class Service:
             self.http.listen(listener)
         addresses = [_name(listener) for listener in listeners]
         if listen.host and listen.tls_certificate is not None and listen.tls_key is not None:
-            from edgekit_runtime.service.tls import TlsListener, make_context
+            from edgekit_runtime.service.http.tls import TlsListener, make_context
 
             context = make_context(listen.tls_certificate, listen.tls_key)
             encrypted = listen_tcp(listen.host, listen.port)

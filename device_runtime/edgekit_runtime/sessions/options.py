@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
-from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 
 MAX_THREADS: Final = 256

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.lacks import check_lack
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.mapped import parts
-from edgekit_runtime.ort_memory import lean_loading, make_lean, trim_memory
-from edgekit_runtime.ort_products import open_exact
-from edgekit_runtime.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.options import (
     MAX_THREADS,
     parse_options,
@@ -28,7 +22,13 @@ from edgekit_runtime.sessions.options import (
     require_flag,
     require_names,
 )
+from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
+from edgekit_runtime.sessions.ort_products import open_exact
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.system.mapped_file import parts
+from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 if TYPE_CHECKING:

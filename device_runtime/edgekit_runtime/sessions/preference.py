@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.files import find_cache_folder, write_atomically
-from edgekit_runtime.manifest import BackendChoice, Manifest, Variant
+from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
+from edgekit_runtime.system.atomic_files import find_cache_folder, write_atomically
 
 
 def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.manifest import BackendChoice, Manifest
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.tuned import apply_tuned
-from edgekit_runtime.statements import Verifier
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.trust.dsse import Verifier
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -54,7 +54,7 @@ _BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
         "on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
     ),
     "litert": _BuiltIn(
-        "edgekit_runtime.sessions.litert",
+        "edgekit_runtime.sessions.litert.session",
         "open_litert",
         ("ai_edge_litert", "tflite_runtime"),
         install_command("litert"),
@@ -161,11 +161,11 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
         UnavailableError: the keys cannot be read, or the process not be started, now.
     """
     if getattr(sys, "frozen", False):  # a program in one file: its executable is no Python
-        from edgekit_runtime.keys import find_keys_folder
-        from edgekit_runtime.signing import TrustStore
+        from edgekit_runtime.trust.keys import find_keys_folder
+        from edgekit_runtime.trust.trust_store import TrustStore
 
         return contextlib.nullcontext(TrustStore.from_folder(find_keys_folder()))
-    from edgekit_runtime.verifying import VerifyingProcess
+    from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
     return VerifyingProcess()
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edgekit_runtime.canonical import JsonValue
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.files import find_cache_folder, write_atomically
-from edgekit_runtime.manifest import BackendChoice, Manifest
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.system.atomic_files import find_cache_folder, write_atomically
 
 # What tuning may set of each backend's options: none of them changes what is computed.
 TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {

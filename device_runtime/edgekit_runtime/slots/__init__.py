@@ -10,10 +10,10 @@ Source: docs/explanation/slots.md.
 """
 
 from edgekit_runtime.slots.choice import Choice
-from edgekit_runtime.slots.places import SOCKET_NAME, find_device_target, find_state_folder
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState, Rejection
 from edgekit_runtime.slots.store import MAX_BEGUN, Receipt, Slots
 from edgekit_runtime.slots.transitions import Permissions
+from edgekit_runtime.system.paths import SOCKET_NAME, find_device_target, find_state_folder
 
 __all__ = [
     "HEALTHY",

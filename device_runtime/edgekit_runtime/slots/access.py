@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.files import DISK, Disk
-from edgekit_runtime.lacks import check_lack
+from edgekit_runtime.system.atomic_files import DISK, Disk
+from edgekit_runtime.system.resource_errors import check_lack
 
 _LOCK_TIMEOUT_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.02

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from edgekit_runtime.archive import OpenedPackage
 from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
+from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.folder import ModelFolder
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState

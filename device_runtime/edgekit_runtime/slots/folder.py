@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.archive import Limits, OpenedPackage, read_package
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
-from edgekit_runtime.files import Disk, write_atomically
-from edgekit_runtime.lacks import check_lack
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import Limits, OpenedPackage, read_package
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
     HEALTHY,
@@ -29,7 +27,9 @@ from edgekit_runtime.slots.state import (
     parse_state,
 )
 from edgekit_runtime.slots.versions import sort_key
-from edgekit_runtime.statements import Verifier
+from edgekit_runtime.system.atomic_files import Disk, write_atomically
+from edgekit_runtime.system.resource_errors import check_lack
+from edgekit_runtime.trust.dsse import Verifier
 
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.entries import require_token
 from edgekit_runtime.errors import ManifestError, SlotError
-from edgekit_runtime.files import Disk
-from edgekit_runtime.lacks import check_lack
+from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.slots.access import check_private, make_folder
 from edgekit_runtime.slots.folder import ModelFolder, Reading
+from edgekit_runtime.system.atomic_files import Disk
+from edgekit_runtime.system.resource_errors import check_lack
 
 _MODELS: Final = "models"
 

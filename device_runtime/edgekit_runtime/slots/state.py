@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from edgekit_runtime.canonical import Fields, JsonValue, decode_json, encode_json
-from edgekit_runtime.entries import require_token
+from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
 from edgekit_runtime.errors import ManifestError, SlotError
+from edgekit_runtime.package.manifest_entries import require_token
 
 FORMAT: Final = 1
 MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten

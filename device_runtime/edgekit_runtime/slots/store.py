@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.archive import DEFAULT_LIMITS, Limits
 from edgekit_runtime.errors import SlotError, UnavailableError
-from edgekit_runtime.files import DISK, Disk
-from edgekit_runtime.manifest import Manifest
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
@@ -24,7 +23,8 @@ from edgekit_runtime.slots.folder import FoundState, Reading, identify
 from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
-from edgekit_runtime.statements import Verifier
+from edgekit_runtime.system.atomic_files import DISK, Disk
+from edgekit_runtime.trust.dsse import Verifier
 
 MAX_BEGUN: Final = 3
 

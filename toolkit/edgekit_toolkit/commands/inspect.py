@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from edgekit_runtime.canonical import JsonValue
-    from edgekit_runtime.entries import BackendChoice
+    from edgekit_runtime.canonical_json import JsonValue
     from edgekit_runtime.errors import SignatureError
-    from edgekit_runtime.golden import Golden
-    from edgekit_runtime.manifest import Manifest, Variant
-    from edgekit_runtime.signing import TrustStore
+    from edgekit_runtime.package.golden import Golden
+    from edgekit_runtime.package.manifest import Manifest, Variant
+    from edgekit_runtime.package.manifest_entries import BackendChoice
+    from edgekit_runtime.trust.trust_store import TrustStore
 
 _MAX_DEPTH = 3  # of free JSON that is shown as rows; what lies deeper is shown as JSON
 _MAX_WHOLE = 1e15  # of which a float still holds every whole number
@@ -90,10 +90,10 @@ def _inspect_package(path: Path) -> Inspection:
 
 
 def _inspect(path: Path) -> Inspection:
-    from edgekit_runtime.archive import read_package, read_unverified_manifest
     from edgekit_runtime.errors import SignatureError
-    from edgekit_runtime.keys import find_keys_folder
-    from edgekit_runtime.signing import TrustStore
+    from edgekit_runtime.package.archive import read_package, read_unverified_manifest
+    from edgekit_runtime.trust.keys import find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore
     from edgekit_toolkit.sign import list_keys
 
     trust = TrustStore.from_folder(find_keys_folder())
@@ -116,7 +116,7 @@ def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
 
 def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
     from edgekit_runtime.errors import DigestError, SignatureError
-    from edgekit_runtime.evidence import evidence_path, read_evidence, read_unverified_evidence
+    from edgekit_runtime.package.evidence import evidence_path, read_evidence, read_unverified_evidence
 
     path = evidence_path(package)
     if not path.exists():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.sign import StatementSigner
 
 _MAX_BATCH = 2**31 - 1
-_MAX_VARIANTS = 9  # the default, and what edgekit_runtime.variants allows beside it
+_MAX_VARIANTS = 9  # the default, and what edgekit_runtime.package.variants allows beside it
 _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 
 

@@ -55,10 +55,10 @@ def command(
     """
     import contextlib
 
-    from edgekit_runtime.archive import read_package
-    from edgekit_runtime.keys import find_keys_folder
+    from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.sessions import open_preferred, open_session
-    from edgekit_runtime.signing import TrustStore
+    from edgekit_runtime.trust.keys import find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore
 
     trust = TrustStore.from_folder(find_keys_folder())
     with contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ def command(
 
 
 def _time(session: Session, result: Inference, repeat: int) -> dict[str, Any]:
-    from edgekit_runtime.latency import LatencyLimits, measure_latency
+    from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 
     limits = LatencyLimits(min_rounds=repeat, max_rounds=repeat)
     latency = measure_latency({"": lambda: session.run(result.first)}, limits)[""]
@@ -146,7 +146,7 @@ def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dic
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from edgekit_runtime.variants import DEFAULT_VARIANT
+    from edgekit_runtime.package.variants import DEFAULT_VARIANT
     from edgekit_toolkit.terminal import open_console, print_line, print_section
 
     console = open_console()

@@ -10,9 +10,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgekit_runtime.archive import OpenedPackage
-    from edgekit_runtime.selftest import OutputCheck, SelfTest
-    from edgekit_runtime.signing import TrustStore
+    from edgekit_runtime.package.archive import OpenedPackage
+    from edgekit_runtime.sessions.selftest import OutputCheck, SelfTest
+    from edgekit_runtime.trust.trust_store import TrustStore
 
 _OK = ("ok", "green")
 
@@ -49,9 +49,9 @@ def command(
 
     Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
     """
-    from edgekit_runtime.archive import read_package
-    from edgekit_runtime.evidence import evidence_path, read_evidence
-    from edgekit_runtime.variants import DEFAULT_VARIANT
+    from edgekit_runtime.package.archive import read_package
+    from edgekit_runtime.package.evidence import evidence_path, read_evidence
+    from edgekit_runtime.package.variants import DEFAULT_VARIANT
 
     trust = _choose_trust(key_files, keys_folder)
     with read_package(package, trust) as opened:
@@ -76,8 +76,8 @@ def command(
 
 
 def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> TrustStore:
-    from edgekit_runtime.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
-    from edgekit_runtime.signing import TrustStore, read_public_key
+    from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+    from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
 
     folder = keys_folder or (None if key_files else find_keys_folder())
     in_folder = sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")) if folder else []
@@ -139,8 +139,8 @@ def _run_selftest(package: OpenedPackage, variant: str) -> SelfTest:
     import contextlib
 
     from edgekit_runtime.errors import BackendError
-    from edgekit_runtime.selftest import run_selftest
     from edgekit_runtime.sessions import open_session
+    from edgekit_runtime.sessions.selftest import run_selftest
 
     with contextlib.closing(open_session(package, variant=variant)) as session:
         result = run_selftest(session, package.select(variant))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.processes import describe_end
+from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
 from edgekit_toolkit.processes import run_module

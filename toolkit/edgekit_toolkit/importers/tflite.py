@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import BackendError, ModelError
-from edgekit_runtime.sessions.litert import LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.sniff import SIGNATURES, describe_folder
 from edgekit_toolkit.importers.tflite_screen import check_model

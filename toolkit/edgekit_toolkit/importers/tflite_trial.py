@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.processes import describe_end
+from edgekit_runtime.system.child_process import describe_end
 from edgekit_toolkit.importers.tflite_shapes import MadeOutput
 from edgekit_toolkit.processes import run_module
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from edgekit_runtime.drift.class_outputs import class_count
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.service.classes import class_count
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.media.files import find_media, is_media
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.install_hint import install_command
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import DTYPES
 
 if TYPE_CHECKING:

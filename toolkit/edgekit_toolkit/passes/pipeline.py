@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeError
-from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds, batch_dims, scaled
 from edgekit_toolkit.importers.screen import STANDARD_DOMAINS

@@ -1,7 +1,7 @@
 """Write the zero points of int8 codes with a scale a channel or a block where a model leaves them out.
 
-They are 0. onnxruntime's exact 8-bit products on x86 without VNNI (`edgekit_runtime.ort_products`) turn int8
-codes into uint8, and give such codes a zero point of the wrong shape where they have none.
+They are 0. On x86 without VNNI, onnxruntime's exact 8-bit products (`edgekit_runtime.sessions.ort_products`)
+turn int8 codes into uint8, and give such codes a zero point of the wrong shape where they have none.
 """
 
 import numpy as np

@@ -8,9 +8,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.ort_products import open_exact
-from edgekit_runtime.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.ort import OrtOptions
+from edgekit_runtime.sessions.ort_products import open_exact
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.ort_options import ort_options
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError, RecipeError
-from edgekit_runtime.install_hint import install_command
 from edgekit_runtime.sessions import EngineMissingError
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert_fold import fold_pixels

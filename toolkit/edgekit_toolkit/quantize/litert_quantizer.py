@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.importers.tflite_summary import summarise

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize.ranges import (
     Limits,

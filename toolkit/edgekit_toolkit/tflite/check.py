@@ -7,7 +7,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.litert import LiteRtOptions, LiteRtSession
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.ort_options import ort_options

@@ -11,12 +11,10 @@ import importlib
 import logging
 from types import ModuleType
 
-from edgekit_runtime.archive import OpenedPackage
-from edgekit_runtime.canonical import encode_json
-from edgekit_runtime.files import find_cache_folder
-from edgekit_runtime.install_hint import install_command
-from edgekit_runtime.manifest import BackendChoice
-from edgekit_runtime.selftest import read_golden
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.selftest import read_golden
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
 from edgekit_runtime.sessions.tensorrt.build import build_engines
 from edgekit_runtime.sessions.tensorrt.cache import (
@@ -29,6 +27,8 @@ from edgekit_runtime.sessions.tensorrt.executor import Executor
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.sessions.tensorrt.prepare import Job, Machine, prepare
 from edgekit_runtime.sessions.tensorrt.session import EngineState, TensorRtSession
+from edgekit_runtime.system.atomic_files import find_cache_folder
+from edgekit_runtime.system.install_hint import install_command
 
 __all__ = [
     "EngineState",

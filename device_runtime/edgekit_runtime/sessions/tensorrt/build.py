@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.processes import child_environment, describe_end
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
+from edgekit_runtime.system.child_process import child_environment, describe_end
 
 BUILD_TIME_LIMIT_S: Final = 3600.0  # large models take tens of minutes on a Jetson Orin Nano
 _POLL_S: Final = 0.2

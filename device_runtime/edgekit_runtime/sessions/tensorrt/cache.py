@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edgekit_runtime.canonical import JsonValue, encode_json
-from edgekit_runtime.files import write_atomically
+from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.system.atomic_files import write_atomically
 
 _BUILDER: Final = 1  # of ours; raised when the same model and options give another engine
 _ENTRY, _PLAN = "entry.json", "engine.plan"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgekit_runtime.errors import BackendError, DataError, OutputError
-from edgekit_runtime.latency import LatencyLimits, measure_latency
-from edgekit_runtime.selftest import GoldenCase
+from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
+from edgekit_runtime.sessions.selftest import GoldenCase
 from edgekit_runtime.sessions.session import Array, Session
 from edgekit_runtime.sessions.tensorrt.build import Engines
 from edgekit_runtime.sessions.tensorrt.cache import EngineCache, EngineKey, Entry, StoppedError

@@ -1,0 +1,267 @@
+"""Settings of a package, timed side by side in several fresh processes.
+
+How fast a setting is differs from process to process, by where its threads and its memory come to lie (two
+threads of a model of 0.03 ms: by a quarter), and stays as it is within one. So each process counts once, with
+its medians.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edgekit_runtime.autotune.contest_client import ask_process
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.package.variants import DEFAULT_VARIANT
+from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run a package.
+
+    Attributes:
+        variant: its name.
+        place: of the backend in the variant's chain.
+        options: of the backend that differ from the package's.
+        instances: runs at once.
+        batch: rows of a run.
+    """
+
+    variant: str = DEFAULT_VARIANT
+    place: int = 0
+    options: tuple[tuple[str, JsonValue], ...] = ()
+    instances: int = 1
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        """What differs from the package's way."""
+        parts = [f"{name} {_say(value)}" for name, value in self.options]
+        parts += [f"{self.instances} instances"] * (self.instances > 1)
+        parts += [f"batch {self.batch}"] * (self.batch > 1)
+        return ", ".join(parts) or "as packaged"
+
+    def find_choice(self, manifest: Manifest) -> BackendChoice:
+        """Return the backend with its options and without its fallbacks."""
+        choice = manifest.select(self.variant).backend.chain[self.place]
+        return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
+
+
+def _say(value: JsonValue) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOrder:
+    """What one process is to measure.
+
+    Attributes:
+        package: absolute path.
+        manifest_sha256: of the package that was verified, which must still be this one.
+        keys: folder of the trusted keys.
+        settings: of the package.
+        threads: of one inference, or None for those of the options.
+        rounds: most of them.
+        end_s: on the monotonic clock; no round but the first starts later.
+        seed: of the orders.
+        parent: process that waits for the answer, with which this one ends.
+    """
+
+    package: str
+    manifest_sha256: str
+    keys: str
+    settings: tuple[Setting, ...]
+    threads: int | None
+    rounds: int
+    end_s: float
+    seed: int
+    parent: int
+
+
+class Measure(Protocol):
+    """Measures settings in turn in one fresh process."""
+
+    def __call__(
+        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+    ) -> Sequence[float | str]:
+        """Return for each setting its median seconds a row, or why it has none.
+
+        Args:
+            settings: to measure.
+            rounds: most of them; fewer where the medians are certain.
+            seconds: no round but the first starts later than that from now.
+            seed: of the orders.
+
+        Raises:
+            BackendError: the process died or hung.
+            PackageError: the package is no longer what it was.
+        """
+
+
+def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = None) -> Measure:
+    """Return what measures settings of `package`, in a new process at each call.
+
+    Args:
+        package: verified.
+        keys: folder of the trusted keys.
+        threads: of one inference, or None for those of the options.
+    """
+    digest = package.manifest.sha256
+
+    def measure(
+        settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+    ) -> Sequence[float | str]:
+        order = MeasureOrder(
+            package=str(package.path.absolute()),
+            manifest_sha256=digest,
+            keys=str(keys.absolute()),
+            settings=tuple(settings),
+            threads=threads,
+            rounds=rounds,
+            end_s=time.monotonic() + seconds,
+            seed=seed,
+            parent=os.getpid(),
+        )
+        return ask_process(to_plain(order))
+
+    return measure
+
+
+@dataclass(frozen=True, slots=True)
+class ContestLimits:
+    """When a contest ends.
+
+    Attributes:
+        fewest: processes, unless the time is over.
+        most: processes.
+        rounds: most in each process.
+        end_s: on the clock, nearly: a process of which half fits is begun.
+    """
+
+    fewest: int
+    most: int
+    rounds: int
+    end_s: float
+
+
+def hold_contest(
+    measure: Measure,
+    settings: Sequence[Setting],
+    limits: ContestLimits,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    is_decided: Callable[[Mapping[Setting, Latency]], bool] = lambda _: False,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[Setting, Latency | str]:
+    """Return the medians of each setting, one a process, or why it has none; in the given order.
+
+    A setting whose engine takes its process with it is found, and left out of the next.
+
+    Args:
+        measure: in one process.
+        settings: to measure, at least one.
+        limits: when to end; there is one process whatever the time.
+        clock: seconds since any moment.
+        is_decided: whether what was found so far suffices.
+        report: takes a line for each process.
+
+    Raises:
+        BackendError: a process died or hung, though each of the settings runs alone.
+        PackageError: the package is no longer what it was.
+    """
+    medians: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    reasons: dict[Setting, str] = {}
+    found: dict[Setting, Latency] = {}
+    last_s = 0.0
+    for count in range(limits.most):
+        begin_s = clock()
+        left_s = limits.end_s - begin_s
+        if count and (left_s < last_s / 2 or (count >= limits.fewest and is_decided(found))):
+            break
+        racing = [setting for setting in settings if setting not in reasons]
+        if not racing:
+            break
+        report(f"process {count + 1} of at most {limits.most}: {len(racing)} settings in turn")
+        racing = [racing[place] for place in np.random.default_rng(count).permutation(len(racing))]
+        share_s = max(left_s, 0.0) / (limits.most - count)
+
+        def race(
+            racing: Sequence[Setting], share_s: float = share_s, seed: int = count
+        ) -> Sequence[float | str]:
+            return measure(racing, rounds=limits.rounds, seconds=share_s, seed=seed)
+
+        for setting, answer in _without_culprits(race, racing, report).items():
+            if isinstance(answer, str):
+                reasons[setting] = answer
+            else:
+                medians[setting].append(answer)
+        found = {s: Latency(tuple(medians[s])) for s in settings if s not in reasons}
+        last_s = clock() - begin_s
+    return {setting: reasons.get(setting) or found[setting] for setting in settings}
+
+
+def _without_culprits(
+    race: Callable[[Sequence[Setting]], Sequence[float | str]],
+    racing: Sequence[Setting],
+    report: Callable[[str], None],
+) -> dict[Setting, float | str]:
+    """Return what one process has measured, begun anew without those whose engines end or stop it."""
+    answers: dict[Setting, float | str] = {}
+    while racing:
+        try:
+            return answers | dict(zip(racing, race(racing), strict=True))
+        except BackendError as cause:  # noqa: PERF203  # each process is a try of its own
+            if len(racing) > 1:
+                report(f"{cause}; each setting runs alone once, to find out which it is")
+            culprits = _find_culprits(race, racing, cause)
+            answers |= culprits
+            racing = [setting for setting in racing if setting not in culprits]
+    return answers
+
+
+def _find_culprits(
+    race: Callable[[Sequence[Setting]], Sequence[float | str]], racing: Sequence[Setting], cause: BackendError
+) -> dict[Setting, str]:
+    """Return the settings of which one alone ends or stops its process, with how."""
+    if len(racing) == 1:
+        return {racing[0]: str(cause)}
+    culprits = {}
+    for setting in racing:
+        try:
+            race([setting])
+        except BackendError as alone:  # noqa: PERF203  # each process is a try of its own
+            culprits[setting] = str(alone)
+    if not culprits:
+        raise BackendError(
+            f"{cause}; each of its {len(racing)} settings runs alone: together they may need more memory than"
+            " there is, so free some, or leave out variants or engines"
+        ) from cause
+    return culprits
+
+
+def rank(times: Mapping[Setting, float], manifest: Manifest) -> list[Setting]:
+    """Return the settings, the best first: those within 2 % of the fastest by threads, the others by time.
+
+    Args:
+        times: of one contest in any unit, the preferred first.
+        manifest: of the package.
+    """
+    limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)
+
+    def key(setting: Setting) -> tuple[bool, float]:
+        if times[setting] > limit:
+            return True, times[setting]
+        threads = setting.find_choice(manifest).options.get("threads")
+        stated = threads if isinstance(threads, int) else len(os.sched_getaffinity(0))
+        return False, setting.instances * stated
+
+    return sorted(times, key=key)

@@ -1,0 +1,142 @@
+"""One process of a contest (`python -m edgekit_runtime.autotune.contest_child`): order in, medians out."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.autotune.contest import MeasureOrder, Setting
+from edgekit_runtime.autotune.interleaving import Runner, take_turns
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.service.worker.confinement import end_with
+from edgekit_runtime.sessions.instances import open_instances
+from edgekit_runtime.sessions.latency import LatencyLimits
+from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
+from edgekit_runtime.sessions.session import Array, Session, open_choice
+from edgekit_runtime.trust.trust_store import TrustStore
+
+_PRECISION: Final = 0.01
+_OPENING_S: Final = 60.0  # for one setting to be opened, tested and run once
+_BUILDING_S: Final = 1800.0  # TensorRT builds its engine first
+_SLOWER: Final = 20  # than in the first run may the fewest runs that count be together
+
+
+def measure(
+    package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
+) -> list[float | str]:
+    """Return for each setting of the order its median seconds a row, or why it has none.
+
+    All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
+
+    Args:
+        package: verified.
+        order: what to measure.
+        announce: is told for how many seconds nothing may be heard; after that it hangs.
+
+    Raises:
+        BackendError: an engine failed between its turns.
+    """
+    inputs = read_golden_inputs(package)
+    opened: dict[Setting, tuple[Session, ...] | BackendError] = {}
+    runners: dict[str, Runner] = {}
+    answers: list[float | str] = []
+    once_s = 0.0
+    for setting in order.settings:
+        announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
+        try:
+            sessions = _open(package, setting, order.threads, opened)
+            batch = inputs if setting.batch == 1 else _repeat(inputs, setting.batch)
+            begin_s = time.monotonic()
+            sessions[0].run(batch)  # another variant's golden inputs may have other sizes
+            once_s += time.monotonic() - begin_s
+        except (BackendError, DataError) as cause:
+            answers.append(str(cause))
+            continue
+        runners[str(len(answers))] = Runner(sessions, batch, setting.instances * setting.batch)
+        answers.append(0.0)
+    left_s = max(order.end_s - time.monotonic(), 1e-3)
+    announce(left_s + _SLOWER * once_s + _OPENING_S)
+    limits = LatencyLimits(0, 1, order.rounds, left_s, _PRECISION)
+    for place, latency in take_turns(runners, limits, seed=order.seed).items():
+        answers[int(place)] = latency.median_s
+    return answers
+
+
+def _repeat(inputs: Mapping[str, Array], batch: int) -> dict[str, Array]:
+    return {name: np.concatenate([array] * batch) for name, array in inputs.items()}
+
+
+def _open(
+    package: OpenedPackage,
+    setting: Setting,
+    threads: int | None,
+    opened: dict[Setting, tuple[Session, ...] | BackendError],
+) -> tuple[Session, ...]:
+    """Return the sessions of a setting; those that differ in the batch only share them, or how they fail."""
+    key = replace(setting, batch=1)
+    if key not in opened:
+        try:
+            opened[key] = _prove(package, setting, threads)
+        except BackendError as cause:
+            opened[key] = cause
+    found = opened[key]
+    if isinstance(found, BackendError):
+        raise found
+    return found
+
+
+def _prove(package: OpenedPackage, setting: Setting, threads: int | None) -> tuple[Session, ...]:
+    """Return the sessions of a setting; none stays open where they fail the self-test."""
+    selected = package.select(setting.variant)
+    choice = setting.find_choice(package.manifest)
+    sessions = open_instances(lambda: open_choice(selected, choice, threads), setting.instances)
+    wrong = ["an engine failed"]
+    try:
+        checks = run_selftest(sessions[0], selected).checks
+        wrong = [check.message for check in checks if not check.passed]
+    finally:
+        if wrong:  # they would take memory while others are timed
+            for session in sessions:
+                session.close()
+    if wrong:
+        raise BackendError(f"fails the self-test: {'; '.join(wrong)}")
+    return sessions
+
+
+def main() -> None:
+    """Measure what standard input asks for; standard output has only what the parent is to read."""
+    order = from_plain(MeasureOrder, json.load(sys.stdin))
+    end_with(order.parent)
+    with os.fdopen(os.dup(1), "w", buffering=1) as answer:
+        os.dup2(2, 1)  # engines print
+
+        def announce(silent_s: float) -> None:
+            answer.write(f"{silent_s}\n")
+
+        with read_package(Path(order.package), TrustStore.from_folder(Path(order.keys))) as package:
+            if package.manifest.sha256 != order.manifest_sha256:
+                raise PackageError(f"{order.package}: has changed since it was verified; try again")
+            answer.write(json.dumps(measure(package, order, announce)) + "\n")
+
+
+def run() -> None:
+    """Measure, and end with the last words and exit code that the parent knows."""
+    try:
+        main()
+    except PackageError as error:
+        print(error, file=sys.stderr)  # the parent reads it
+        sys.exit(PackageError.exit_code)
+    except EdgekitError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,94 @@
+"""Loaded models that take turns in one process, each left alone while it is timed.
+
+It says nothing of another process: there threads and memory come to lie elsewhere, see `contest`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
+from edgekit_runtime.sessions.session import Array, Session
+
+_SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
+_MOST_RUNS: Final = 100
+_PAUSE_S: Final = 2e-3  # until the neighbour's threads have stopped spinning
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runner:
+    """What takes turns.
+
+    Attributes:
+        sessions: of one model, which run at once; at least one.
+        inputs: of a run.
+        rows: that a run of all sessions counts for.
+    """
+
+    sessions: Sequence[Session]
+    inputs: Mapping[str, Array]
+    rows: int = 1
+
+
+def take_turns(
+    runners: Mapping[str, Runner],
+    limits: LatencyLimits,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+) -> dict[str, Latency]:
+    """Return the seconds a row of each runner; the rounds are interleaved, in random orders.
+
+    A turn of short runs holds several, after a pause and a run that do not count.
+
+    Args:
+        runners: name -> what is timed, at least one.
+        limits: when to stop.
+        clock: seconds since any moment; grows.
+        seed: of the orders.
+
+    Raises:
+        DataError: the inputs do not fit.
+        BackendError: an engine failed.
+    """
+    with ThreadPoolExecutor() as threads:
+        runs = {name: _count_runs(runner, threads, clock) for name, runner in runners.items()}
+
+        def settle(name: str) -> None:
+            if runs[name] > 1:  # longer runs need no such care
+                time.sleep(_PAUSE_S)
+                _run(runners[name], 1, threads)
+
+        turns = {name: partial(_run, runner, runs[name], threads) for name, runner in runners.items()}
+        found = measure_latency(turns, limits, clock=clock, seed=seed, settle=settle)
+    return {
+        name: Latency(tuple((np.array(latency.seconds) / (runs[name] * runners[name].rows)).tolist()))
+        for name, latency in found.items()
+    }
+
+
+def _count_runs(runner: Runner, threads: Executor, clock: Callable[[], float]) -> int:
+    """Return how many runs make a turn."""
+    _run(runner, 1, threads)
+    begin_s = clock()
+    _run(runner, 1, threads)
+    return min(math.ceil(_SHORTEST_TURN_S / max(clock() - begin_s, 1e-9)), _MOST_RUNS)
+
+
+def _run(runner: Runner, runs: int, threads: Executor) -> None:
+    if len(runner.sessions) == 1:
+        _run_one(runner.sessions[0], runner.inputs, runs)
+        return
+    for done in [threads.submit(_run_one, one, runner.inputs, runs) for one in runner.sessions]:
+        done.result()
+
+
+def _run_one(session: Session, inputs: Mapping[str, Array], runs: int) -> None:
+    for _ in range(runs):
+        session.run(inputs)

@@ -1,0 +1,132 @@
+"""Which engine runs a model fastest on this very machine: all of them on the same inputs, in turn.
+
+Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
+outputs. It measures latency of one inference at a time, not throughput, memory or energy.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.autotune.contest import (
+    ContestLimits,
+    Measure,
+    Setting,
+    hold_contest,
+    measure_afresh,
+    rank,
+)
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.latency import Latency, find_tied
+
+_CLEAR_SHARE: Final = 0.1  # ahead of all others in every process: further ones would not turn that round
+_FEWEST_PROCESSES: Final = 3
+_MOST_PROCESSES: Final = 7
+_ROUNDS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """How one backend of one variant of a package did.
+
+    Attributes:
+        name: its own, for people.
+        setting: its variant and place in the variant's chain of backends.
+        choice: the backend, without its fallbacks.
+        latency: medians of one inference, one a process, or None where it did not take part.
+        reason: why it did not.
+    """
+
+    name: str
+    setting: Setting
+    choice: BackendChoice
+    latency: Latency | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tournament:
+    """How the backends of a package did on this machine.
+
+    Attributes:
+        entrants: in the order of the package.
+        winner: the one to keep: of those within 2 % of the fastest the one with the fewest threads, then the
+            first; None where none took part.
+        as_fast: names of those whose measured difference to the fastest is within chance or 2 %.
+    """
+
+    entrants: tuple[Entrant, ...]
+    winner: Entrant | None
+    as_fast: tuple[str, ...]
+
+
+def hold_tournament(
+    package: OpenedPackage,
+    keys: Path,
+    *,
+    threads: int | None = None,
+    seconds: float = 60.0,
+    measure: Measure | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Tournament:
+    """Measure each backend of each variant that this machine can run, on the package's golden inputs.
+
+    It ends early where one is ahead of all others by 10 % in each of three processes. TensorRT is waited for:
+    it builds its engine first, which can take minutes.
+
+    Args:
+        package: verified.
+        keys: folder of the trusted keys.
+        threads: of one inference, or None for those of each backend's options.
+        seconds: in which to end, nearly: a process that has begun is ended.
+        measure: measures in one process; by default a fresh one each time.
+        report: takes lines on how far it is.
+
+    Raises:
+        BackendError: a process died or hung, though each of the engines runs alone.
+        PackageError: the package is no longer what it was.
+    """
+    entrants = tuple(_enter(package))
+    found = hold_contest(
+        measure or measure_afresh(package, keys, threads),
+        [entrant.setting for entrant in entrants],
+        ContestLimits(_FEWEST_PROCESSES, _MOST_PROCESSES, _ROUNDS, time.monotonic() + seconds),
+        is_decided=_is_decided,
+        report=report,
+    )
+    done = {entrant.setting: _finish(entrant, found[entrant.setting]) for entrant in entrants}
+    latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
+    if not latencies:
+        return Tournament(tuple(done.values()), None, ())
+    medians = {setting: latency.median_s for setting, latency in latencies.items()}
+    winner = done[rank(medians, package.manifest)[0]]
+    return Tournament(tuple(done.values()), winner, tuple(done[one].name for one in find_tied(latencies)))
+
+
+def _is_decided(latencies: Mapping[Setting, Latency]) -> bool:
+    """Return whether one was ahead of all others in every process by far."""
+    fastest = min(latencies.values(), key=lambda latency: latency.median_s, default=None)
+    return fastest is None or all(
+        one is fastest or one.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE for one in latencies.values()
+    )
+
+
+def _finish(entrant: Entrant, found: Latency | str) -> Entrant:
+    if isinstance(found, str):
+        return replace(entrant, reason=found)
+    return replace(entrant, latency=found)
+
+
+def _enter(package: OpenedPackage) -> Iterator[Entrant]:
+    """Yield what may take part, with names that tell also those apart that differ in options only."""
+    names: Counter[str] = Counter()
+    for variant in package.manifest.all_variants:
+        for place, choice in enumerate(variant.backend.chain):
+            name = f"{choice.name} {choice.artifact}"
+            names[name] += 1
+            unique = name if names[name] == 1 else f"{name} ({names[name]})"
+            yield Entrant(unique, Setting(variant.name, place), replace(choice, fallback=None))

@@ -1,0 +1,254 @@
+"""Which options run a package best on this machine: a small grid, measured in turn, halved round by round.
+
+Few samples part the clearly slow from the rest; the better half goes on with twice as many, each time in
+several fresh processes. What wins is then measured against the package's own options afresh, and kept only if
+it is better beyond chance: a winner of many looks good by luck. It says nothing of energy: spinning threads
+cost some, so they must win by more.
+
+Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from edgekit_runtime.autotune.contest import (
+    ContestLimits,
+    Measure,
+    Setting,
+    hold_contest,
+    measure_afresh,
+    rank,
+)
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.service.scheduling.batch import rows_are_independent
+from edgekit_runtime.sessions.latency import Latency
+from edgekit_runtime.sessions.options import MAX_THREADS
+from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.sessions.session import open_choice
+
+Objective = Literal["latency", "throughput"]
+
+_BATCHES: Final = (1, 4, 16)
+_NEEDED_GAIN: Final = 0.03  # less is not worth another setting than the tested one
+_NEEDED_GAIN_SPINNING: Final = 0.15  # idle cores that never sleep drain a battery
+_DEFAULTS: Final[Mapping[str, JsonValue]] = {"spinning": False, "arena": True, "xnnpack": True}
+_PROCESSES: Final = 3  # a time that half of the processes have is missed by one in eight halvings
+_FIRST_ROUNDS: Final = 5
+_FINAL_ROUNDS: Final = 40
+_FEWEST_FINAL_PROCESSES: Final = 6  # in fewer, all can be faster by chance once in twenty times
+_MOST_FINAL_PROCESSES: Final = 15
+_FINAL_SHARE: Final = 0.4  # of the time, for the last comparison
+
+
+@dataclass(frozen=True, slots=True)
+class SettingResult:
+    """How a setting did.
+
+    Attributes:
+        setting: that was tried.
+        latency: medians of seconds a row, one a process, of the last contest that it took part in; None where
+            it failed.
+        ratio: of its latency to the package's own setting in that contest.
+        processes: of all contests.
+        reason: why it failed.
+    """
+
+    setting: Setting
+    latency: Latency | None = None
+    ratio: float | None = None
+    processes: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a search found.
+
+    Attributes:
+        objective: of the search.
+        trials: all settings, the package's own first.
+        best: what to run with; the package's own where no other is better beyond chance.
+        interval: 95 % interval of the best one's time as a share of the package's own.
+        is_complete: whether the time sufficed for all settings.
+    """
+
+    objective: Objective
+    trials: tuple[SettingResult, ...]
+    best: Setting
+    interval: tuple[float, float]
+    is_complete: bool
+
+
+def list_settings(
+    choice: BackendChoice, objective: Objective, processors: int, *, may_batch: bool
+) -> list[Setting]:
+    """Return the settings to try, the package's own first.
+
+    Args:
+        choice: the backend, with its options in the package.
+        objective: what counts.
+        processors: that may be used.
+        may_batch: whether rows are independent.
+    """
+    most = min(processors, MAX_THREADS)
+    counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
+    ways: list[dict[str, JsonValue]] = []
+    if choice.name == "ort":
+        ways += [{"threads": count, "spinning": False} for count in counts]
+        ways += [{"threads": count, "spinning": True} for count in counts if count > 1]
+        ways += [{"arena": False}]
+    elif choice.name == "litert":
+        ways += [{"threads": count} for count in counts]
+        ways += [{"xnnpack": False}]
+    own = {**_DEFAULTS, **choice.options}
+    changed = [tuple((k, v) for k, v in way.items() if own.get(k) != v) for way in ways]
+    settings = [Setting(), *(Setting(options=options) for options in changed)]
+    if objective == "throughput":
+        single: tuple[tuple[str, JsonValue], ...] = () if own.get("threads") == 1 else (("threads", 1),)
+        settings += [Setting(options=single, instances=count) for count in counts if count > 1]
+        if may_batch:
+            settings += [replace(s, batch=rows) for s in settings for rows in _BATCHES[1:]]
+    return list(dict.fromkeys(settings))
+
+
+def tune(
+    package: OpenedPackage,
+    own: Setting,
+    keys: Path,
+    *,
+    objective: Objective = "latency",
+    seconds: float = 60.0,
+    report: Callable[[str], None] = lambda _: None,
+) -> Tuning:
+    """Search for the options with which a backend of a package runs best here.
+
+    Args:
+        package: verified.
+        own: variant and place of the backend, as packaged.
+        keys: folder of the trusted keys.
+        objective: time of a lone run, or rows a second with all processors.
+        seconds: in which to end, nearly: a process that has begun is ended.
+        report: takes lines on how far it is.
+
+    Raises:
+        BackendError: the backend does not run the package as it is, or no process comes to its end.
+    """
+    end_s = time.monotonic() + seconds
+    choice = own.find_choice(package.manifest)
+    may_batch = False
+    if objective == "throughput":
+        session = open_choice(package.select(own.variant), choice)
+        may_batch = rows_are_independent(session, read_golden_inputs(package))
+        session.close()
+    settings = [
+        replace(setting, variant=own.variant, place=own.place)
+        for setting in list_settings(choice, objective, len(os.sched_getaffinity(0)), may_batch=may_batch)
+    ]
+    measure = measure_afresh(package, keys)
+    return search(measure, settings, objective, manifest=package.manifest, end_s=end_s, report=report)
+
+
+def search(
+    measure: Measure,
+    settings: Sequence[Setting],
+    objective: Objective,
+    *,
+    manifest: Manifest,
+    end_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    report: Callable[[str], None] = lambda _: None,
+) -> Tuning:
+    """Return the best of `settings`, the first of which is the package's own.
+
+    Args:
+        measure: measures in one process.
+        settings: to try, at least one.
+        objective: what they were made for.
+        manifest: of the package.
+        end_s: when to end, nearly, on the clock.
+        clock: seconds since any moment.
+        report: takes lines on how far it is.
+
+    Raises:
+        BackendError: the package's own setting does not run, or no process comes to its end.
+    """
+    return _Search(measure, settings, manifest, end_s, clock=clock, report=report).run(objective)
+
+
+class _Search:
+    def __init__(
+        self,
+        measure: Measure,
+        settings: Sequence[Setting],
+        manifest: Manifest,
+        end_s: float,
+        *,
+        clock: Callable[[], float],
+        report: Callable[[str], None],
+    ) -> None:
+        self._measure, self._manifest, self._end_s = measure, manifest, end_s
+        self._clock, self._report = clock, report
+        self._own = settings[0]
+        self._trials = {setting: SettingResult(setting) for setting in settings}
+        self._is_complete = True
+
+    def run(self, objective: Objective) -> Tuning:
+        left = list(self._trials)[1:]
+        rounds = _FIRST_ROUNDS
+        while len(left) > 1 and self._clock() < self._end_s:
+            left = self._halve(left, rounds)
+            rounds *= 2
+        best, interval = self._own, (1.0, 1.0)
+        if len(left) == 1:
+            needed = _NEEDED_GAIN_SPINNING if ("spinning", True) in left[0].options else _NEEDED_GAIN
+            found = self._compare(left[0])
+            if found[1] <= 1 - needed:
+                best, interval = left[0], found
+        elif left:
+            self._is_complete = False
+        return Tuning(objective, tuple(self._trials.values()), best, interval, self._is_complete)
+
+    def _halve(self, left: list[Setting], rounds: int) -> list[Setting]:
+        """Return the better half of the settings that run."""
+        begin_s = self._clock()
+        time_s = (self._end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
+        limits = ContestLimits(_PROCESSES, _PROCESSES, rounds, begin_s + time_s)
+        found = self._contest(left, limits)
+        ratios = {setting: found[setting].ratio_to(found[self._own]) for setting in left if setting in found}
+        return rank(ratios, self._manifest)[: (len(ratios) + 1) // 2]
+
+    def _compare(self, setting: Setting) -> tuple[float, float]:
+        """Return the 95 % interval of a setting's time as a share of the package's own, or (1, 1)."""
+        most = _MOST_FINAL_PROCESSES
+        found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self._end_s))
+        if setting not in found:
+            return 1.0, 1.0
+        if len(found[setting].seconds) < _FEWEST_FINAL_PROCESSES:
+            self._is_complete = False
+            return 1.0, 1.0
+        return found[setting].ratio_interval_to(found[self._own])
+
+    def _contest(self, others: Sequence[Setting], limits: ContestLimits) -> dict[Setting, Latency]:
+        """Return the latencies of the package's own setting and of those of the others that run."""
+        settings = (self._own, *others)
+        found = hold_contest(self._measure, settings, limits, clock=self._clock, report=self._report)
+        own = found[self._own]
+        if isinstance(own, str):
+            raise BackendError(f"as packaged: {own}")
+        latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
+        for setting, one in found.items():
+            trial = self._trials[setting]
+            if isinstance(one, str):
+                self._trials[setting] = SettingResult(setting, reason=one)
+            else:
+                count = trial.processes + len(one.seconds)
+                self._trials[setting] = SettingResult(setting, one, one.ratio_to(own), count)
+        return latencies

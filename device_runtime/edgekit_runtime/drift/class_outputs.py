@@ -1,0 +1,44 @@
+"""Whether the first output of a model holds class scores: by its shape it may, and a manifest can say so.
+
+A regression, a time series and an embedding have that shape, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+
+def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
+    """Return the first output, where it has the shape of class scores [samples, classes >= 2]; or None."""
+    first = outputs[0]
+    is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and class_count(first) >= 2
+    return first if is_scores else None
+
+
+def class_count(spec: TensorSpec) -> int:
+    """Return the size of the last axis, 0 where it is free."""
+    count = spec.shape[-1] if spec.shape else 0
+    return count if isinstance(count, int) else 0
+
+
+def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
+    """Return which field of a manifest says that an output holds class scores, or None.
+
+    Args:
+        figures: of the manifest.
+        output: name of the first output.
+    """
+    if figures.get("class_output") == output:
+        return "figures.class_output"
+    # Not `agreement`: before there was `class_output`, that was chosen by the shape alone without labels.
+    score: Any = figures.get("score")
+    if isinstance(score, Mapping) and score.get("metric") in ("top1", "top5"):
+        return "figures.score.metric"
+    reference: Any = figures.get("reference")
+    outputs = reference.get("outputs") if isinstance(reference, Mapping) else None
+    known = outputs.get(output) if isinstance(outputs, Mapping) else None
+    if isinstance(known, Mapping) and "classes" in known:
+        return "figures.reference"
+    return None

@@ -1,0 +1,130 @@
+"""What a model's inputs and outputs looked like when its package was made: `figures.reference` of a manifest.
+
+Data only; `sketches` holds what is seen later against it. The toolkit writes it from the samples that
+calibrated the package.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.errors import ManifestError
+
+CLASSES: Final = 32  # classes beyond are folded: class number modulo this
+CONFIDENCES: Final = 10
+# Values this far outside, in spans of the calibrated range, are what other samples of the same kind have; as
+# the toolkit's warning about a range trap.
+MARGIN: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReference:
+    """How the values of one tensor were spread when the package was made.
+
+    Attributes:
+        low: the smallest value.
+        high: the largest.
+        edges: that part the values within `low - margin .. high + margin`, ascending.
+        shares: of the values, one more than edges, and none outside that range.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    low: float
+    high: float
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        numbers = (self.low, self.high, *self.edges, *self.shares)
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise ManifestError("figures.reference: expected finite numbers only; make the package again")
+        if len(self.shares) != len(self.edges) + 1 or len(self.shares) > CLASSES:
+            raise ManifestError(
+                f"figures.reference: {len(self.shares)} shares for {len(self.edges)} edges, expected one more"
+            )
+        if list(self.edges) != sorted(self.edges) or self.low > self.high:
+            raise ManifestError("figures.reference: edges and range must ascend; make the package again")
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Edges of all bins, the first and last of which are for what lies outside."""
+        margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
+        return (self.low - margin, *self.edges, self.high + margin)
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "ValueReference":
+        """Return the reference that a parsed JSON object states; further fields are for people."""
+        fields = Fields(value, where, ManifestError)
+        low, high = fields.take("low"), fields.take("high")
+        return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassReference:
+    """How sure a classifier was, and of what, when the package was made.
+
+    Attributes:
+        is_probabilities: whether its outputs are probabilities; otherwise they are logits.
+        confidence: shares of answers by the best class's probability, `CONFIDENCES` bins of equal width.
+        classes: shares of answers by best class, folded to `CLASSES`.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    is_probabilities: bool
+    confidence: tuple[float, ...]
+    classes: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        numbers = (*self.confidence, *self.classes)
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise ManifestError("figures.reference: expected finite numbers only; make the package again")
+        if len(self.confidence) != CONFIDENCES or not 2 <= len(self.classes) <= CLASSES:
+            raise ManifestError(
+                f"figures.reference: {len(self.confidence)} confidences and {len(self.classes)} classes,"
+                f" expected {CONFIDENCES} and 2 to {CLASSES}"
+            )
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "ClassReference":
+        """Return the reference that a parsed JSON object states."""
+        fields = Fields(value, where, ManifestError)
+        is_probabilities = fields.take("probabilities") is True
+        return cls(
+            is_probabilities, tuple(fields.take_list("confidence")), tuple(fields.take_list("classes"))
+        )
+
+
+def parse_references(
+    figures: Mapping[str, JsonValue],
+) -> tuple[dict[str, ValueReference], dict[str, ValueReference | ClassReference]]:
+    """Return the references of inputs and of outputs by name; nothing where the package has none.
+
+    Args:
+        figures: of a manifest.
+
+    Raises:
+        ManifestError: `figures.reference` is malformed.
+    """
+    value: Any = figures.get("reference")
+    if value is None:
+        return {}, {}
+    where = "manifest.json: figures.reference"
+    fields = Fields(value, where, ManifestError)
+    inputs, outputs = fields.take("inputs"), fields.take("outputs")
+    if not isinstance(inputs, dict) or not isinstance(outputs, dict):
+        raise ManifestError(f"{where}: inputs and outputs must be objects; make the package again")
+    return (
+        {name: ValueReference.from_json(item, f"{where}.inputs.{name}") for name, item in inputs.items()},
+        {
+            name: (
+                ClassReference if isinstance(item, dict) and "classes" in item else ValueReference
+            ).from_json(item, f"{where}.outputs.{name}")
+            for name, item in outputs.items()
+        },
+    )

@@ -1,0 +1,253 @@
+"""Small summaries of values and of class scores, and how far they lie from a reference.
+
+A summary takes a few hundred bytes, whatever it has seen.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.drift.reference import CLASSES, CONFIDENCES, ClassReference, ValueReference
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.sessions.session import Array
+
+_LEAST_SHARE: Final = 0.002  # less counts as this: a reference of few samples cannot tell it from nothing
+_LEAST_PROBABILITY: Final = 1e-12
+_LEAST_LOGIT: Final = -80.0  # below the best; less adds nothing, and -inf would make NaN
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean and spread of a stream, in constant memory.
+
+    Attributes:
+        count: of values; fractions come from `halve`.
+        mean: of them.
+        squares: sum of their squared distances from the mean.
+        low: the smallest, infinite before the first.
+        high: the largest.
+
+    Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
+    variances (1979), equation 2.1; for one value it is Welford's.
+    """
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def merge(self, other: "Moments") -> None:
+        """Take in another stream."""
+        total = self.count + other.count
+        if not other.count:
+            return
+        apart = other.mean - self.mean
+        self.squares += other.squares + apart * apart * self.count * other.count / total
+        self.mean += apart * other.count / total
+        self.count = total
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
+
+    def halve(self) -> None:
+        """Give everything so far half its weight; the extremes stay."""
+        self.count /= 2
+        self.squares /= 2
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the values; 0 before the second."""
+        return math.sqrt(self.squares / self.count) if self.count > 1 else 0.0
+
+
+@dataclass(slots=True)
+class ValueSketch:
+    """What the values of one tensor looked like.
+
+    Attributes:
+        reference: what they are held against, or None.
+        moments: of the values.
+        bins: values between the reference's bounds; empty without a reference.
+        not_finite: tensors with NaN or infinity; such values are in neither.
+    """
+
+    reference: ValueReference | None = None
+    moments: Moments = field(default_factory=Moments)
+    bins: list[float] = field(default_factory=list)
+    not_finite: int = 0
+    _bounds: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        bounds = self.reference.bounds if self.reference else ()
+        self._bounds = np.array(bounds, np.float32)
+        self.bins = self.bins or [0.0] * (len(bounds) + 1 if bounds else 0)
+
+    def add(self, values: Array) -> None:
+        """Count values.
+
+        Args:
+            values: float32 [count], not empty; they are overwritten.
+        """
+        values.sort()
+        if not (math.isfinite(values[-1]) and math.isfinite(values[0])):  # NaN comes last
+            self.not_finite += 1
+            values = values[np.isfinite(values)]
+            if not values.size:
+                return
+        count = values.size
+        low, high = float(values[0]), float(values[-1])
+        if self.bins:
+            before = 0
+            for place, until in enumerate([*values.searchsorted(self._bounds).tolist(), count]):
+                self.bins[place] += until - before
+                before = until
+        wide = values.astype(np.float64)
+        mean = float(np.add.reduce(wide)) / count
+        wide -= mean  # first, as squares of values far from 0 would drown the spread
+        self.moments.merge(Moments(count, mean, float(wide.dot(wide)), low, high))
+
+    def halve(self) -> None:
+        """Give everything so far half its weight."""
+        self.moments.halve()
+        self.bins = [count / 2 for count in self.bins]
+
+    def merge(self, other: "ValueSketch") -> None:
+        """Take in what another worker saw of the same tensor, held against the same reference."""
+        self.moments.merge(other.moments)
+        self.bins = [own + more for own, more in zip(self.bins, other.bins, strict=True)]
+        self.not_finite += other.not_finite
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return counts, and the distance from the reference where there is one."""
+        moments = self.moments
+        stated: dict[str, JsonValue] = {
+            "count": round(moments.count),
+            "mean": _digits(moments.mean),
+            "std": _digits(moments.std),
+            "low": _digits(moments.low) if moments.count else None,
+            "high": _digits(moments.high) if moments.count else None,
+            "not_finite": self.not_finite,
+        }
+        if self.reference is None:
+            return stated
+        total = sum(self.bins)
+        outside = self.bins[0] + self.bins[-1]
+        return {
+            **stated,
+            "bins": [round(count) for count in self.bins],
+            "outside": round(outside / total, 4) if total else None,
+            "psi": find_distance(self.bins, (0.0, *self.reference.shares, 0.0)),
+        }
+
+
+@dataclass(slots=True)
+class ClassSketch:
+    """What a classifier answered.
+
+    Attributes:
+        count: of its classes.
+        reference: what its answers are held against, or None.
+        is_probabilities: whether its outputs are; None before the first without a reference.
+        confidence: answers by the best class's probability.
+        classes: answers by best class.
+        entropy: of answers, over the largest possible: 0 is sure, 1 knows nothing.
+    """
+
+    count: int
+    reference: ClassReference | None = None
+    is_probabilities: bool | None = None
+    confidence: list[float] = field(default_factory=lambda: [0.0] * CONFIDENCES)
+    classes: list[float] = field(default_factory=list)
+    entropy: Moments = field(default_factory=Moments)
+
+    def __post_init__(self) -> None:
+        self.classes = self.classes or [0.0] * min(self.count, CLASSES)
+        if self.reference is not None:
+            self.is_probabilities = self.reference.is_probabilities
+            if len(self.reference.classes) != len(self.classes):
+                raise ManifestError(
+                    f"figures.reference: {len(self.reference.classes)} classes, expected {len(self.classes)}"
+                    f" of a model with {self.count}"
+                )
+
+    def add(self, scores: Array) -> None:
+        """Count one answer.
+
+        Args:
+            scores: float [classes], logits or probabilities.
+        """
+        if self.is_probabilities is None:
+            self.is_probabilities = are_probabilities(scores)
+        if self.is_probabilities:
+            scores = np.log(np.maximum(scores, _LEAST_PROBABILITY))
+        best = int(scores.argmax())  # of a NaN, where there is one
+        if not math.isfinite(scores[best]):
+            return
+        apart = np.maximum(scores - scores[best], _LEAST_LOGIT)
+        weights = np.exp(apart)
+        total = float(weights.sum())
+        confidence = 1.0 / total
+        entropy = (math.log(total) - float(weights.dot(apart)) / total) / math.log(max(self.count, 2))
+        self.entropy.merge(Moments(1, entropy, 0.0, entropy, entropy))
+        self.confidence[min(int(confidence * CONFIDENCES), CONFIDENCES - 1)] += 1
+        self.classes[best % len(self.classes)] += 1
+
+    def halve(self) -> None:
+        """Give everything so far half its weight."""
+        self.entropy.halve()
+        self.confidence = [count / 2 for count in self.confidence]
+        self.classes = [count / 2 for count in self.classes]
+
+    def merge(self, other: "ClassSketch") -> None:
+        """Take in what another worker saw of the same output."""
+        self.entropy.merge(other.entropy)
+        self.confidence = [own + more for own, more in zip(self.confidence, other.confidence, strict=True)]
+        self.classes = [own + more for own, more in zip(self.classes, other.classes, strict=True)]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return counts, and the distances from the reference where there is one."""
+        stated: dict[str, JsonValue] = {
+            "confidence": [round(count) for count in self.confidence],
+            "classes": [round(count) for count in self.classes],
+            "entropy": _digits(self.entropy.mean),
+        }
+        if self.reference is None:
+            return stated
+        return {
+            **stated,
+            "confidence_psi": find_distance(self.confidence, self.reference.confidence),
+            "classes_psi": find_distance(self.classes, self.reference.classes),
+        }
+
+
+def are_probabilities(scores: Array) -> bool:
+    """Return whether the values of a row are at least 0 and add up to 1, within 1 %."""
+    return float(scores.min()) >= 0 and abs(float(scores.sum(dtype=np.float64)) - 1) < 1e-2
+
+
+def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
+    """Return the population stability index of counts against the shares of a reference; None of nothing.
+
+    0 is equal; by the usual rule, from 0.1 on it is worth a look and from 0.25 on something has changed. With
+    n counts in b bins chance alone makes about (b - 1) / n.
+
+    Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    distance = 0.0
+    for count, share in zip(counts, shares, strict=True):
+        got = max(count / total, _LEAST_SHARE)
+        expected = max(share, _LEAST_SHARE)
+        distance += (got - expected) * math.log(got / expected)
+    return round(distance, 4)
+
+
+def _digits(value: float) -> float:
+    """Round to six significant digits."""
+    return float(f"{value:.6g}")

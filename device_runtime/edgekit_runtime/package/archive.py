@@ -1,0 +1,332 @@
+"""Packages: writing one atomically, and reading one only after every byte of it has been verified.
+
+A reader learns in this order: the structure is canonical (`zipform`), the signature is by a trusted key, the
+manifest is what was signed, each artifact is what the manifest says. Contents are hashed once, through a
+mapping of the file, and handed out as views of it.
+
+Deliberately not checked: that the file stays as it was verified. Whoever can write to the package folder can
+change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the
+runtime's user alone.
+
+Source: docs/reference/package-format.md.
+"""
+
+import hashlib
+import mmap
+import os
+import stat
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, TypeAlias
+
+from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
+from edgekit_runtime.package.canonical_zip import (
+    MAX_ARCHIVE_BYTES,
+    MAX_ARCHIVE_MEMBERS,
+    Member,
+    read_members,
+    write_archive,
+)
+from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME, Artifact, Manifest, parse_manifest
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.mapped_file import parts
+from edgekit_runtime.system.resource_errors import check_lack
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
+
+Sign: TypeAlias = Callable[[bytes], bytes]
+"""Takes the payload (an in-toto statement), returns the canonical bytes of a DSSE envelope around it."""
+
+_ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
+"""Takes an envelope and where it lies, returns its statement and key id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a reader accepts; all are checked before anything of that size is read.
+
+    Raises:
+        ValueError: a limit is not positive, or beyond what the format can hold.
+    """
+
+    max_package_bytes: int = 2 << 30
+    max_manifest_bytes: int = 1 << 20
+    max_signature_bytes: int = 64 << 10
+    max_members: int = 1024
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) < 1:
+                raise ValueError(f"{limit.name} is {getattr(self, limit.name)}, expected at least 1")
+        if self.max_package_bytes > MAX_ARCHIVE_BYTES or self.max_members > MAX_ARCHIVE_MEMBERS:
+            raise ValueError(
+                f"the format ends at {MAX_ARCHIVE_BYTES} bytes and {MAX_ARCHIVE_MEMBERS} members"
+            )
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+def write_package(
+    path: Path, manifest: Manifest, artifacts: Mapping[str, bytes | memoryview], sign: Sign
+) -> None:
+    """Write a package atomically; the same manifest, artifacts and ed25519 key give the same bytes.
+
+    Args:
+        path: of the package file; an earlier file there stays whole until the new one is.
+        manifest: names each artifact with size and digest.
+        artifacts: path -> content, exactly those that the manifest names.
+        sign: makes the envelope.
+
+    Raises:
+        ManifestError: the artifacts are not those that the manifest names.
+        DigestError: an artifact has another size or digest than the manifest says.
+        PackageError: the package would be beyond the default limits of readers, or the format.
+        SignatureError: from `sign`, or it returned no canonical envelope.
+        OutputError: the folder is missing or unwritable, or the disk is full.
+    """
+    named = {artifact.path for artifact in manifest.artifacts}
+    if named != set(artifacts):
+        differing = sorted(named ^ set(artifacts))
+        raise ManifestError(f"{MANIFEST_NAME}: artifacts named and given differ in {', '.join(differing)}")
+    contents: dict[str, memoryview] = {}
+    for artifact in manifest.artifacts:
+        content = memoryview(artifacts[artifact.path]).cast("B")  # len() in bytes, whatever it is a view of
+        _check_digest(artifact, len(content), hashlib.sha256(content).hexdigest(), str(path))
+        contents[artifact.path] = content
+    manifest_bytes = manifest.to_bytes()
+    statement = Statement(
+        MANIFEST_NAME, hashlib.sha256(manifest_bytes).hexdigest(), PACKAGE_PREDICATE_TYPE, {}
+    )
+    envelope = sign(statement.to_bytes())
+    Envelope.from_bytes(envelope, f"{path}: {SIGNATURE_NAME}")
+    _check_size(MANIFEST_NAME, len(manifest_bytes), DEFAULT_LIMITS.max_manifest_bytes, str(path))
+    _check_size(SIGNATURE_NAME, len(envelope), DEFAULT_LIMITS.max_signature_bytes, str(path))
+    if len(contents) + 2 > DEFAULT_LIMITS.max_members:
+        raise PackageError(f"{path}: {len(contents) + 2} members, the limit is {DEFAULT_LIMITS.max_members}")
+    head = {MANIFEST_NAME: manifest_bytes, SIGNATURE_NAME: envelope}
+    with write_atomically(path) as file:
+        size_bytes = write_archive(file, [*head.items(), *contents.items()])
+        _check_size("the package", size_bytes, DEFAULT_LIMITS.max_package_bytes, str(path))
+
+
+class OpenedPackage:
+    """A package that has been verified throughout.
+
+    Attributes:
+        path: of the package file.
+        manifest: what it holds.
+        key_id: of the trusted key that signed it.
+    """
+
+    __slots__ = ("_members", "_view", "key_id", "manifest", "path")
+
+    def __init__(
+        self, path: Path, manifest: Manifest, key_id: str, *, view: memoryview, members: Mapping[str, Member]
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.key_id = key_id
+        self._view = view
+        self._members = members
+
+    def read(self, artifact_path: str) -> memoryview:
+        """Return the content of an artifact as a read-only view of the mapped file.
+
+        Raises:
+            PackageError: the package has no such artifact, or is closed.
+        """
+        member = self._members.get(artifact_path)
+        if member is None:
+            raise PackageError(
+                f"{self.path}: no artifact '{artifact_path}', there are: {', '.join(self._members)}"
+            )
+        try:
+            return self._view[member.payload_offset : member.end_offset]
+        except ValueError as cause:
+            raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
+
+    def copy_to(self, file: BinaryIO) -> None:
+        """Write the whole package to `file`: the bytes that were verified, whatever lies at `path` by now.
+
+        Raises:
+            OSError: from the file.
+        """
+        file.writelines(parts(self._view))
+
+    def select(self, variant: str) -> "OpenedPackage":
+        """Return this package as if a variant were its only one; closing either closes both.
+
+        Raises:
+            PackageError: there is no variant of that name.
+        """
+        manifest = self.manifest.select(variant)
+        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+
+    def close(self) -> None:
+        """Give the mapping up; it is freed when the last view that `read` returned is gone."""
+        self._view.release()
+
+    def __enter__(self) -> "OpenedPackage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -> OpenedPackage:
+    """Return the package at `path` after all of it has been verified.
+
+    Args:
+        path: of the package file.
+        trust: decides whose signatures are accepted.
+        limits: bounds on sizes and counts.
+
+    Raises:
+        PackageError: unreadable, beyond a limit, or not in the canonical form.
+        SignatureError: the signature is malformed, wrong, or by a key that is not trusted.
+        UnavailableError: it cannot be read, or its signature not be verified, now.
+        DigestError: the manifest or an artifact is not what was signed.
+        ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
+    """
+
+    def verify(envelope: bytes, where: str) -> tuple[Statement, str]:
+        return trust.verify(envelope, PACKAGE_PREDICATE_TYPE, where)
+
+    view = _map_file(path, limits)
+    try:
+        manifest, key_id, members = _check_package(view, verify, limits, str(path))
+    except BaseException:
+        view.release()
+        raise
+    return OpenedPackage(path, manifest, key_id, view=view, members=members)
+
+
+@dataclass(frozen=True, slots=True)
+class UnverifiedManifest:
+    """What a package says of itself. Its form and digests are right, but anybody can have written it.
+
+    It gives no access to artifacts, so nothing can be run from it.
+
+    Attributes:
+        manifest: what the package says that it holds.
+        claimed_key_id: of the key that the package says it is signed by.
+    """
+
+    manifest: Manifest
+    claimed_key_id: str
+
+
+def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> UnverifiedManifest:
+    """Return what the package at `path` says of itself, WITHOUT verifying who signed it.
+
+    For showing it to people who decide whether to trust that key; use `read_package` for everything else. All
+    other checks of `read_package` are made.
+
+    Args:
+        path: of the package file.
+        limits: bounds on sizes and counts.
+
+    Raises:
+        PackageError: as `read_package` does, but not for a key that is not trusted or a wrong signature.
+        UnavailableError: it cannot be read now.
+    """
+
+    def read(envelope: bytes, where: str) -> tuple[Statement, str]:
+        return read_unverified(envelope, PACKAGE_PREDICATE_TYPE, where)
+
+    with _map_file(path, limits) as view:
+        manifest, key_id, _ = _check_package(view, read, limits, str(path))
+    return UnverifiedManifest(manifest, key_id)
+
+
+def _map_file(path: Path, limits: Limits) -> memoryview:
+    try:
+        # Not blocking, since opening a FIFO for reading would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+                raise PackageError(f"{path}: is empty or not a regular file, expected a package")
+            _check_size("the package", status.st_size, limits.max_package_bytes, str(path))
+            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError, OverflowError) as cause:
+        check_lack(cause, f"cannot read package {path}")
+        raise PackageError(f"cannot read package {path}: {cause}") from cause
+
+
+def _check_package(
+    view: memoryview, read_envelope: _ReadEnvelope, limits: Limits, where: str
+) -> tuple[Manifest, str, dict[str, Member]]:
+    """Return the manifest, the key id and the artifacts by name, after all checks."""
+    members = read_members(view, where, limits.max_members)
+    manifest, key_id = _read_signed_manifest(view, members, read_envelope, limits, where)
+    _check_artifacts(view, members, manifest, where)
+    return manifest, key_id, {member.name: member for member in members[2:]}
+
+
+def _read_signed_manifest(
+    view: memoryview, members: tuple[Member, ...], read_envelope: _ReadEnvelope, limits: Limits, where: str
+) -> tuple[Manifest, str]:
+    names = [member.name for member in members[:2]]
+    if names != [MANIFEST_NAME, SIGNATURE_NAME]:
+        raise PackageError(
+            f"{where}: starts with members {names}, expected {MANIFEST_NAME}, {SIGNATURE_NAME}"
+        )
+    _check_size(MANIFEST_NAME, members[0].size_bytes, limits.max_manifest_bytes, where)
+    _check_size(SIGNATURE_NAME, members[1].size_bytes, limits.max_signature_bytes, where)
+    manifest_bytes = bytes(view[members[0].payload_offset : members[0].end_offset])
+    envelope = bytes(view[members[1].payload_offset : members[1].end_offset])
+    statement, key_id = read_envelope(envelope, f"{where}: {SIGNATURE_NAME}")
+    if statement.subject_name != MANIFEST_NAME:
+        raise SignatureError(
+            f"{where}: signature is for '{statement.subject_name}', expected '{MANIFEST_NAME}'", key_id
+        )
+    sha256 = hashlib.sha256(manifest_bytes).hexdigest()
+    if sha256 != statement.sha256:
+        raise DigestError(
+            f"{where}: {MANIFEST_NAME} has sha256 {sha256}, signed was {statement.sha256}; fetch it again"
+        )
+    for member, content in ((members[0], manifest_bytes), (members[1], envelope)):
+        _check_crc32(member, zlib.crc32(content), where)
+    return parse_manifest(manifest_bytes), key_id
+
+
+def _check_artifacts(view: memoryview, members: tuple[Member, ...], manifest: Manifest, where: str) -> None:
+    names = [member.name for member in members[2:]]
+    expected = [artifact.path for artifact in manifest.artifacts]
+    if names != expected:
+        raise PackageError(f"{where}: holds the artifacts {names}, the manifest names {expected}")
+    for member, artifact in zip(members[2:], manifest.artifacts, strict=True):
+        crc32, digest = 0, hashlib.sha256()
+        for part in parts(view[member.payload_offset : member.end_offset]):
+            crc32 = zlib.crc32(part, crc32)
+            digest.update(part)
+        _check_digest(artifact, member.size_bytes, digest.hexdigest(), where)
+        _check_crc32(member, crc32, where)
+
+
+def _check_digest(artifact: Artifact, size_bytes: int, sha256: str, where: str) -> None:
+    here = f"{where}: artifact '{artifact.path}'"
+    if size_bytes != artifact.size_bytes:
+        raise DigestError(f"{here} has {size_bytes} bytes, expected {artifact.size_bytes}")
+    if sha256 != artifact.sha256:
+        raise DigestError(f"{here} has sha256 {sha256}, expected {artifact.sha256}; fetch the file again")
+
+
+def _check_crc32(member: Member, crc32: int, where: str) -> None:
+    if member.crc32 != crc32:
+        raise PackageError(
+            f"{where}: '{member.name}' has CRC-32 {crc32:#010x}, its header says {member.crc32:#010x}"
+        )
+
+
+def _check_size(what: str, size_bytes: int, limit_bytes: int, where: str) -> None:
+    if size_bytes > limit_bytes:
+        raise PackageError(f"{where}: {what} has {size_bytes} bytes, the limit is {limit_bytes}")

@@ -1,0 +1,245 @@
+"""The canonical ZIP form: one byte sequence for one list of members, written and checked with `struct`.
+
+Members are stored, their payloads start at multiples of 64 bytes, every other field has one permitted value,
+and nothing lies between, before or after. The reader derives each structural byte from names, sizes and
+checksums and refuses an archive that differs, so no byte is free: it needs none of the leniency for which ZIP
+readers are attacked. It does not read compressed, encrypted, split or zip64 archives.
+
+Source: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (central directory), 4.3.16 (end record).
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.member_names import MAX_NAME_BYTES, find_name_problem, find_names_problem
+
+ALIGNMENT_BYTES: Final = 64  # a cache line, and what the engines ask of weights that are used in place
+MAX_ARCHIVE_BYTES: Final = 0xFFFF_FFFE  # beyond this the format needs zip64
+MAX_ARCHIVE_MEMBERS: Final = 0xFFFE
+
+_LOCAL: Final = struct.Struct("<IHHHHHIIIHH")
+_CENTRAL: Final = struct.Struct("<IHHHHHHIIIHHHHHII")
+_END: Final = struct.Struct("<IHHHHIIH")
+_EXTRA: Final = struct.Struct("<HHH")
+_COMMON_FIELDS: Final = (
+    "version needed", "flags", "compression method", "time", "date", "CRC-32", "compressed size", "size",
+    "name length", "extra length",
+)  # fmt: skip
+_LOCAL_FIELDS: Final = ("local header signature", *_COMMON_FIELDS)
+_CENTRAL_FIELDS: Final = (
+    "central directory signature", "version made by", *_COMMON_FIELDS, "comment length", "disk number",
+    "internal attributes", "external attributes", "local header offset",
+)  # fmt: skip
+_END_FIELDS: Final = (
+    "end record signature", "disk number", "directory disk number", "members on this disk", "members",
+    "directory size", "directory offset", "comment length",
+)  # fmt: skip
+
+_VERSION_NEEDED: Final = 10  # 1.0: stored files
+_MADE_BY_UNIX: Final = (3 << 8) | 20
+_REGULAR_FILE_0644: Final = 0o100644 << 16
+_DATE_1980_01_01: Final = (1 << 5) | 1
+_EXTRA_ALIGNMENT_ID: Final = (
+    0xD935  # the registered "alignment" field of Android's zipalign: ordinary tools skip it
+)
+_HINTS: Final = {
+    "compression method": "members are stored, never compressed",
+    "flags": "no encryption and no data descriptors",
+    "external attributes": "every member is a regular file with mode 0644, never a link",
+    "local header signature": "bytes lie before or between the members",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where one member lies.
+
+    Attributes:
+        name: its path.
+        header_offset: of its local header.
+        payload_offset: of its content, a multiple of 64.
+        size_bytes: of its content.
+        crc32: of its content, as its headers state it.
+    """
+
+    name: str
+    header_offset: int
+    payload_offset: int
+    size_bytes: int
+    crc32: int
+
+    @property
+    def end_offset(self) -> int:
+        """Where the next header starts."""
+        return self.payload_offset + self.size_bytes
+
+
+def place_member(name: str, size_bytes: int, crc32: int, header_offset: int) -> Member:
+    """Return the member with its payload at the next aligned offset."""
+    earliest = header_offset + _LOCAL.size + len(name) + _EXTRA.size
+    return Member(name, header_offset, -(-earliest // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, size_bytes, crc32)
+
+
+def _common_values(member: Member, extra_bytes: int) -> tuple[int, ...]:
+    sizes = (member.crc32, member.size_bytes, member.size_bytes, len(member.name), extra_bytes)
+    return (_VERSION_NEEDED, 0, 0, 0, _DATE_1980_01_01, *sizes)
+
+
+def build_local_header(member: Member) -> bytes:
+    """Return all bytes from the member's header offset to its payload."""
+    extra_bytes = member.payload_offset - member.header_offset - _LOCAL.size - len(member.name)
+    header = _LOCAL.pack(0x04034B50, *_common_values(member, extra_bytes))
+    extra = _EXTRA.pack(_EXTRA_ALIGNMENT_ID, extra_bytes - 4, ALIGNMENT_BYTES)
+    return header + member.name.encode("ascii") + extra.ljust(extra_bytes, b"\0")
+
+
+def build_directory(members: Sequence[Member]) -> bytes:
+    """Return all bytes from the end of the last payload to the end of the archive."""
+    entries = []
+    for member in members:
+        values = _common_values(member, 0)
+        tail = (0, 0, 0, _REGULAR_FILE_0644, member.header_offset)
+        entries.append(_CENTRAL.pack(0x02014B50, _MADE_BY_UNIX, *values, *tail) + member.name.encode("ascii"))
+    directory = b"".join(entries)
+    offset = members[-1].end_offset if members else 0
+    count = len(members)
+    return directory + _END.pack(0x06054B50, 0, 0, count, count, len(directory), offset, 0)
+
+
+def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview]]) -> int:
+    """Write the canonical archive of `members`, in the order given, and return its size in bytes.
+
+    Args:
+        out: an empty binary file.
+        members: name and content of each.
+
+    Raises:
+        PackageError: a name may not stand in a package, or the archive would need zip64.
+        OSError: as `out` raises it.
+    """
+    contents = list(members)
+    if problem := find_names_problem(name for name, _ in contents):
+        raise PackageError(f"package: {problem}")
+    placed: list[Member] = []
+    offset = 0
+    for name, content in contents:
+        member = place_member(name, len(content), zlib.crc32(content), offset)
+        offset = member.end_offset
+        if offset > MAX_ARCHIVE_BYTES or len(placed) >= MAX_ARCHIVE_MEMBERS:
+            raise PackageError(
+                f"package: over {MAX_ARCHIVE_BYTES} bytes or {MAX_ARCHIVE_MEMBERS} members with '{name}'"
+            )
+        out.write(build_local_header(member))
+        out.write(content)
+        placed.append(member)
+    directory = build_directory(placed)
+    if offset + len(directory) > MAX_ARCHIVE_BYTES:
+        raise PackageError(f"package: over {MAX_ARCHIVE_BYTES} bytes with its directory")
+    out.write(directory)
+    return offset + len(directory)
+
+
+def read_members(data: memoryview, where: str, max_members: int) -> tuple[Member, ...]:
+    """Return the members of an archive whose structure is canonical throughout.
+
+    Contents are not read: that they have the stated CRC-32 is left to the caller's one pass over them.
+
+    Args:
+        data: the whole archive.
+        where: what the error message starts with.
+        max_members: refuse more.
+
+    Raises:
+        PackageError: any structural byte differs from the canonical form.
+    """
+    count, directory_offset = _read_end(data, where, max_members)
+    members: list[Member] = []
+    offset = 0
+    for _ in range(count):
+        member = _read_local(data, where, offset, directory_offset)
+        offset = member.end_offset
+        members.append(member)
+    if offset != directory_offset:
+        raise PackageError(
+            f"{where}: members end at byte {offset}, the directory starts at {directory_offset}"
+        )
+    if problem := find_names_problem(member.name for member in members):
+        raise PackageError(f"{where}: {problem}")
+    _check_directory(data, where, members, directory_offset)
+    return tuple(members)
+
+
+def _read_end(data: memoryview, where: str, max_members: int) -> tuple[int, int]:
+    start = len(data) - _END.size
+    if start < 0 or bytes(data[start : start + 4]) != b"PK\x05\x06":
+        raise PackageError(
+            f"{where}: no ZIP end record in the last {_END.size} of {len(data)} bytes: not a package,"
+            " truncated, or bytes were appended; fetch the file again"
+        )
+    values = _END.unpack_from(data, start)
+    count, directory_bytes, directory_offset = values[4:7]
+    if count > max_members:  # also the marker 0xFFFF that announces zip64
+        raise PackageError(f"{where}: holds {count} members, the limit is {max_members} (zip64 is not read)")
+    _compare(
+        values, (0x06054B50, 0, 0, count, count, directory_bytes, directory_offset, 0), _END_FIELDS, where
+    )
+    if directory_offset + directory_bytes != start:
+        raise PackageError(
+            f"{where}: directory of {directory_bytes} bytes at {directory_offset} should end at {start}:"
+            " bytes were added or are missing; fetch the file again"
+        )
+    return count, directory_offset
+
+
+def _read_local(data: memoryview, where: str, offset: int, limit: int) -> Member:
+    here = f"{where}: member at byte {offset}"
+    if offset + _LOCAL.size > limit:
+        raise PackageError(f"{here}: runs into the directory at {limit}")
+    values = _LOCAL.unpack_from(data, offset)
+    crc32, _, size_bytes, name_bytes = values[6:10]
+    # The fixed fields come first: the name of something that is no canonical header means nothing.
+    fixed = (0x04034B50, _VERSION_NEEDED, 0, 0, 0, _DATE_1980_01_01)
+    _compare(values[:6], fixed, _LOCAL_FIELDS[:6], here)
+    if not 0 < name_bytes <= MAX_NAME_BYTES or offset + _LOCAL.size + name_bytes > limit:
+        raise PackageError(
+            f"{here}: name length is {name_bytes}, expected 1 to {MAX_NAME_BYTES} before the directory"
+        )
+    name = bytes(data[offset + _LOCAL.size : offset + _LOCAL.size + name_bytes]).decode("latin-1")
+    if problem := find_name_problem(name):
+        raise PackageError(f"{here}: name {name!r} {problem}")
+    member = place_member(name, size_bytes, crc32, offset)
+    if member.end_offset > limit:
+        raise PackageError(f"{here} '{name}': {size_bytes} bytes reach past the directory at {limit}")
+    expected = build_local_header(member)
+    if data[offset : member.payload_offset] != expected:
+        _compare(values, _LOCAL.unpack_from(expected), _LOCAL_FIELDS, f"{here} '{name}'")
+        raise PackageError(
+            f"{here} '{name}': padding is not {ALIGNMENT_BYTES}-byte alignment filled with zeros"
+        )
+    return member
+
+
+def _check_directory(data: memoryview, where: str, members: Sequence[Member], offset: int) -> None:
+    expected = build_directory(members)
+    if data[offset:] == expected:
+        return
+    position = 0
+    for member in members:
+        here = f"{where}: directory entry of '{member.name}'"
+        if offset + position + _CENTRAL.size > len(data):
+            raise PackageError(f"{here}: is cut off")
+        got = _CENTRAL.unpack_from(data, offset + position)
+        _compare(got, _CENTRAL.unpack_from(expected, position), _CENTRAL_FIELDS, here)
+        position += _CENTRAL.size + len(member.name)
+    raise PackageError(f"{where}: directory does not name the members in their order, each once")
+
+
+def _compare(got: Sequence[int], expected: Sequence[int], fields: Sequence[str], where: str) -> None:
+    for value, wanted, field in zip(got, expected, fields, strict=True):
+        if value != wanted:
+            hint = f" ({_HINTS[field]})" if field in _HINTS else ""
+            raise PackageError(f"{where}: {field} is {value:#x}, expected {wanted:#x}{hint}")

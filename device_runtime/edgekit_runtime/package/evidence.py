@@ -1,0 +1,94 @@
+"""Evidence: signed statements about a file, for what varies from run to run (timings, energy)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import DigestError, SignatureError
+from edgekit_runtime.package.archive import Sign
+from edgekit_runtime.system.atomic_files import hash_file, write_atomically
+from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, Envelope, Statement, Verifier, read_unverified
+
+MAX_EVIDENCE_BYTES: Final = 16 << 20
+
+
+def evidence_path(package_path: Path) -> Path:
+    """Return where the evidence of a package lies: `NAME-VERSION-TARGET.evidence.json` beside it."""
+    return package_path.with_name(package_path.name.removesuffix(".edgepkg") + ".evidence.json")
+
+
+def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonValue], sign: Sign) -> None:
+    """Write a signed statement about the file at `subject_path` to `path`, atomically.
+
+    Args:
+        path: of the evidence file.
+        subject_path: the file that the statement is about; its sha256 is taken now.
+        predicate: what is stated.
+        sign: makes the envelope.
+
+    Raises:
+        SignatureError: the file cannot be read, the predicate is no JSON or too large, or from `sign`.
+        OutputError: the evidence cannot be written.
+    """
+    statement = Statement(subject_path.name, _hash_subject(subject_path), EVIDENCE_PREDICATE_TYPE, predicate)
+    envelope = sign(statement.to_bytes())
+    Envelope.from_bytes(envelope, str(path))
+    if len(envelope) > MAX_EVIDENCE_BYTES:
+        raise SignatureError(f"{path}: evidence has {len(envelope)} bytes, the limit is {MAX_EVIDENCE_BYTES}")
+    with write_atomically(path) as file:
+        file.write(envelope)
+
+
+def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
+    """Return the statement in the evidence file at `path`, once it is known to be about `subject_path`.
+
+    The file name in the statement is not compared: a renamed file is the same file.
+
+    Raises:
+        SignatureError: unreadable, too large, malformed, changed, or by a key that is not trusted.
+        DigestError: the file at `subject_path` is not the one that the statement is about.
+    """
+    statement, _ = trust.verify(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
+    _check_subject(statement, path, subject_path)
+    return statement
+
+
+def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
+    """Return what the evidence file at `path` says about `subject_path`, WITHOUT verifying who signed it.
+
+    Anybody can have written it. This is for showing it to people who decide whether to trust its key.
+
+    Raises:
+        SignatureError: unreadable, too large, or malformed.
+        DigestError: the file at `subject_path` is not the one that the statement is about.
+    """
+    statement, _ = read_unverified(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
+    _check_subject(statement, path, subject_path)
+    return statement
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_EVIDENCE_BYTES + 1)
+    except OSError as cause:
+        raise SignatureError(f"cannot read evidence {path}: {cause.strerror}") from cause
+    if len(data) > MAX_EVIDENCE_BYTES:
+        raise SignatureError(f"{path}: evidence is over the limit of {MAX_EVIDENCE_BYTES} bytes")
+    return data
+
+
+def _check_subject(statement: Statement, path: Path, subject_path: Path) -> None:
+    sha256 = _hash_subject(subject_path)
+    if sha256 != statement.sha256:
+        raise DigestError(
+            f"{subject_path}: has sha256 {sha256}, the evidence {path} is about {statement.sha256}"
+        )
+
+
+def _hash_subject(path: Path) -> str:
+    try:
+        return hash_file(path)
+    except OSError as cause:
+        raise SignatureError(f"cannot read {path}, which the evidence is about: {cause.strerror}") from cause

@@ -1,0 +1,351 @@
+"""Golden tensors: recorded inputs with the outputs that a device must reproduce within a tolerance.
+
+Values lie in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be stored as
+8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
+the space. So that large images stay small here, a code may stand for a block of equal values, and of an
+output every k-th value may do.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+# Of all inputs together, decoded: with `repeat`, a few bytes can state any size.
+MAX_INPUT_BYTES: Final = 512 << 20
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+
+
+def _check_number(value: object, what: str, *, low: float) -> None:
+    # A comparison, since math.isfinite() overflows on the huge integers that JSON allows.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= _FLOAT32_MAX:
+        raise DataError(f"{what} is {value!r}, expected a finite number of at least {low:g}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _decode(
+    data: bytes | memoryview, dtype: str, shape: tuple[int, ...], name: str
+) -> np.ndarray[Any, np.dtype[Any]]:
+    expected_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+    if len(data) != expected_bytes:
+        raise DataError(f"golden tensor '{name}': got {len(data)} bytes, expected {expected_bytes}")
+    stored = np.frombuffer(data, DTYPES[dtype].newbyteorder("<")).reshape(shape)
+    return stored.astype(
+        DTYPES[dtype]
+    )  # a copy: native byte order, and no view of a mapping that gets closed
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """How 8-bit codes stand for float32 values: `float32(code) * float32(scale) + float32(offset)`.
+
+    Attributes:
+        dtype: `uint8` or `int8`.
+        scale, offset: rounded to float32 before use; each of the two operations rounds to float32.
+        repeat: for each axis how many values in a row one code stands for, or None for one on every axis.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    dtype: str
+    scale: float
+    offset: float
+    repeat: tuple[int, ...] | None = None
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("uint8", "int8"):
+            raise DataError(f"codes: dtype is {self.dtype!r}, expected uint8 or int8")
+        _check_number(self.scale, "codes: scale", low=-_FLOAT32_MAX)
+        _check_number(self.offset, "codes: offset", low=-_FLOAT32_MAX)
+        if self.repeat is not None and not all(map(_is_count, self.repeat)):
+            raise DataError(f"codes: repeat is {list(self.repeat)}, expected integers of at least 1")
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes for values of `shape`.
+
+        Raises:
+            DataError: `repeat` has another rank, or does not divide a size.
+        """
+        if self.repeat is None:
+            return shape
+        # A size of 0 is divided by all numbers, but numpy cannot repeat by those beyond its index type.
+        if len(self.repeat) != len(shape) or any(
+            size % times or times > max(size, 1) for size, times in zip(shape, self.repeat, strict=True)
+        ):
+            raise DataError(
+                f"codes: repeat is {list(self.repeat)}, expected a divisor for each size of {list(shape)}"
+            )
+        return tuple(size // times for size, times in zip(shape, self.repeat, strict=True))
+
+    def decode(
+        self, data: bytes | memoryview, shape: tuple[int, ...], name: str
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return the values that `data` stands for, float32 of `shape`.
+
+        Raises:
+            DataError: `data` has another size; `name` is that of the tensor, for the message.
+        """
+        codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
+        # Arithmetic makes numbers of arrays without axes, which engines do not take.
+        values = np.asarray(codes * np.float32(self.scale) + np.float32(self.offset))
+        for axis, times in enumerate(self.repeat or ()):
+            if times > 1:
+                values = np.repeat(values, times, axis)
+        return values
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this."""
+        stated: dict[str, JsonValue] = {"dtype": self.dtype, "scale": self.scale, "offset": self.offset}
+        return {**self.extra, **stated, **({} if self.repeat is None else {"repeat": list(self.repeat)})}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "Codes":
+        """Return the codes that a parsed JSON object states."""
+        fields = Fields(value, where, DataError)
+        dtype, scale, offset = fields.take("dtype"), fields.take("scale"), fields.take("offset")
+        repeat = fields.take_optional("repeat", None)
+        if repeat is not None and not isinstance(repeat, list):
+            raise DataError(f"{where}: field 'repeat' is {type(repeat).__name__}, expected a list")
+        return cls(dtype, scale, offset, None if repeat is None else tuple(repeat), fields.rest())
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenInput:
+    """One recorded input.
+
+    Attributes:
+        name, dtype, shape: what the session is fed with; every size is stated.
+        path: of the artifact with the values.
+        codes: how they are stored, or None when they are stored in `dtype`.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    codes: Codes | None = None
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_golden(self.name, self.dtype, self.shape, self.path)
+        if self.codes is None:
+            return
+        if self.dtype != "float32":
+            raise DataError(f"golden tensor '{self.name}': codes need dtype float32, got {self.dtype}")
+        try:
+            self.codes.stored_shape(self.shape)
+        except DataError as cause:
+            raise DataError(f"golden tensor '{self.name}': {cause}") from cause
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the artifact."""
+        if self.codes is None:
+            return self.decoded_bytes
+        return math.prod(self.codes.stored_shape(self.shape)) * DTYPES[self.codes.dtype].itemsize
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the array that `decode` returns."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return the input, dtype and shape as stated.
+
+        Raises:
+            DataError: `data` has another size.
+        """
+        if self.codes is None:
+            return _decode(data, self.dtype, self.shape, self.name)
+        return self.codes.decode(data, self.shape, self.name)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this input."""
+        spec = TensorSpec(self.name, self.dtype, self.shape, self.extra).to_json()
+        return {**spec, "path": self.path, "codes": self.codes.to_json() if self.codes else None}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "GoldenInput":
+        """Return the golden input that a parsed JSON object states."""
+        fields = Fields(value, where, DataError)
+        path, codes = fields.take("path"), fields.take("codes")
+        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
+        decoded = None if codes is None else Codes.from_json(codes, f"{where}.codes")
+        return cls(name, dtype, shape, path, decoded, fields.rest())
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenOutput:
+    """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
+
+    Attributes:
+        name, dtype, shape: what the session must return.
+        path: of the artifact with the values.
+        atol, rtol: absolute and relative tolerance, at least 0.
+        every: of the output in C order, the values 0, every, 2 * every and so on are stored and compared.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    atol: float
+    rtol: float
+    every: int = 1
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_golden(self.name, self.dtype, self.shape, self.path)
+        _check_number(self.atol, f"golden tensor '{self.name}': atol", low=0.0)
+        _check_number(self.rtol, f"golden tensor '{self.name}': rtol", low=0.0)
+        if not _is_count(self.every):
+            raise DataError(
+                f"golden tensor '{self.name}': every is {self.every!r}, expected an integer of at least 1"
+            )
+
+    @property
+    def stored_count(self) -> int:
+        """How many values the artifact holds."""
+        return -(-math.prod(self.shape) // self.every)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the artifact."""
+        return self.stored_count * DTYPES[self.dtype].itemsize
+
+    def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return those values of an output that are stored, [stored_count].
+
+        Args:
+            output: of the stated shape.
+        """
+        return output.reshape(-1)[:: self.every]
+
+    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return the stored values: of the stated shape when `every` is 1, otherwise [stored_count].
+
+        Raises:
+            DataError: `data` has another size.
+        """
+        return _decode(data, self.dtype, self.shape if self.every == 1 else (self.stored_count,), self.name)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this output."""
+        spec = TensorSpec(self.name, self.dtype, self.shape, self.extra).to_json()
+        stated: dict[str, JsonValue] = {"path": self.path, "atol": self.atol, "rtol": self.rtol}
+        return {**spec, **stated, **({} if self.every == 1 else {"every": self.every})}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "GoldenOutput":
+        """Return the golden output that a parsed JSON object states."""
+        fields = Fields(value, where, DataError)
+        path, atol, rtol = fields.take("path"), fields.take("atol"), fields.take("rtol")
+        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
+        every = fields.take_optional("every", 1)
+        return cls(name, dtype, shape, path, atol, rtol, every, fields.rest())
+
+
+def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: object) -> None:
+    spec = TensorSpec(name, dtype, shape)  # type: ignore[arg-type]  # it checks the types
+    if spec.size_bytes is None:
+        raise DataError(
+            f"golden tensor '{spec.name}': shape {list(shape)} has a free dimension, expected sizes"
+        )
+    if not isinstance(path, str):
+        raise DataError(f"golden tensor '{spec.name}': path is {path!r}, expected a string")
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The recorded inputs and outputs of one run."""
+
+    inputs: tuple[GoldenInput, ...]
+    outputs: tuple[GoldenOutput, ...]
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        """Return when there is a golden tensor for each input and at least one output, and all fit.
+
+        Args:
+            inputs: specs of the model's inputs.
+            outputs: specs of the model's outputs.
+
+        Raises:
+            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the
+                decoded inputs take more than `MAX_INPUT_BYTES`.
+        """
+        given = [tensor.name for tensor in self.inputs]
+        if sorted(given) != sorted(spec.name for spec in inputs):
+            raise DataError(
+                f"golden inputs are {given}, expected one for each of {[spec.name for spec in inputs]}"
+            )
+        expected = [tensor.name for tensor in self.outputs]
+        if not expected or len(set(expected)) != len(expected):
+            raise DataError(f"golden outputs are {expected}, expected at least one and each once")
+        specs = {spec.name: spec for spec in outputs}
+        if unknown := sorted(set(expected) - set(specs)):
+            raise DataError(f"golden outputs hold {unknown}, which the model has not ({sorted(specs)})")
+        for golden_input in self.inputs:
+            _check_fit(golden_input, next(spec for spec in inputs if spec.name == golden_input.name))
+        for golden_output in self.outputs:
+            _check_fit(golden_output, specs[golden_output.name])
+        decoded_bytes = sum(tensor.decoded_bytes for tensor in self.inputs)
+        if decoded_bytes > MAX_INPUT_BYTES:
+            raise DataError(
+                f"golden inputs take {decoded_bytes} bytes decoded, expected at most {MAX_INPUT_BYTES}"
+            )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this."""
+        inputs = [tensor.to_json() for tensor in self.inputs]
+        return {**self.extra, "inputs": inputs, "outputs": [tensor.to_json() for tensor in self.outputs]}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "Golden":
+        """Return the golden tensors that a parsed JSON object states.
+
+        Raises:
+            DataError: a field is missing or wrong.
+        """
+        fields = Fields(value, where, DataError)
+        inputs = tuple(
+            GoldenInput.from_json(item, f"{where}.inputs[{index}]")
+            for index, item in enumerate(fields.take_list("inputs"))
+        )
+        outputs = tuple(
+            GoldenOutput.from_json(item, f"{where}.outputs[{index}]")
+            for index, item in enumerate(fields.take_list("outputs"))
+        )
+        return cls(inputs, outputs, fields.rest())
+
+
+def _check_fit(tensor: GoldenInput | GoldenOutput, spec: TensorSpec) -> None:
+    same_rank = len(tensor.shape) == len(spec.shape)
+    if (
+        tensor.dtype != spec.dtype
+        or not same_rank
+        or any(
+            want != size for want, size in zip(spec.shape, tensor.shape, strict=True) if isinstance(want, int)
+        )
+    ):
+        raise DataError(
+            f"golden tensor '{tensor.name}' is {tensor.dtype} {list(tensor.shape)}, expected {spec.dtype}"
+            f" {list(spec.shape)}"
+        )

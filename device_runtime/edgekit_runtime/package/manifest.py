@@ -1,0 +1,243 @@
+"""The manifest of a package: what it holds, for which target, how it is run and how it proves itself.
+
+Every dataclass checks itself on construction, so a `Manifest` that exists is consistent. Unknown fields that
+are not critical are kept in `extra` on every level and written again. Nothing here touches a file.
+
+Source: docs/reference/package-format.md, section "manifest.json".
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.errors import DataError, ManifestError, PackageError
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest_entries import (
+    MANIFEST_NAME,
+    Artifact,
+    BackendChoice,
+    FormatInfo,
+    require,
+    require_object,
+    require_token,
+)
+from edgekit_runtime.package.member_names import find_names_problem
+from edgekit_runtime.package.variants import DEFAULT_VARIANT, Variant, check_variants, parse_variants
+from edgekit_runtime.tensors import TensorSpec
+
+__all__ = [
+    "MANIFEST_NAME",
+    "SIGNATURE_NAME",
+    "Artifact",
+    "BackendChoice",
+    "FormatInfo",
+    "Manifest",
+    "Variant",
+    "parse_manifest",
+]
+
+SIGNATURE_NAME: Final = "signature.dsse.json"
+_STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name could not be asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All that a reader knows about a package before it opens an artifact.
+
+    Attributes:
+        name, version, target: together the name of the package file.
+        inputs, outputs: specs of the model, at least one each.
+        artifacts: sorted by path.
+        backend: how to run it.
+        golden: inputs with expected outputs for the self-test.
+        preprocessing, labels: paths of artifacts of that role, or None.
+        budget: limit name -> finite number, the unit is in the name.
+        figures: what was measured and does not vary from run to run.
+        provenance: source model digest, recipe digest, tool versions.
+        variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
+
+    Raises:
+        ManifestError: a field has the wrong type or value, or two fields contradict each other.
+    """
+
+    name: str
+    version: str
+    target: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    artifacts: tuple[Artifact, ...]
+    backend: BackendChoice
+    golden: Golden
+    preprocessing: str | None = None
+    labels: str | None = None
+    budget: Mapping[str, float] = field(default_factory=dict, hash=False)
+    figures: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+    provenance: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+    variants: tuple[Variant, ...] = ()
+    format: FormatInfo = field(default_factory=FormatInfo)
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for what in ("name", "version", "target"):
+            require_token(getattr(self, what), what)
+        require(
+            self.name != _STATISTICS,
+            f"name is '{_STATISTICS}', which is where the service has statistics; choose another name",
+        )
+        for what in ("budget", "figures", "provenance"):
+            require_object(getattr(self, what), what)
+        for limit, value in self.budget.items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            finite = is_number and -math.inf < value < math.inf  # isfinite() overflows on huge integers
+            require(finite, f"budget '{limit}' is {value!r}, expected a finite number")
+        for what, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            names = [spec.name for spec in specs]
+            require(len(names) > 0, f"{what} is empty, expected at least one tensor")
+            require(len(set(names)) == len(names), f"{what} holds a tensor name twice: {', '.join(names)}")
+        self._check_paths()
+        check_variants(self.variants)
+        for variant in self.all_variants:
+            self._check_variant(variant)
+        if self.preprocessing is not None:
+            self._find(self.preprocessing, "preprocessing", "preprocessing")
+        if self.labels is not None:
+            self._find(self.labels, "labels", "labels")
+
+    def _check_paths(self) -> None:
+        paths = [artifact.path for artifact in self.artifacts]
+        require(paths == sorted(paths), "artifacts are not sorted by path")
+        problem = find_names_problem([MANIFEST_NAME, SIGNATURE_NAME, *paths])
+        require(problem is None, f"artifacts: {problem}")
+
+    def _check_variant(self, variant: Variant) -> None:
+        of = "" if variant.name == DEFAULT_VARIANT else f"variant '{variant.name}': "
+        for choice in variant.backend.chain:
+            self._find(choice.artifact, "model", f"{of}backend '{choice.name}'")
+        try:
+            variant.golden.check(self.inputs, self.outputs)
+        except DataError as cause:
+            raise ManifestError(f"{MANIFEST_NAME}: {of}{cause}") from cause
+        tensors: list[GoldenInput | GoldenOutput] = [*variant.golden.inputs, *variant.golden.outputs]
+        for tensor in tensors:
+            artifact = self._find(tensor.path, "golden", f"{of}golden tensor '{tensor.name}'")
+            require(
+                artifact.size_bytes == tensor.size_bytes,
+                f"{of}golden tensor '{tensor.name}': artifact '{tensor.path}' has {artifact.size_bytes}"
+                f" bytes, expected {tensor.size_bytes} for shape {list(tensor.shape)}",
+            )
+
+    def _find(self, path: str, role: str, user: str) -> Artifact:
+        for artifact in self.artifacts:
+            if artifact.path == path and artifact.role == role:
+                return artifact
+        raise ManifestError(f"{MANIFEST_NAME}: {user} names {path!r}, which is no artifact of role '{role}'")
+
+    @property
+    def file_name(self) -> str:
+        """The name of the package file: `NAME-VERSION-TARGET.edgepkg`."""
+        return f"{self.name}-{self.version}-{self.target}.edgepkg"
+
+    @property
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Every way to run the model: the default one, then the further ones in their order."""
+        return (Variant(DEFAULT_VARIANT, self.backend, self.golden, self.figures), *self.variants)
+
+    def select(self, variant: str) -> "Manifest":
+        """Return the manifest as if a variant were the only one: its backend, golden tensors and figures.
+
+        Raises:
+            PackageError: there is no variant of that name.
+        """
+        named = {one.name: one for one in self.all_variants}
+        if variant not in named:
+            raise PackageError(f"{self.file_name}: no variant '{variant}', there are: {', '.join(named)}")
+        chosen = named[variant]
+        return replace(
+            self, backend=chosen.backend, golden=chosen.golden, figures=chosen.figures, variants=()
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the canonical bytes, in hexadecimal; it tells packages apart."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes of the manifest.
+
+        Raises:
+            ManifestError: a free field (figures, provenance, options, extra) holds what JSON cannot express.
+        """
+        json: dict[str, JsonValue] = {
+            **self.extra,
+            "format": self.format.to_json(),
+            "name": self.name,
+            "version": self.version,
+            "target": self.target,
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
+            "artifacts": [artifact.to_json() for artifact in self.artifacts],
+            "backend": self.backend.to_json(),
+            "golden": self.golden.to_json(),
+            "preprocessing": self.preprocessing,
+            "labels": self.labels,
+            "budget": dict(self.budget),
+            "figures": dict(self.figures),
+            "provenance": dict(self.provenance),
+        }
+        if self.variants:
+            json["variants"] = [variant.to_json() for variant in self.variants]
+        try:
+            return encode_json(json)
+        except (ValueError, TypeError, RecursionError) as cause:
+            raise ManifestError(f"{MANIFEST_NAME}: cannot be written as JSON: {cause}") from cause
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Return the manifest in `data`.
+
+    Args:
+        data: canonical JSON; the caller has bounded its size.
+
+    Raises:
+        ManifestError: malformed, not canonical, inconsistent, or for a newer reader.
+    """
+    fields = Fields(decode_json(data, MANIFEST_NAME, ManifestError), MANIFEST_NAME, ManifestError)
+    # The format comes first: a newer version may define every other field differently.
+    format_info = FormatInfo.from_json(fields.take("format"))
+    try:
+        inputs = _parse_specs(fields, "inputs")
+        outputs = _parse_specs(fields, "outputs")
+        golden = Golden.from_json(fields.take("golden"), f"{MANIFEST_NAME}: golden")
+        variants = parse_variants(fields)
+    except DataError as cause:
+        raise ManifestError(str(cause)) from cause
+    artifacts = fields.take_list("artifacts")
+    known: dict[str, Any] = {
+        key: fields.take(key)
+        for key in ("name", "version", "target", "preprocessing", "labels", "budget", "figures", "provenance")
+    }
+    backend = BackendChoice.from_json(fields.take("backend"), f"{MANIFEST_NAME}: backend")
+    return Manifest(
+        **known,
+        inputs=inputs,
+        outputs=outputs,
+        golden=golden,
+        artifacts=tuple(
+            Artifact.from_json(item, f"{MANIFEST_NAME}: artifacts[{index}]")
+            for index, item in enumerate(artifacts)
+        ),
+        backend=backend,
+        variants=variants,
+        format=format_info,
+        extra=fields.rest(),
+    )
+
+
+def _parse_specs(fields: Fields, key: str) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec.from_json(item, f"{fields.where}: {key}[{index}]")
+        for index, item in enumerate(fields.take_list(key))
+    )

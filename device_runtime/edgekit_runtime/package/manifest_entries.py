@@ -1,0 +1,190 @@
+"""The entries of a manifest: format information, artifacts, the choice of a backend, and their checks."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.package.member_names import find_name_problem
+
+FORMAT_VERSION: Final = 1
+SUPPORTED_CRITICAL: Final[frozenset[str]] = frozenset()
+MANIFEST_NAME: Final = "manifest.json"
+MAX_BACKENDS: Final = 4  # a choice with its fallbacks; bounds the recursion too
+
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ManifestError` with `message` unless `condition` holds."""
+    if not condition:
+        raise ManifestError(f"{MANIFEST_NAME}: {message}")
+
+
+def require_token(value: object, what: str) -> None:
+    """Raise `ManifestError` unless `value` is a short plain word, fit for a file name."""
+    require(
+        isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
+        f"{what} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
+    )
+
+
+def require_object(value: object, what: str) -> None:
+    """Raise `ManifestError` unless `value` is a mapping with string keys."""
+    is_object = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    require(is_object, f"{what} must be an object with string keys, got {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatInfo:
+    """Which reader the package needs.
+
+    Attributes:
+        version: of the format; this reader knows 1.
+        critical: features without which the package must not be used; this reader knows none.
+
+    Raises:
+        ManifestError: the version is newer, or a critical feature is unknown to this reader.
+    """
+
+    version: int = FORMAT_VERSION
+    critical: tuple[str, ...] = ()
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        valid = isinstance(self.version, int) and not isinstance(self.version, bool) and self.version >= 1
+        require(valid, f"format.version is {self.version!r}, expected a whole number of at least 1")
+        require(
+            self.version <= FORMAT_VERSION,
+            f"format.version is {self.version}, this reader knows up to {FORMAT_VERSION}; update edgekit",
+        )
+        require(all(isinstance(name, str) for name in self.critical), "format.critical must hold strings")
+        unknown = sorted(set(self.critical) - SUPPORTED_CRITICAL)
+        require(
+            not unknown, f"format.critical needs {', '.join(unknown)}, unknown to this reader; update edgekit"
+        )
+
+    @classmethod
+    def from_json(cls, value: object) -> "FormatInfo":
+        """Return the format information that a parsed JSON object states."""
+        fields = Fields(value, f"{MANIFEST_NAME}: format", ManifestError)
+        return cls(fields.take("version"), tuple(fields.take_list("critical")), fields.rest())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this."""
+        return {**self.extra, "version": self.version, "critical": list(self.critical)}
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One file in the package.
+
+    Attributes:
+        path: name of the ZIP member.
+        size_bytes: its size.
+        sha256: its digest, 64 hexadecimal digits in lower case.
+        role: `model`, `golden`, `labels`, `preprocessing`; a reader verifies and otherwise ignores other
+            roles.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+    role: str
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, str), f"artifact path is {self.path!r}, expected a string")
+        problem = find_name_problem(self.path)
+        require(problem is None, f"artifact path {self.path!r} {problem}")
+        valid = (
+            isinstance(self.size_bytes, int)
+            and not isinstance(self.size_bytes, bool)
+            and self.size_bytes >= 0
+        )
+        require(
+            valid, f"artifact '{self.path}': bytes is {self.size_bytes!r}, expected a whole number from 0"
+        )
+        require(
+            isinstance(self.sha256, str) and _SHA256.fullmatch(self.sha256) is not None,
+            f"artifact '{self.path}': sha256 is {self.sha256!r}, expected 64 lower-case hex digits",
+        )
+        require_token(self.role, f"artifact '{self.path}': role")
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> "Artifact":
+        """Return the artifact that a parsed JSON object states."""
+        fields = Fields(value, where, ManifestError)
+        path, size_bytes = fields.take("path"), fields.take("bytes")
+        return cls(path, size_bytes, fields.take("sha256"), fields.take("role"), fields.rest())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this artifact."""
+        json: dict[str, JsonValue] = {**self.extra, "path": self.path, "bytes": self.size_bytes}
+        return {**json, "sha256": self.sha256, "role": self.role}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """Which engine runs which artifact, with which options, and what to take when that engine is missing.
+
+    Attributes:
+        name: of the backend, such as `ort`.
+        artifact: path of the model artifact.
+        options: what the backend defines.
+        fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    name: str
+    artifact: str
+    options: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+    fallback: "BackendChoice | None" = None
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        require_token(self.name, "backend name")
+        require(isinstance(self.artifact, str), f"backend '{self.name}': artifact must be a path")
+        require_object(self.options, f"backend '{self.name}': options")
+        require(
+            len(self.chain) <= MAX_BACKENDS,
+            f"backend '{self.name}': {len(self.chain)} choices, expected at most {MAX_BACKENDS}",
+        )
+
+    @property
+    def chain(self) -> "tuple[BackendChoice, ...]":
+        """This choice and its fallbacks, in the order in which they are tried."""
+        rest = () if self.fallback is None else self.fallback.chain
+        return (self, *rest)
+
+    @classmethod
+    def from_json(cls, value: object, where: str, *, depth: int = 0) -> "BackendChoice":
+        """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
+
+        Raises:
+            ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
+        """
+        require(depth < MAX_BACKENDS, f"{where}: more than {MAX_BACKENDS} choices")
+        fields = Fields(value, where, ManifestError)
+        name, artifact, options = fields.take("name"), fields.take("artifact"), fields.take("options")
+        fallback = fields.take_optional("fallback", None) if depth else fields.take("fallback")
+        if fallback is not None:
+            fallback = cls.from_json(fallback, f"{where}.fallback", depth=depth + 1)
+        return cls(name, artifact, options, fallback, fields.rest())
+
+    def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
+        """Return the JSON object of this choice."""
+        known: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
+        if self.fallback is not None:
+            known["fallback"] = self.fallback.to_json(is_fallback=True)
+        elif not is_fallback:
+            known["fallback"] = None
+        return {**self.extra, **known}

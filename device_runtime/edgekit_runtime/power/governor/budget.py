@@ -1,0 +1,120 @@
+"""Limits of temperature and battery as watts: each limit becomes a power budget, and the least one counts.
+
+Temperature: proportional and integral control, as in the kernel's power allocator, with the integral
+kept where the budget begins to bind (no wind-up). So a device that warms fast is held back before it is
+at its limit: the budget starts to fall once it would get there within `_INTEGRAL_S`. Battery: the energy
+above the floor over the time left, anew at every tick, so that errors do not add up.
+
+Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M.
+Murray, Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP
+2015 (an energy goal as a rate that is corrected by what was used).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edgekit_runtime.power.governor.settings import BatteryLimit
+from edgekit_runtime.power.sensors.readings import Battery
+
+_BAND_C: Final = 10.0  # so many degrees are worth the whole range of watts
+_INTEGRAL_S: Final = 60.0
+_FILTER_S: Final = 4.0  # zones step by 0.5 to 1 degree
+_BLIND_S: Final = 30.0  # without a temperature; then caution
+_CAUTION: Final = 0.9
+_COUNTED_S: Final = 60.0
+_LEAST_TIME_LEFT_S: Final = 1.0
+_AFTERWARDS_S: Final = 60.0  # after the end: what is left above the floor is used up gently
+_GAUGE_S: Final = 60.0  # in which the gauge corrects what was counted from power
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """State of the temperature's control.
+
+    Attributes:
+        budget_w: watts that hold the limit, or None as long as no temperature was read.
+    """
+
+    budget_w: float | None = None
+    _integral_w: float = 0.0
+    _filtered_c: float | None = None
+    _seen_s: float = 0.0
+
+    def step(
+        self,
+        limit_c: float,
+        temperature_c: float | None,
+        range_w: tuple[float, float],
+        now_s: float,
+        dt_s: float,
+    ) -> "Heat":
+        """Return the state after `dt_s` seconds.
+
+        Args:
+            limit_c: to hold.
+            temperature_c: read now, or None.
+            range_w: least and greatest power that the settings can make.
+            now_s: the time.
+            dt_s: since the last step.
+        """
+        if temperature_c is None:
+            return self._go_blind(range_w, now_s)
+        before_c = temperature_c if self._filtered_c is None else self._filtered_c
+        filtered_c = before_c + min(1.0, dt_s / _FILTER_S) * (temperature_c - before_c)
+        low_w, high_w = range_w
+        gain = (high_w - low_w) / _BAND_C
+        error_c = limit_c - filtered_c
+        # The first reading starts from full power; `high_w` moves with the load, and the integral with it.
+        integral_w = high_w if self.budget_w is None else self._integral_w
+        integral_w += gain * error_c * dt_s / _INTEGRAL_S
+        wanted_w = integral_w + gain * error_c
+        budget_w = min(max(wanted_w, low_w), high_w)
+        return Heat(budget_w, integral_w + budget_w - wanted_w, filtered_c, now_s)
+
+    def _go_blind(self, range_w: tuple[float, float], now_s: float) -> "Heat":
+        if self.budget_w is None or now_s - self._seen_s < _BLIND_S:
+            return self
+        return replace(self, budget_w=max(range_w[0], _CAUTION * min(self._integral_w, range_w[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """State of the battery's control.
+
+    Attributes:
+        budget_w: watts that leave the floor at the end, or None where nothing limits.
+    """
+
+    budget_w: float | None = None
+    _above_j: float | None = None
+
+    def step(
+        self, limit: BatteryLimit, battery: Battery | None, used_w: float, now_s: float, dt_s: float
+    ) -> "Charge":
+        """Return the state after `dt_s` seconds.
+
+        Args:
+            limit: to keep.
+            battery: read now, or None.
+            used_w: power since the last step.
+            now_s: the time.
+            dt_s: since the last step.
+        """
+        if battery is None:
+            counted_j = None if self._above_j is None else self._above_j - used_w * dt_s
+            return self if counted_j is None else Charge(_spread(counted_j, limit, now_s), counted_j)
+        if battery.discharge_w is not None and battery.discharge_w < 0:
+            return Charge()
+        if battery.capacity_j is None:
+            return Charge(None if battery.charge > limit.floor else 0.0)
+        gauge_j = (battery.charge - limit.floor) * battery.capacity_j
+        counted_j = gauge_j if self._above_j is None else self._above_j - used_w * dt_s
+        # Near the end one step of the gauge would swing the budget, so then it is only counted.
+        gain = 0.0 if 0 < limit.until_s - now_s < _COUNTED_S else min(1.0, dt_s / _GAUGE_S)
+        above_j = counted_j + gain * (gauge_j - counted_j)
+        return Charge(0.0 if battery.charge < limit.floor else _spread(above_j, limit, now_s), above_j)
+
+
+def _spread(above_j: float, limit: BatteryLimit, now_s: float) -> float:
+    left_s = limit.until_s - now_s
+    return max(0.0, above_j) / (max(left_s, _LEAST_TIME_LEFT_S) if left_s > 0 else _AFTERWARDS_S)

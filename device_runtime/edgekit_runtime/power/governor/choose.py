@@ -1,0 +1,190 @@
+"""The choice of settings: pure, so that it can be checked for every state.
+
+In this order: deadlines are kept; then the budget of watts; with what both leave, the models together lose
+as little accuracy as possible (`plan`), then power is as low as possible. Where one plan is under the budget
+and the next better one over it, the two take turns such that what was drawn stays as near to the budget as
+it can. How far a turn may swing is bounded, and so is what the mean of any window can be over the budget.
+Only when no plan is under the budget are requests shed.
+
+Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them);
+H. Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, accuracy as what is traded); R. Schreier and G. C.
+Temes, Understanding Delta-Sigma Data Converters, 2005, chapter 2 (turns whose error never adds up); Intel
+SDM vol. 3, "Package RAPL Domain" (a power limit is a mean over a window).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from edgekit_runtime.power.governor.budget import Charge, Heat
+from edgekit_runtime.power.governor.forecast import Forecast, Learned
+from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make_frontier
+from edgekit_runtime.power.governor.settings import Decision, Limits, Load, Profile, Setting
+
+TICK_S: Final = 1.0  # from one decision to the next
+DWELL_S: Final = 2.0  # a turn, but for plans that are so far over the budget that they get a tick only
+KEEPING_UP: Final = 0.85  # share of its time that an engine may be busy while requests are shed
+LEAST_ADMIT: Final = 0.05  # a device that takes nothing would never learn that it could again
+MOST_SWING: Final = 0.03  # of the window's energy, that a turn may draw over the budget
+_KEPT_DEADLINE: Final = 0.9  # a setting must be forecast within this share of the deadline to be entered
+_SAVING: Final = 0.05  # less than this share of watts is no reason to change at equal accuracy
+_REPAY_S: Final = 10.0  # in which shedding makes up for what was overdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """All that is remembered of one model.
+
+    Attributes:
+        profile: what may be done with it.
+        learned: about its settings.
+        load: smoothed.
+        caution: share of the deadline that is kept free, since answers came late.
+        decision: in force, or None before the first.
+    """
+
+    profile: Profile
+    learned: Learned = field(default_factory=Learned)
+    load: Load = field(default_factory=Load)
+    caution: float = 0.0
+    decision: Decision | None = None
+
+    def forecasts(self) -> dict[Setting, Forecast]:
+        """Return what each setting would do now."""
+        return {
+            setting: self.learned.forecast(setting, self.load, self.profile) for setting in self.profile.costs
+        }
+
+    def is_in_time(self, setting: Setting, forecast: Forecast) -> bool:
+        """Whether a setting keeps the deadline, with some room where it is not yet in force."""
+        if self.profile.deadline_s is None:
+            return forecast.latency_s < math.inf
+        is_in_force = self.decision is not None and self.decision.setting == setting
+        share = (1.0 if is_in_force else _KEPT_DEADLINE) * (1 - self.caution)
+        return forecast.latency_s <= self.profile.deadline_s * share
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that the governor remembers.
+
+    Attributes:
+        idle_w: power of the device without requests.
+        models: by name, in a fixed order.
+        heat, charge: control of temperature and battery.
+        credit_j: budget of the last window that was left over, joules; negative when overdrawn.
+        blind: share of the power limit that is kept free, since power could not be measured for a while.
+        since_s: when a setting changed last.
+    """
+
+    idle_w: float
+    models: Mapping[str, Model] = field(default_factory=dict, hash=False)
+    heat: Heat = field(default_factory=Heat)
+    charge: Charge = field(default_factory=Charge)
+    credit_j: float = 0.0
+    blind: float = 0.0
+    since_s: float = -math.inf
+
+    def allowed_w(self, limits: Limits) -> float:
+        """Return the least of all power budgets; infinity without a limit."""
+        power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
+        budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
+        return min((budget for budget in budgets if budget is not None), default=math.inf)
+
+
+def most_credit_j(allowed_w: float, limits: Limits) -> float:
+    """Return the most that a turn may draw over the budget, joules: it bounds a window's mean."""
+    return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
+
+
+def choose(state: State, limits: Limits, now_s: float) -> dict[str, Decision]:
+    """Return what to do next with each model.
+
+    Args:
+        state: all that is remembered, with one model at least.
+        limits: to hold.
+        now_s: the time.
+    """
+    options = {name: _list_options(model) for name, model in state.models.items()}
+    frontier = make_frontier(options.values(), state.idle_w)
+    allowed_w = state.allowed_w(limits)
+    most_j = most_credit_j(allowed_w, limits)
+    lower, upper = choose_turns(frontier, allowed_w, allowed_w + most_j / TICK_S)
+    if lower is None:
+        admit = _admit(frontier[0], allowed_w, state)
+        return _decide(frontier[0], state, options, admit=admit, why="no setting holds the limit")
+    turn_s = DWELL_S if upper is None or (upper.power_w - allowed_w) * DWELL_S <= most_j else TICK_S
+    best = lower if upper is None or not _is_turn_of(upper, lower, allowed_w, state, turn_s) else upper
+    current = _find_current(state, options)
+    if current is not None and current.power_w <= max(allowed_w, (upper or lower).power_w):
+        alike = current.loss == best.loss and current.power_w - best.power_w < _SAVING * current.power_w
+        best = current if alike or now_s - state.since_s < turn_s else best
+    return _decide(best, state, options, why=f"better settings draw more than {allowed_w:.2f} W")
+
+
+def _list_options(model: Model) -> list[Option]:
+    """Return the settings that are in time; all of them, as ever greater losses, where none is."""
+    forecasts, costs = model.forecasts(), model.profile.costs
+    best = max(cost.accuracy for cost in costs.values()) or 1.0
+    in_time = [
+        Option(setting, forecast.power_w, 1 - costs[setting].accuracy / best)
+        for setting, forecast in forecasts.items()
+        if model.is_in_time(setting, forecast)
+    ]
+    return in_time or [
+        Option(setting, forecast.power_w, 1 + _lateness(setting, forecast, model))
+        for setting, forecast in forecasts.items()
+    ]
+
+
+def _lateness(setting: Setting, forecast: Forecast, model: Model) -> float:
+    """0..2, growing with the latency; from 1 on, where queues grow without end, with a request's time."""
+    late_s = forecast.latency_s
+    if late_s < math.inf:
+        return late_s / (1 + late_s)
+    each_s = model.learned.run_s(setting, model.profile) / setting.batch
+    return 1 + each_s / (1 + each_s)
+
+
+def _is_turn_of(upper: Plan, lower: Plan, allowed_w: float, state: State, turn_s: float) -> bool:
+    """Whether a turn of `upper` leaves the credit nearer to 0 than one of `lower`."""
+    after_upper_j = state.credit_j - (upper.power_w - allowed_w) * turn_s
+    after_lower_j = state.credit_j + (allowed_w - lower.power_w) * turn_s
+    return abs(after_upper_j) < abs(after_lower_j)
+
+
+def _find_current(state: State, options: Mapping[str, list[Option]]) -> Plan | None:
+    """Return the plan in force, or None where a model has none, or one that is not in time any more."""
+    plan = Plan(state.idle_w)
+    for name, model in state.models.items():
+        decided = None if model.decision is None else model.decision.setting
+        option = next((option for option in options[name] if option.setting == decided), None)
+        if option is None:
+            return None
+        plan = plan.add(option)
+    return plan
+
+
+def _admit(plan: Plan, allowed_w: float, state: State) -> float:
+    """Return the share of the requests at which `plan` holds the budget, as far as idling allows."""
+    wanted_w = allowed_w + min(0.0, state.credit_j) / _REPAY_S - state.idle_w
+    admit = wanted_w / (plan.power_w - state.idle_w) if plan.power_w > state.idle_w else 1.0
+    return min(1.0, max(LEAST_ADMIT, admit))
+
+
+def _decide(
+    plan: Plan, state: State, options: Mapping[str, list[Option]], *, why: str, admit: float | None = None
+) -> dict[str, Decision]:
+    """Return the decision of each model; all shed the same share where `admit` says so."""
+    decisions = {}
+    for (name, model), setting in zip(state.models.items(), plan.settings, strict=True):
+        losses = {option.setting: option.loss for option in options[name]}
+        share, is_late = 1.0 if admit is None else admit, losses[setting] >= 1
+        if is_late:
+            busy = model.load.rate_hz * model.learned.run_s(setting, model.profile) / setting.batch
+            share = max(LEAST_ADMIT, min(share, KEEPING_UP / busy if busy > KEEPING_UP else 1.0))
+        gives_way = admit is not None or losses[setting] > min(losses.values())
+        reasons = ["no setting meets the deadline"] * is_late + [why] * gives_way
+        decisions[name] = Decision(setting, share, admit is None and not is_late, "; ".join(reasons))
+    return decisions

@@ -1,0 +1,134 @@
+"""What a setting would draw and how late it would answer, from its costs and from what was learned.
+
+Every setting has two factors, of energy and of running time, between its costs and what was seen of it; a
+setting that was never used gets the factors of the others: what slows one model on a device (heat, clocks,
+other programs) slows all of them alike.
+
+Source: C. Wan et al., ALERT: Accurate Learning for Energy and Timeliness, USENIX ATC 2020, section 3 (one
+slow-down factor for all settings); S. Asmussen, Applied Probability and Queues, 2nd edition, chapter XIII
+(the exponential tail of a wait), for the queue.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from edgekit_runtime.power.governor.settings import Load, Profile, Setting
+
+_LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
+_FORGOTTEN_S: Final = 300.0  # without a reading, after which the next one counts as the first
+_RATIO_BOUNDS: Final = (0.05, 20.0)
+_NEWTON_STEPS: Final = 5
+_MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without end
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a setting would do.
+
+    Attributes:
+        power_w: above the idle power.
+        latency_s: 99th percentile from arrival to answer.
+    """
+
+    power_w: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Seen over stated: of all settings together, and of each that was used, with its number of readings."""
+
+    overall: float = 1.0
+    each: Mapping[Setting, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def of(self, setting: Setting) -> float:
+        """Return the factor of one setting."""
+        return self.each[setting][0] if setting in self.each else self.overall
+
+    def age(self, dt_s: float) -> "Factor":
+        """Return what is still known after a while: the device warms up, and other programs come and go."""
+        kept = max(0.0, 1 - dt_s / _FORGOTTEN_S)
+        return replace(self, each={one: (factor, kept * count) for one, (factor, count) in self.each.items()})
+
+    def gain(self, setting: Setting, least: float = _LEAST_GAIN) -> float:
+        """Return the weight of the next observation of a setting: how uncertain its factor is."""
+        # What was forecast counts as one reading: a mean at first, later one that forgets.
+        return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
+
+    def learn(self, setting: Setting, ratio: float, gain: float) -> "Factor":
+        """Return the factors after one observation of a setting."""
+        ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
+        known, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
+        each = {**self.each, setting: (known + gain * (ratio - known), min(count + 1, 1 / gain))}
+        return Factor(math.exp(sum(math.log(factor) for factor, _ in each.values()) / len(each)), each)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned of one model on this device.
+
+    Attributes:
+        energy: factor of the energy of a request.
+        run: factor of the time of a run.
+    """
+
+    energy: Factor = field(default_factory=Factor)
+    run: Factor = field(default_factory=Factor)
+
+    def forecast(self, setting: Setting, load: Load, profile: Profile) -> Forecast:
+        """Return what `setting` would do under `load`, with all requests taken."""
+        run_s = self.run_s(setting, profile)
+        done_hz = min(load.rate_hz, setting.batch / run_s)
+        cost = profile.of(setting, _fill(setting.batch, run_s, load, profile.hold_s))
+        energy_j = cost.energy_j * self.energy.of(setting)
+        return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
+
+    def run_s(self, setting: Setting, profile: Profile) -> float:
+        """Return the time of one run in `setting` with a full batch."""
+        return profile.costs[setting].latency_s * self.run.of(setting)
+
+    def learn_run(self, setting: Setting, run_s: float, fill: float | None, profile: Profile) -> "Learned":
+        """Return what is known after runs of `run_s` in `setting`, with `fill` requests each."""
+        ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
+        return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
+
+
+def _fill(batch: int, run_s: float, load: Load, hold_s: float) -> float:
+    """Mean number of requests in a run: who came while the first one waited, or while the engine was busy."""
+    joined = load.rate_hz * hold_s - max(0.0, 1 - load.burstiness)  # the next of an even stream is a gap away
+    return min(batch, max(1.0, 1 + joined, load.rate_hz * run_s))
+
+
+def _wait_s(batch: int, run_s: float, load: Load, hold_s: float) -> float:
+    """99th percentile of the time before a run: until the batch begins, or until the engine is free.
+
+    A batch fills while the one before it runs, so the longer of the two waits counts, not both.
+    """
+    if load.rate_hz <= 0:
+        return 0.0
+    busy = load.rate_hz * run_s / batch
+    if busy >= _MOST_BUSY:
+        return math.inf
+    others = batch - 1
+    filling_s = (others + 2.33 * math.sqrt(others * load.burstiness)) / load.rate_hz
+    queue_s = _queue(busy) * load.burstiness / batch * run_s
+    return max(min(filling_s, hold_s), queue_s)
+
+
+def _queue(busy: float) -> float:
+    """99th percentile of the wait of random arrivals at an engine whose runs are alike, in runs.
+
+    The tail of the wait is `weight * exp(-decay * runs)`. Where the times between arrivals are gamma
+    distributed with another burstiness than 1, the wait is about as many times longer: `decay` is exactly as
+    many times less. A batch of n is n arrivals, so their burstiness is an n-th.
+    """
+    if busy <= 0.01:
+        return 0.0
+    decay = 2 * math.log(1 / busy)  # over the root, whence Newton's steps come down to it
+    for _ in range(_NEWTON_STEPS):
+        rest = busy * math.expm1(decay) - decay
+        decay -= rest / (busy * math.exp(decay) - 1)
+    weight = (1 - busy) / (busy * math.exp(decay) - 1)
+    return math.log(100 * weight) / decay

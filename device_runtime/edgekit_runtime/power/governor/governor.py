@@ -1,0 +1,251 @@
+"""The governor: learns from what is measured, keeps account of the budget, and carries `choose` out.
+
+One governor holds the limits of a device for all models that it is told of. It is ticked once a second on
+any thread, always the same one, and neither reads a clock nor a sensor.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from edgekit_runtime.power.governor.budget import Charge, Heat
+from edgekit_runtime.power.governor.choose import LEAST_ADMIT, Model, State, choose, most_credit_j
+from edgekit_runtime.power.governor.forecast import Learned
+from edgekit_runtime.power.governor.plausibility import Trust
+from edgekit_runtime.power.governor.settings import Decision, Limits, Seen, Setting
+from edgekit_runtime.power.sensors.readings import Readings
+
+_LOAD_GAINS: Final = (0.1, 0.5)  # for a second whose requests are as many as chance makes them, and others
+_BURSTINESS_GAIN: Final = 0.1  # one second holds too few gaps to say much
+_IDLE_GAIN: Final = 0.1  # of one second's reading
+_IDLE_W: Final = 0.02  # under this share of the idle power above it, the models do not show
+_NOISE_GAIN: Final = 0.05
+_NOISE: Final = 0.03  # of a reading, as a share, before some were seen
+_DRIFT: Final = 0.0006  # a reading: share by which a device that warms up changes what a request costs
+_GAINS: Final = (0.006, 0.04)  # least weight of a reading, by how noisy readings are
+_SETTLING_S: Final = 0.9  # after a change; what is measured then belongs to both settings
+_STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
+_POWER_PATIENCE: Final = 15
+_HEAT_PATIENCE: Final = 120  # zones step by a degree
+_BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of the limit is kept free
+_AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
+_NOISY: Final = 0.065  # a reading that is so noisy counts as much as what was learned of a used plan
+_TELL_EVERY_S: Final = 60.0
+_MISSED: Final = 0.005  # share of late answers at which caution neither grows nor fades; half of what may be
+_CAUTION_GAIN: Final = 0.3
+_MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # in a second, and at all
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Governor:
+    """Holds the limits of a device.
+
+    Attributes:
+        limits: may be replaced at any time between two ticks.
+        idle_w: power of the device without requests, for a start.
+        state: what is remembered.
+    """
+
+    limits: Limits
+    idle_w: float = 0.0
+    state: State = field(init=False)
+    _at_s: float | None = field(default=None, init=False)
+    _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
+    _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
+    _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
+    _error: float = field(default=0.0, init=False)  # of the last reading, as a share
+    _seen_s: float = field(default=-math.inf, init=False)
+    _told: tuple[float, bool | None] = field(default=(-math.inf, None), init=False)
+
+    def __post_init__(self) -> None:
+        self.state = State(self.idle_w)
+
+    def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
+        """Take one step, about a second after the last; return what changes.
+
+        Args:
+            now_s: on the clock of `readings.at_s`.
+            readings: the latest; old ones count as missing.
+            seen: of each model that is governed now, by name.
+        """
+        dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
+        self._at_s = now_s
+        if now_s - readings.at_s > _STALE_S:
+            readings = Readings(at_s=now_s)
+        self._meet(seen)
+        if not seen:
+            return {}
+        if dt_s > 0:
+            self._learn(readings, seen, dt_s)
+        self._account(readings, now_s, dt_s)
+        decisions = choose(self.state, self.limits, now_s)
+        before = {name: model.decision for name, model in self.state.models.items()}
+        models = {name: replace(model, decision=decisions[name]) for name, model in self.state.models.items()}
+        moved = any(was is None or was.setting != decisions[name].setting for name, was in before.items())
+        self.state = replace(self.state, models=models, since_s=now_s if moved else self.state.since_s)
+        self._tell(decisions, now_s)
+        return {name: decision for name, decision in decisions.items() if decision != before[name]}
+
+    @property
+    def power_w(self) -> float:
+        """What the device draws: measured where that can be believed, else forecast."""
+        expected_w = self._expected_w()
+        measured_w = self._power.latest(expected_w)
+        return expected_w if measured_w is None else measured_w
+
+    def _meet(self, seen: Mapping[str, Seen]) -> None:
+        """Forget the models that are gone, and begin with new ones."""
+        known = self.state.models
+        models = {
+            name: known.get(name, Model(one.profile, load=one.load)) for name, one in sorted(seen.items())
+        }
+        self.state = replace(self.state, models=models)
+
+    def _expected_w(self) -> float:
+        return self.state.idle_w + sum(_drawn_w(model) for model in self.state.models.values())
+
+    def _tell(self, decisions: Mapping[str, Decision], now_s: float) -> None:
+        """Log when limits begin or cease to hold; at the edge of what can be held that comes and goes."""
+        at_s, told = self._told
+        failing = next(((name, one) for name, one in decisions.items() if not one.holds), None)
+        if told == (failing is None) or now_s - at_s < _TELL_EVERY_S:
+            return
+        self._told = now_s, failing is None
+        if failing is None:
+            _logger.info("limits hold")
+        else:
+            name, decision = failing
+            _logger.warning("limits cannot be held with all requests: %s: %s", name, decision.reason)
+
+    def _learn(self, readings: Readings, seen: Mapping[str, Seen], dt_s: float) -> None:
+        state = self.state
+        expected_w = self._expected_w()
+        self._power = self._power.see(readings.power_w, expected_w)
+        self._heat = self._heat.see(readings.temperature_c, expected_w)
+        self._seen_s = self._seen_s if self._power.value is None else readings.at_s
+        is_blind = readings.at_s - self._seen_s > _BLIND_S
+        # Once power is back it takes turns of each setting until all are learned anew.
+        blind = _BLIND_SHARE if is_blind else max(0.0, state.blind - _BLIND_SHARE * dt_s / _BLIND_S)
+        settled = readings.at_s - state.since_s >= _SETTLING_S and all(
+            _obeys(seen[name], model) for name, model in state.models.items()
+        )
+        models = {
+            name: _learn_load(model, seen[name], dt_s, settled=settled)
+            for name, model in state.models.items()
+        }
+        self.state = replace(state, models=models, blind=blind)
+        measured_w = self._power.latest(self._expected_w())
+        if settled and measured_w is not None:
+            self._learn_power(measured_w)
+
+    def _learn_power(self, measured_w: float) -> None:
+        """Share the error of the forecast among the models, by how uncertain each one's part of it is.
+
+        Source: R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960: the gain of a
+        filter whose uncertainties are independent of each other.
+        """
+        state, error_w = self.state, measured_w - self._expected_w()
+        drawn_w = {name: _drawn_w(model) for name, model in state.models.items()}
+        if sum(drawn_w.values()) <= _IDLE_W * state.idle_w:
+            self.state = replace(state, idle_w=state.idle_w + _IDLE_GAIN * error_w)
+            return
+        error = error_w / max(measured_w, state.idle_w)
+        # By differences: a forecast that is wrong errs alike each time, a noisy sensor does not.
+        self._noise += _NOISE_GAIN * ((error - self._error) ** 2 / 2 - self._noise)
+        self._error = error
+        least = min(max(_DRIFT / max(_DRIFT, math.sqrt(self._noise)), _GAINS[0]), _GAINS[1])
+        in_force = {
+            name: model.decision.setting
+            for name, model in state.models.items()
+            if model.decision is not None and drawn_w[name] > 0
+        }
+        models = dict(state.models)
+        gains = {name: models[name].learned.energy.gain(one, least) for name, one in in_force.items()}
+        doubt = sum(gain * drawn_w[name] ** 2 for name, gain in gains.items())
+        for name, setting in in_force.items():
+            share = gains[name] * drawn_w[name] ** 2 / doubt
+            ratio = 1 + share * error_w / drawn_w[name]
+            models[name] = _learn_energy(models[name], setting, ratio, gains[name])
+        self.state = replace(state, models=models)
+
+    def _account(self, readings: Readings, now_s: float, dt_s: float) -> None:
+        limits, heat, charge = self.limits, Heat(), Charge()
+        if limits.temperature_c is not None:
+            heat = self.state.heat.step(limits.temperature_c, self._heat.value, self._range_w(), now_s, dt_s)
+        if limits.battery is not None:
+            charge = self.state.charge.step(limits.battery, readings.battery, self.power_w, now_s, dt_s)
+        self.state = replace(self.state, heat=heat, charge=charge)
+        allowed_w = self.state.allowed_w(limits)
+        most_j = most_credit_j(allowed_w, limits)
+        credit_j = 0.0
+        if most_j > 0:
+            # What lies longer ago than the window does not count any more.
+            kept = max(0.0, 1 - dt_s / limits.window_s)
+            credit_j = self.state.credit_j * kept + (_AIM * allowed_w - self._used_w()) * dt_s
+        # What is saved up for half a turn is enough; a whole one may be overdrawn, and the half behind it.
+        self.state = replace(self.state, credit_j=min(most_j / 2, max(-1.5 * most_j, credit_j)))
+
+    def _used_w(self) -> float:
+        expected_w, measured_w = self._expected_w(), self.power_w
+        is_known = all(
+            model.decision is not None and model.decision.setting in model.learned.energy.each
+            for model in self.state.models.values()
+        )
+        if not is_known:
+            return measured_w
+        if self._power.repeats:  # it may be stuck, and a steady one was learned
+            return expected_w
+        # Noise would become debt, and what was learned lags behind the load and a device that warms up.
+        return expected_w + (measured_w - expected_w) / (1 + self._noise / _NOISY**2)
+
+    def _range_w(self) -> tuple[float, float]:
+        """Return the least and the greatest power that the settings of all models can make."""
+        low_w = high_w = self.state.idle_w
+        for model in self.state.models.values():
+            drawn = [forecast.power_w for forecast in model.forecasts().values()]
+            low_w, high_w = low_w + LEAST_ADMIT * min(drawn), high_w + max(drawn)
+        return low_w, high_w
+
+
+def _drawn_w(model: Model) -> float:
+    """Return the power above idle that a model is expected to draw."""
+    if model.decision is None:
+        return 0.0
+    taken = replace(model.load, rate_hz=model.load.rate_hz * model.decision.admit)
+    return model.learned.forecast(model.decision.setting, taken, model.profile).power_w
+
+
+def _obeys(seen: Seen, model: Model) -> bool:
+    return model.decision is not None and seen.running in (None, model.decision.setting)
+
+
+def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Model:
+    """Return a model with the load smoothed, and with what it says of running times where that is settled."""
+    load, known = seen.load, model.load
+    chance = 1 + 2 * math.sqrt(known.rate_hz * known.burstiness)
+    gain = _LOAD_GAINS[abs(load.rate_hz - known.rate_hz) > chance] if known.rate_hz > 0 else 1.0
+    smooth = replace(
+        load,
+        rate_hz=known.rate_hz + gain * (load.rate_hz - known.rate_hz),
+        burstiness=known.burstiness + _BURSTINESS_GAIN * (load.burstiness - known.burstiness),
+    )
+    learned = Learned(model.learned.energy.age(dt_s), model.learned.run)
+    caution, decision = model.caution, model.decision
+    if settled and decision is not None and load.run_s is not None:
+        learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
+    if decision is not None and decision.holds:
+        # As a quantile is tracked: it settles where the share of late answers is `_MISSED`.
+        more = min(_MORE_CAUTION, _CAUTION_GAIN * (load.missed - _MISSED))
+        caution = min(_MOST_CAUTION, max(0.0, caution + more))
+    return replace(model, load=smooth, learned=learned, caution=caution)
+
+
+def _learn_energy(model: Model, setting: Setting, ratio: float, gain: float) -> Model:
+    """Return a model that draws `ratio` times what was expected in a setting."""
+    energy = model.learned.energy
+    energy = energy.learn(setting, ratio * energy.of(setting), gain)
+    return replace(model, learned=replace(model.learned, energy=energy))

@@ -1,0 +1,67 @@
+"""The load of a model from counters that only grow, so that nothing is added to the path of a request."""
+
+from collections import deque
+from statistics import fmean, pvariance
+from typing import Final
+
+from edgekit_runtime.power.governor.settings import Load
+
+_TICKS: Final = 30
+_FEW_TICKS: Final = 10  # under so many the arrivals are taken for random
+_MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `_TICKS` old
+
+
+class LoadMeter:
+    """Turns counters into a `Load`.
+
+    How arrivals scatter is told by counts alone: for many kinds of arrivals, the variance of the number in a
+    second over its mean goes to the squared coefficient of variation of the times between them.
+
+    Source: D. R. Cox and P. A. W. Lewis, The Statistical Analysis of Series of Events, 1966, section 4.5
+    (index of dispersion of counts).
+    """
+
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+        self._came = self._answered = self._late = 0
+        self._counts: deque[int] = deque(maxlen=_TICKS)
+
+    def measure(
+        self,
+        now_s: float,
+        *,
+        came: int,
+        answered: int,
+        late: int,
+        run_s: float | None = None,
+        fill: float | None = None,
+    ) -> Load:
+        """Return the load since the last call; the first call only begins.
+
+        Args:
+            now_s: on a monotonic clock.
+            came: requests since the start, those that were shed among them.
+            answered: those that got outputs.
+            late: those that were answered after their deadline, or refused since it had come.
+            run_s: mean time of the runs since the last call, where there were any.
+            fill: mean number of requests in one of them.
+        """
+        seconds = 0.0 if self._at_s is None else now_s - self._at_s
+        new, done, missed = came - self._came, answered - self._answered, late - self._late
+        self._at_s, self._came, self._answered, self._late = now_s, came, answered, late
+        if seconds <= 0:
+            return Load()
+        self._counts.append(new)
+        return Load(
+            rate_hz=new / seconds,
+            run_s=run_s,
+            burstiness=self._burstiness(),
+            missed=min(1.0, missed / max(1, done)),
+            fill=fill,
+        )
+
+    def _burstiness(self) -> float:
+        mean = fmean(self._counts)
+        if len(self._counts) < _FEW_TICKS or mean == 0:
+            return 1.0
+        return min(_MOST_BURSTY, pvariance(self._counts) / mean)

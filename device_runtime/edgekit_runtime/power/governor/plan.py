@@ -1,0 +1,112 @@
+"""One plan for all governed models: the settings that together lose least accuracy at each power.
+
+A model that loses 10 % of its accuracy counts as much as a hundred that lose 1 %: what is least is the sum of
+the squared losses. So no model is starved for another, and no watts are spent on the last per mille of one.
+
+The search is exact. Power and loss are sums over the models, so of two choices for some of the models the one
+with more power and no less loss is never part of a best plan, whatever the others do: models are added one
+by one, and only choices that nothing beats are kept.
+
+Source: H. Kellerer, U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 3.4 (dynamic programming
+with lists, dominance).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from edgekit_runtime.power.governor.settings import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of one model.
+
+    Attributes:
+        setting: of the model.
+        power_w: above the idle power.
+        loss: share of its accuracy that the model loses; over 1 where it misses its deadline.
+    """
+
+    setting: Setting
+    power_w: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A setting for each model.
+
+    Attributes:
+        power_w: of the device.
+        loss: sum of the squared losses of the models.
+        settings: in the order of the models.
+    """
+
+    power_w: float
+    loss: float = 0.0
+    settings: tuple[Setting, ...] = ()
+
+    def add(self, option: Option) -> "Plan":
+        """Return the plan with one more model."""
+        return Plan(
+            self.power_w + option.power_w, self.loss + option.loss**2, (*self.settings, option.setting)
+        )
+
+
+Choice = TypeVar("Choice", Option, Plan)
+
+
+def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Plan]:
+    """Return the plans that nothing beats in power and loss, from the least power to the least loss.
+
+    Args:
+        models: options of each, at least one.
+        idle_w: power of the device without requests.
+    """
+    front = [Plan(idle_w)]
+    for options in models:
+        able = _keep_best(options)
+        front = _keep_best([plan.add(option) for plan in front for option in able])
+    return front
+
+
+def choose_turns(
+    frontier: Sequence[Plan], allowed_w: float, most_w: float
+) -> tuple[Plan | None, Plan | None]:
+    """Return the two plans whose turns lose least at a mean power, the frugal one first.
+
+    Args:
+        frontier: see `make_frontier`.
+        allowed_w: mean power.
+        most_w: no plan over it gets a turn.
+
+    Returns:
+        A plan under `allowed_w` and the next one over it; the first is None where no plan is under it, the
+        second where none is over it or turns of it would lose more.
+    """
+    hull: list[Plan] = []
+    for plan in frontier:
+        if plan.power_w > most_w:
+            break
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], plan):
+            hull.pop()
+        hull.append(plan)
+    lower = next((plan for plan in reversed(hull) if plan.power_w <= allowed_w), None)
+    upper = next((plan for plan in hull if plan.power_w > allowed_w), None)
+    return lower, upper
+
+
+def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
+    best: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.power_w, choice.loss)):
+        if not best or choice.loss < best[-1].loss:
+            best.append(choice)
+    return best
+
+
+def _is_above(middle: Plan, left: Plan, right: Plan) -> bool:
+    """Whether turns of the outer two lose no more than the one between them, at its power."""
+    return (middle.loss - left.loss) * (right.power_w - left.power_w) >= (right.loss - left.loss) * (
+        middle.power_w - left.power_w
+    )

@@ -1,0 +1,1 @@
+"""Sensors of power, heat, battery and clock: one kind of sensor a file."""

@@ -1,0 +1,110 @@
+"""Energy of a request, by a stated rule, or nothing.
+
+The rule: what a device draws above its idle power while models run belongs to the models, and is shared
+among them by the time for which their engines ran; a request's energy is its model's share over its
+requests. It is labelled `measured` once power and the idle power were both measured here, and is never
+made up from a model of the device. Other programs of the device that work at the same time are counted
+in: the rule cannot tell them apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from edgekit_runtime.power.sensors.readings import Readings
+
+_IDLE_BUSY_SHARE: Final = 0.01  # under this an interval counts as idle
+_IDLE_GAIN: Final = 0.1  # of a new idle interval; follows leakage as the device warms within a minute
+_IDLE_SAMPLES: Final = 5  # before the idle power counts as measured
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model did since the last tick: time for which its engine ran, and requests it answered."""
+
+    busy_s: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnergy:
+    """Mean energy of a request above idle since the start.
+
+    Attributes:
+        joules: None where it was not measured.
+        label: `measured` or `none`.
+    """
+
+    joules: float | None
+    label: Literal["measured", "none"]
+
+
+@dataclass(slots=True)
+class EnergyMeter:
+    """Shares out measured energy.
+
+    Attributes:
+        total_j: all that the device used while it could be measured.
+        idle_w: power without work, or None as long as it was not seen.
+    """
+
+    total_j: float = 0.0
+    idle_w: float | None = None
+    _at_s: float | None = None
+    _pending: dict[str, Work] = field(default_factory=dict)
+    _idle_seen: int = 0
+    _joules: dict[str, float] = field(default_factory=dict)
+    _requests: dict[str, int] = field(default_factory=dict)
+
+    def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
+        """Count what was done; the same readings once more only add work to the interval under way.
+
+        Args:
+            readings: the latest.
+            work: model -> what it did since the last call.
+
+        Returns:
+            model -> joules of a request in the interval that ended; empty where that was not measured.
+        """
+        for name, one in work.items():
+            before = self._pending.get(name, Work(0.0, 0))
+            self._pending[name] = Work(before.busy_s + one.busy_s, before.requests + one.requests)
+        if readings.at_s == self._at_s:
+            return {}
+        self._at_s = readings.at_s
+        done, self._pending = self._pending, {}
+        return self._share_out(readings, done)
+
+    def _share_out(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
+        energy_j, seconds = readings.interval_j, readings.interval_s
+        if energy_j is None or seconds <= 0:
+            return {}
+        self.total_j += energy_j
+        busy_s = sum(one.busy_s for one in work.values())
+        if busy_s < _IDLE_BUSY_SHARE * seconds:
+            self._learn_idle(energy_j / seconds)
+            return {}
+        if not self.idle_measured or self.idle_w is None:
+            return {}
+        above_j = max(0.0, energy_j - self.idle_w * seconds)
+        shares = {name: above_j * one.busy_s / busy_s for name, one in work.items()}
+        for name, one in work.items():
+            self._joules[name] = self._joules.get(name, 0.0) + shares[name]
+            self._requests[name] = self._requests.get(name, 0) + one.requests
+        return {name: shares[name] / one.requests for name, one in work.items() if one.requests}
+
+    @property
+    def idle_measured(self) -> bool:
+        """Whether the idle power was seen often enough to be taken off."""
+        return self._idle_seen >= _IDLE_SAMPLES
+
+    def of_request(self, model: str) -> RequestEnergy:
+        """Return the energy of a request of one model."""
+        requests = self._requests.get(model, 0)
+        if not requests:
+            return RequestEnergy(None, "none")
+        return RequestEnergy(self._joules[model] / requests, "measured")
+
+    def _learn_idle(self, power_w: float) -> None:
+        self._idle_seen += 1
+        self.idle_w = power_w if self.idle_w is None else self.idle_w + _IDLE_GAIN * (power_w - self.idle_w)

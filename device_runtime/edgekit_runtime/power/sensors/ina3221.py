@@ -1,0 +1,61 @@
+"""Power rails that an INA3221 measures: every Jetson board, and add-on boards.
+
+Two drivers exist: the kernel's (JetPack 5 and later; below `class/hwmon`, or below the I2C driver where a
+container hides that), and NVIDIA's older one (JetPack 4; `ina3221x`, below `iio:device*`).
+
+Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide,
+"Platform Power and Performance", tables of INA3221 channels.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
+
+# A rail that carries everything, at the board's input: Orin Nano/NX and Xavier NX, then Nano and TX.
+WHOLE_BOARD: Final = frozenset({"VDD_IN", "POM_5V_IN"})
+_CHANNELS: Final = (1, 2, 3)  # 4 to 7 are shunt voltages and their sum
+
+
+def find_rails(sysfs: Sysfs) -> Family:
+    """Return one probe of watts a rail."""
+    rails = [*_hwmon_rails(sysfs), *_iio_rails(sysfs)]
+    return Family("ina3221", tuple(rails), "" if rails else "no INA3221 (they are on Jetson boards)")
+
+
+def _hwmon_rails(sysfs: Sysfs) -> Iterator[Probe]:
+    folders = [
+        folder
+        for folder in sysfs.find("class/hwmon/hwmon*")
+        if read_label(folder / "name", "").startswith("ina3221")
+    ] or list(sysfs.find("bus/i2c/drivers/ina3221/*/hwmon/hwmon*"))
+    for folder in folders:
+        for channel in _CHANNELS:
+            if not (folder / f"curr{channel}_input").exists():
+                continue
+            label = read_label(folder / f"in{channel}_label", f"{folder.name}.{channel}")
+            if label == "NC" or read_label(folder / f"in{channel}_enable", "1") == "0":
+                continue  # not connected: it would read noise
+            yield Probe(f"ina3221/{label}", "power_w", partial(_read_hwmon, folder, channel))
+
+
+def _read_hwmon(folder: Path, channel: int, _now_s: float) -> float:
+    millivolts = read_number(folder / f"in{channel}_input")
+    milliamperes = read_number(folder / f"curr{channel}_input")
+    return millivolts * milliamperes * 1e-6
+
+
+def _iio_rails(sysfs: Sysfs) -> Iterator[Probe]:
+    for name in sysfs.find("bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*"):
+        folder, channel = name.parent, name.name.removeprefix("rail_name_")
+        label = read_label(name, f"{folder.name}.{channel}")
+        path = folder / f"in_power{channel}_input"
+        if label != "NC" and path.exists():
+            yield Probe(f"ina3221/{label}", "power_w", partial(_read_iio, path))
+
+
+def _read_iio(path: Path, _now_s: float) -> float:
+    return read_number(path) * 1e-3

@@ -1,0 +1,94 @@
+"""From which sensors a device's power is taken, and its energy from one reading to the next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_runtime.power.sensors.ina3221 import WHOLE_BOARD
+from edgekit_runtime.power.sensors.probe import MOST_POWER_W, Probe
+
+# Over a longer gap a straight line between two powers is an invention.
+_MAX_GAP_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What passed between two readings; None is what cannot be said."""
+
+    seconds: float
+    power_w: float | None
+    energy_j: float | None
+
+
+@dataclass(slots=True)
+class PowerSource:
+    """Adds up probes that together are the device, as far as it is measured.
+
+    Attributes:
+        scope: what of the device that is, for people.
+        names: of the probes.
+        counts: whether they are counters of joules; else they are watts, joined by straight lines.
+    """
+
+    scope: str
+    names: tuple[str, ...]
+    counts: bool
+    _at_s: float | None = None
+    _last: float | None = None
+
+    def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
+        """Return what passed since the last call.
+
+        Args:
+            values: probe name -> number; a sum with one number missing is missing.
+            now_s: on a monotonic clock.
+        """
+        numbers = [values.get(name) for name in self.names]
+        known = [number for number in numbers if number is not None]
+        total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
+        if total == 0 and not self.counts:
+            total = None  # who reads this draws something: a full battery on a charger says 0
+        seconds = 0.0 if self._at_s is None else now_s - self._at_s
+        interval = self._count(total, seconds) if self.counts else self._join(total, seconds)
+        if total is not None or not self.counts:
+            self._last = total  # a counter bridges a gap, so its last number is kept
+        if total is not None or not self.counts or self._at_s is None:
+            self._at_s = now_s
+        return interval
+
+    def _count(self, total: float | None, seconds: float) -> Interval:
+        if total is None or self._last is None or seconds <= 0:
+            return Interval(max(0.0, seconds), None, None)
+        energy_j = total - self._last
+        if (
+            energy_j > MOST_POWER_W * seconds
+        ):  # a counter that began anew, as after a suspend, looks turned around
+            return Interval(seconds, None, None)
+        return Interval(seconds, energy_j / seconds, energy_j)
+
+    def _join(self, total: float | None, seconds: float) -> Interval:
+        if total is None or self._last is None or not 0 < seconds <= _MAX_GAP_S:
+            return Interval(max(0.0, seconds), total, None)
+        return Interval(seconds, total, (total + self._last) / 2 * seconds)
+
+
+def choose_source(probes: Sequence[Probe]) -> PowerSource | None:
+    """Return the source that covers most of the device, or None if nothing measures power."""
+    rails = [probe.name for probe in probes if probe.name.startswith("ina3221/")]
+    whole = [name for name in rails if name.removeprefix("ina3221/") in WHOLE_BOARD]
+    counters = [probe.name for probe in probes if probe.quantity == "energy_j"]
+    platform = [name for name in counters if name.startswith("rapl/psys")]
+    board = [probe.name for probe in probes if probe.name == "raspberry/pmic"]
+    battery = [probe.name for probe in probes if probe.quantity == "discharge_w"]
+    ranked = (
+        ("the whole board", whole[:1], False),
+        ("all rails of the board", rails, False),
+        ("the platform", platform[:1], True),
+        ("processor and memory", counters, True),
+        ("the rails of the power chip", board, False),
+        ("the device, while on battery", battery[:1], False),
+    )
+    for scope, names, counts in ranked:
+        if names:
+            return PowerSource(scope, tuple(names), counts)
+    return None

@@ -1,0 +1,85 @@
+"""Energy counters of x86 processors (RAPL), through the kernel's powercap tree.
+
+They count the processor (and its memory, where it says so), not the device: a disk, a screen or a power
+supply is not in them, unless the board has the domain `psys`.
+
+Source: Documentation/power/powercap/powercap.rst of the kernel.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.power.sensors.probe import Family, Probe
+from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
+
+# core and uncore are parts of a package: to add them would count twice.
+_COUNTED: Final = ("psys", "package", "dram")
+_READ_PROTECTED: Final = (
+    "the counters are there, but only root may read them (the kernel protects them since CVE-2020-8694):"
+    " let an administrator give the service's group read access to energy_uj, or run as root"
+)
+
+
+@dataclass(slots=True)
+class EnergyCounter:
+    """Joules since the first reading, from a counter of microjoules that begins again at its range.
+
+    A counter that turned around more than once between two readings lost whole ranges unseen; a range is
+    tens of kilojoules and more, so with a reading a second that takes a device of tens of kilowatts.
+    """
+
+    range_uj: int
+    last_uj: int | None = None
+    total_uj: int = 0
+
+    def add(self, counted_uj: int) -> float:
+        """Return the joules so far, after a reading.
+
+        Args:
+            counted_uj: 0..range.
+
+        Raises:
+            ValueError: the reading is outside the range.
+        """
+        if not 0 <= counted_uj <= self.range_uj:
+            raise ValueError(f"{counted_uj} uJ, expected 0 to {self.range_uj}")
+        if self.last_uj is not None:
+            self.total_uj += (counted_uj - self.last_uj) % self.range_uj
+        self.last_uj = counted_uj
+        return self.total_uj * 1e-6
+
+
+def find_counters(sysfs: Sysfs) -> Family:
+    """Return one probe of joules a domain, in the order `psys`, packages, memory."""
+    zones = [
+        *sysfs.find("class/powercap/intel-rapl:*"),
+        *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),
+    ]
+    named = {zone.name: (zone, read_label(zone / "name", "")) for zone in zones}
+    counted = [(zone, label) for zone, label in named.values() if label.startswith(_COUNTED)]
+    if not counted:
+        return Family("rapl", (), "no RAPL counters (x86 processors have them; virtual machines hide them)")
+    try:
+        probes = tuple(_probes(counted))
+    except PermissionError:
+        return Family("rapl", (), _READ_PROTECTED)
+    except (OSError, ValueError) as cause:
+        return Family("rapl", (), f"the counters cannot be read: {cause}")
+    return Family("rapl", probes)
+
+
+def _probes(zones: list[tuple[Path, str]]) -> Iterator[Probe]:
+    for zone, label in zones:
+        path = zone / "energy_uj"
+        read_number(path)  # now, so that a missing permission is told once and as what it is
+        counter = EnergyCounter(read_number(zone / "max_energy_range_uj"))
+        if counter.range_uj <= 0:
+            raise ValueError(f"{zone}/max_energy_range_uj is {counter.range_uj}, expected more than 0")
+
+        def read(_now_s: float, path: Path = path, counter: EnergyCounter = counter) -> float:
+            return counter.add(read_number(path))
+
+        # The folder's number keeps two memories or two sockets of one name apart.
+        yield Probe(f"rapl/{label}@{zone.name.partition(':')[2]}", "energy_j", read)

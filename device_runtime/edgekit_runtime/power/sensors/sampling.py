@@ -1,0 +1,63 @@
+"""Reads the sensors once a second on a thread of its own, away from requests.
+
+A sensor whose bus hangs holds this thread and nothing else: the last readings only grow old, and who
+uses them sees that by `at_s`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from edgekit_runtime.power.sensors.discovery import Sensors
+from edgekit_runtime.power.sensors.readings import Readings
+
+DEFAULT_PERIOD_S: Final = 1.0
+
+
+class Sampling:
+    """A timer that reads.
+
+    Attributes:
+        latest: the last readings. It is replaced as a whole, so any thread may read it without a lock.
+    """
+
+    def __init__(
+        self,
+        sensors: Sensors,
+        period_s: float = DEFAULT_PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.latest = Readings(at_s=clock())
+        self._sensors, self._period_s, self._clock = sensors, period_s, clock
+        self._stop = threading.Event()
+        # A daemon: a read that hangs in the kernel must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="edgekit-sensors", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, without waiting for a sensor that hangs."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=self._period_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.latest = self._sensors.read(self._clock())
+            self._stop.wait(self._period_s)
+
+    def __enter__(self) -> "Sampling":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

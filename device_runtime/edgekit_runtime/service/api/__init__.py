@@ -1,0 +1,1 @@
+"""The endpoints of the service: which URL does what."""

@@ -1,0 +1,113 @@
+"""The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.observability.prometheus import (
+    Family,
+    lane_families,
+    service_families,
+    write_exposition,
+)
+from edgekit_runtime.service.rollout.trial import Trial
+from edgekit_runtime.service.serving.load_deadline import count_hung
+from edgekit_runtime.service.serving.served_version import Served
+
+
+def write_metrics(
+    served: Sequence[Served],
+    service: ServiceMetrics,
+    connections: int,
+    restarts: Family,
+    errors: Mapping[int, int],
+) -> str:
+    """Return the text of everything that is counted.
+
+    Args:
+        served: all versions that take calls.
+        service: of the whole service.
+        connections: that are open now, to the service or to its workers.
+        restarts: of workers.
+        errors: status -> answers of this process with it.
+    """
+    trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]
+    return write_exposition(
+        [
+            *lane_families(one.metrics for one in served),
+            *service_families(service),
+            Family("edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)),
+            Family(
+                "edgekit_hung_loads",
+                "gauge",
+                "Loads that were given up and still run; each keeps a thread and memory until a restart.",
+                (({}, count_hung()),),
+            ),
+            Family(
+                "edgekit_error_answers_total",
+                "counter",
+                "Answers of this process that were errors, by status.",
+                tuple(({"status": str(status)}, count) for status, count in sorted(errors.items())),
+            ),
+            restarts,
+            *_trial_families(trials),
+            *_governor_families(served),
+        ]
+    )
+
+
+def _trial_families(trials: Iterable[Trial]) -> list[Family]:
+    answers, failed, agreement = [], [], []
+    for trial in trials:
+        found: Mapping[str, Any] = trial.to_json()
+        model = trial.candidate.loaded.manifest.name
+        for served, arm in ((trial.current, found["current"]), (trial.candidate, found["candidate"])):
+            labels = {"model": model, "version": served.version}
+            answers.append((labels, float(arm["answers"])))
+            failed.append((labels, float(arm["failed"])))
+        if found["agreement"] is not None:
+            how = found["comparison"]  # nothing else counts agreement
+            labels = {"model": model, "version": trial.candidate.version, "comparison": how["name"]}
+            labels["guessed"] = str(how["guessed"]).lower()
+            agreement.append((labels, found["agreement"]))
+    return [
+        Family("edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)),
+        Family("edgekit_rollout_failed_answers", "gauge", "Of them, those that failed.", tuple(failed)),
+        Family(
+            "edgekit_rollout_agreement_ratio",
+            "gauge",
+            "Mean agreement with the version in use.",
+            tuple(agreement),
+        ),
+    ]
+
+
+def _governor_families(served: Iterable[Served]) -> list[Family]:
+    governed = [
+        ({"model": one.loaded.manifest.name, "version": one.version}, found)
+        for one in served
+        if (found := one.governor_to_json()) is not None
+    ]
+    names = ("variant", "batch", "threads")
+    return [
+        Family(
+            "edgekit_governor_setting",
+            "gauge",
+            "1 for the setting in force.",
+            tuple(
+                ({**labels, **{name: str(found[name]) for name in names}}, 1.0) for labels, found in governed
+            ),
+        ),
+        Family(
+            "edgekit_governor_changes_total",
+            "counter",
+            "Changes of the setting.",
+            tuple((labels, float(found["changes"])) for labels, found in governed),
+        ),
+        Family(
+            "edgekit_governor_admitted_ratio",
+            "gauge",
+            "Share of the calls that are taken.",
+            tuple((labels, found["admit"]) for labels, found in governed),
+        ),
+    ]

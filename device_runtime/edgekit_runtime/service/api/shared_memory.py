@@ -1,0 +1,116 @@
+"""The addresses of shared memory: clients register regions, ask for them and unregister them.
+
+Source: Triton's extension shared_memory.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.response import make_json
+from edgekit_runtime.service.oip.json_fields import load_small, take_count
+from edgekit_runtime.service.oip.shared_memory import Region, Regions
+
+
+class _Owned:
+    """The memfds that a connection registered; as its `on_close`, which goes with it to a worker and back.
+
+    Attributes:
+        regions: they, those that were unregistered meanwhile among them.
+    """
+
+    __slots__ = ("_further", "_registered", "regions")
+
+    def __init__(self, registered: Regions, further: Callable[[], None] | None) -> None:
+        self._registered, self._further = registered, further
+        self.regions: list[Region] = []
+
+    def __call__(self) -> None:
+        """Let them end with the connection: a client that dies unregisters nothing."""
+        for region in self.regions:
+            self._registered.remove(region)
+        if self._further is not None:
+            self._further()
+
+
+class RegionRoutes:
+    """Answers requests about regions; a memfd ends with the connection that registered it."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    @property
+    def allows_posix(self) -> bool:
+        """Whether segments may be registered by their name alone."""
+        return self._regions.allows_posix
+
+    def register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
+        """Take a region in: a memfd that came with the body, or a POSIX segment."""
+        stated = load_small(body)
+        key = stated.get("key")
+        if not isinstance(key, str) or not 1 <= len(name) <= 256:
+            raise RequestError(
+                400, f"region '{name[:80]}': expected a name, a key, byte_size and maybe offset"
+            )
+        offset_bytes = take_count(stated, "offset", f"region '{name}'", 0)
+        size_bytes = take_count(stated, "byte_size", f"region '{name}'")
+        if connection.descriptors:
+            region = self._regions.add_memfd(
+                name,
+                key,
+                connection.descriptors[0],
+                offset_bytes=offset_bytes,
+                size_bytes=size_bytes,
+                owner=connection.peer_pid,
+            )
+            del connection.descriptors[0]  # the region's from now on
+            self._own(connection, region)
+        else:
+            self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        connection.answer(*make_json({}))
+
+    def answer_status(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+        """Say what is registered, of one region or of all."""
+        is_local = connection.is_local
+        regions = self._regions.of(is_local=is_local)
+        found = regions if name is None else [self._regions.find(name, is_local=is_local)]
+        connection.answer(*make_json([_describe_region(region) for region in found]))
+
+    def unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+        """Forget one region, or all but the memfds of other connections.
+
+        One that this client cannot use is left alone. Segments by key belong to nobody: a client of the
+        protocol has several connections, on any of which it registers and unregisters.
+
+        Raises:
+            RequestError: the region is a memfd that another process passed.
+        """
+        owned = connection.on_close.regions if isinstance(connection.on_close, _Owned) else ()
+        for region in self._regions.of(is_local=connection.is_local):
+            if region.name == name and region.owner not in (None, connection.peer_pid):
+                raise RequestError(
+                    400, f"region '{name}' was registered by another process, which alone can unregister it"
+                )
+            if region.name == name or (name is None and (not region.is_mapped or region in owned)):
+                self._regions.remove(region)
+        connection.answer(*make_json({}))
+
+    def _own(self, connection: Connection, region: Region) -> None:
+        owned = connection.on_close
+        if not isinstance(owned, _Owned):
+            owned = connection.on_close = _Owned(self._regions, owned)
+        # Without those that were unregistered meanwhile, whose mappings end with the last reference.
+        owned.regions = [*(one for one in owned.regions if one.descriptor >= 0), region]
+
+
+def _describe_region(region: Region) -> dict[str, Any]:
+    return {
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset_bytes,
+        "byte_size": region.size_bytes,
+    }

@@ -1,0 +1,1 @@
+"""The seam between the service and the power governor."""

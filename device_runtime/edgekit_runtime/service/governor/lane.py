@@ -1,0 +1,108 @@
+"""The lane of a model that a governor looks after: several ways to run it, of which one takes the calls.
+
+All ways are loaded and warm before the first call comes, so a change is one assignment: calls that were taken
+by the way before are answered there, and none waits for a load.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import OverloadedError
+from edgekit_runtime.power.governor.settings import Decision, Setting
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.rollout.observer import GOLDEN
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.scheduler import Scheduler
+from edgekit_runtime.sessions.session import Array
+
+Way: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
+
+_RETRY_S = 1.0  # a governor decides once a second
+
+
+class GovernedLane(Lane):
+    """Sends calls to the lane of the setting in force, and refuses a share where a limit asks for that.
+
+    Attributes:
+        admit: share of the calls that are taken, 0..1.
+        setting: in force.
+        changes: of the setting, since the start.
+    """
+
+    __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
+
+    def __init__(self, lanes: Mapping[Way, Scheduler], first: Setting, metrics: LaneMetrics) -> None:
+        """Make a lane that takes all calls with the setting `first`.
+
+        Args:
+            lanes: of each variant with each number of threads; they count into `metrics`.
+            first: its variant and threads are in `lanes`.
+            metrics: of the version.
+        """
+        self._lanes, self._metrics = lanes, metrics
+        self._phase, self._reason = 0.0, ""
+        self.admit = 1.0
+        self.changes = 0
+        self.setting = first
+        self._now = self._choose(first)
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which is answered through its `reply`; raises nothing."""
+        if self.admit < 1.0:
+            self._phase = (self._phase + GOLDEN) % 1.0  # evenly, whoever asks
+            if self._phase >= self.admit:
+                self._metrics.shed += 1
+                call.reply(
+                    OverloadedError(
+                        f"{self._metrics.model}: refused to hold a limit: {self._reason}", _RETRY_S
+                    )
+                )
+                return
+        self._now.submit(call)
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
+        """Let the lane of the setting answer, unless a share is refused."""
+        return self._now.attempt(inputs) if self.admit >= 1.0 else None
+
+    def follow(self, decision: Decision) -> None:
+        """Run with what a governor has decided from the next call on."""
+        self.admit, self._reason = decision.admit, decision.reason
+        if decision.setting != self.setting:
+            self.setting = decision.setting
+            self.changes += 1
+            self._now = self._choose(decision.setting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered in any of the ways."""
+        return all(lane.is_idle for lane in self._lanes.values())
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take no more calls, and call `done` once all lanes have answered theirs."""
+        left = len(self._lanes)
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done()
+
+        for lane in self._lanes.values():
+            lane.drain(count)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is in force, for `/v2` statistics."""
+        return {
+            "variant": self.setting.variant,
+            "batch": self.setting.batch,
+            "threads": self.setting.threads,
+            "admit": round(self.admit, 4),
+            "reason": self._reason,
+            "changes": self.changes,
+        }
+
+    def _choose(self, setting: Setting) -> Scheduler:
+        lane = self._lanes[setting.variant, setting.threads]
+        lane.limit_batch(setting.batch)
+        return lane

@@ -1,0 +1,113 @@
+"""What a governor may choose from for one model, and what it is told every second.
+
+The governor itself, one for all models, is in `edgekit_runtime.power`; this turns what was loaded and counted
+into its terms.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from statistics import median
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.power.governor.loads import LoadMeter
+from edgekit_runtime.power.governor.settings import Cost, Profile, Seen, Setting
+from edgekit_runtime.service.governor.lane import GovernedLane
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.governor import GovernorOptions, LoadedWay
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+
+_WATTS: Final = 1.0  # of one busy thread: a guess that the governor corrects by a common factor
+_NO_SCORE: Final = 0.5
+
+
+def make_profile(
+    ways: tuple[LoadedWay, ...], options: GovernorOptions, scheduling: SchedulingLimits
+) -> Profile:
+    """Return the settings that are loaded, with what they cost as far as that is known.
+
+    Running times were measured on loading. Energy is taken as proportional to the time of the engine's
+    threads: a governor learns the factor. Accuracy is the score in the package.
+    """
+    costs = {}
+    for way in ways:
+        for batch in sorted({min(batch, scheduling.max_batch) for batch in options.batches}):
+            run_s = _run_s(way, batch)
+            energy_j = run_s * max(1, way.threads) * _WATTS / batch
+            setting = Setting(way.variant, batch, way.threads)
+            costs[setting] = Cost(run_s, energy_j, _score(way.figures))
+    deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1e3
+    return Profile(costs, deadline_s, hold_s=scheduling.max_delay_s)
+
+
+def _run_s(way: LoadedWay, batch: int) -> float:
+    sizes = sorted({run.size_bytes for run in way.warm_runs})
+    # The golden inputs are the first size; a batch of n has about n times its bytes.
+    size = sizes[min(bisect_left(sizes, sizes[0] * batch), len(sizes) - 1)]
+    return max(1e-6, median(run.seconds for run in way.warm_runs if run.size_bytes == size))
+
+
+def _score(figures: Mapping[str, JsonValue]) -> float:
+    score = figures.get("score")
+    value = score.get("value") if isinstance(score, Mapping) else figures.get("accuracy")
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else _NO_SCORE
+
+
+class GovernedModel:
+    """One loaded version, for a governor to see and to direct.
+
+    Attributes:
+        lane: that does what is decided.
+    """
+
+    __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
+
+    def __init__(self, lane: GovernedLane, metrics: LaneMetrics, profile: Profile) -> None:
+        """Begin.
+
+        Args:
+            lane: that does what is decided.
+            metrics: what it counts.
+            profile: what there is to choose from.
+        """
+        self.lane, self._metrics, self._profile = lane, metrics, profile
+        self._loads = LoadMeter()
+        self._counted = (0.0, 0, 0)
+
+    def see(self, now_s: float) -> Seen:
+        """Return what a governor is told: what was counted since the last call, and what is in force.
+
+        Args:
+            now_s: `time.monotonic()`.
+        """
+        metrics = self._metrics
+        answered = metrics.succeeded + metrics.failed
+        run_s, fill = self._measure_runs()
+        load = self._loads.measure(
+            now_s,
+            came=answered + metrics.shed + metrics.late + metrics.waiting,
+            answered=answered,
+            late=metrics.late + self._overdue(),
+            run_s=run_s,
+            fill=fill,
+        )
+        return Seen(self._profile, load, running=self.lane.setting)
+
+    def _measure_runs(self) -> tuple[float | None, float | None]:
+        """Return the mean time of the runs since the last call, and the mean number of calls in one."""
+        runs = self._metrics.runs.items()
+        now = (
+            sum(run.infer_s for _, run in runs),
+            sum(run.count for _, run in runs),
+            sum(calls * run.count for (calls, _), run in runs),
+        )
+        busy_s, count, calls = (total - before for total, before in zip(now, self._counted, strict=True))
+        self._counted = now
+        return (busy_s / count, calls / count) if count > 0 and busy_s > 0 else (None, None)
+
+    def _overdue(self) -> int:
+        """Return how many answers came later than the deadline, those of whole ranges of the histogram."""
+        if self._profile.deadline_s is None:
+            return 0
+        total = self._metrics.total
+        return sum(total.counts[bisect_left(total.bounds, self._profile.deadline_s) + 1 :])

@@ -1,0 +1,32 @@
+"""Who may ask over TCP."""
+
+import hmac
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.http.request_head import Head
+
+
+def refuse_stranger(head: Head, token: bytes | None) -> None:
+    """Refuse a request that comes from a web page, or without the token.
+
+    Args:
+        head: of a request over TCP.
+        token: what its header `Authorization` must be, but for the case of `Bearer`; or None.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    if head.has_origin:
+        # Any web page that is open on this machine can reach a loopback address.
+        raise RequestError(403, "requests from web pages are refused: the Origin header is set")
+    if token is None and head.has_foreign_host:
+        # A page needs no Origin to read from its own name, which its owner can let point here.
+        raise RequestError(403, "the Host header is not a name of this machine; use its address")
+    if token is not None and not hmac.compare_digest(_read_token(head), token):
+        raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
+
+
+def _read_token(head: Head) -> bytes:
+    """Return the header `Authorization` as we write it, empty where there is none of our scheme."""
+    scheme, _, token = (head.authorization or b"").partition(b" ")
+    return b"Bearer " + token.lstrip(b" ") if scheme.lower() == b"bearer" else b""

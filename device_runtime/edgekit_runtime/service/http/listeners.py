@@ -1,0 +1,185 @@
+"""Listening sockets: the Unix socket, TCP, and those that systemd opened beforehand."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.system.paths import SOCKET_NAME
+
+_BACKLOG: Final = 1024
+_MODE: Final = 0o660  # the user and the group of the service
+_LOCK_TRIES: Final = 100
+_LOCK_PAUSE_S: Final = 0.01
+_FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group; 0 where there is no peer
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The file of a Unix socket that listens: this one, not another one that comes to lie at its path.
+
+    Attributes:
+        path: of the file.
+        device, inode: of the file. While its socket is open, no other file gets this inode.
+    """
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def find(cls, path: Path) -> "SocketFile":
+        """Return the file that lies at `path` now."""
+        status = path.lstat()
+        return cls(path, status.st_dev, status.st_ino)
+
+    def remove(self) -> None:
+        """Remove the file; another one at its path stays."""
+        with contextlib.suppress(OSError), _alone_in(self.path.parent):  # the folder may be gone, too
+            if SocketFile.find(self.path) == self:
+                self.path.unlink()
+
+
+def find_socket() -> Path:
+    """Return where the Unix socket is by default.
+
+    In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    """
+    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
+        return Path(given.split(":")[0]) / SOCKET_NAME
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(given) / "edgekit" / SOCKET_NAME
+    return Path("/run/edgekit") / SOCKET_NAME
+
+
+def find_peer(connected: socket.socket) -> int:
+    """Return the process at the other end of a Unix socket; 0 where that is not known, as in a container."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Return a socket that listens at `path`, in the place of one that a service left behind.
+
+    Raises:
+        TransportError: another service answers there, something else than a socket lies there, or the folder
+            cannot be written.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with _alone_in(path.parent):
+            _remove_stale(path)
+            before = os.umask(0o777 & ~_MODE)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
+            listener.listen(_BACKLOG)
+    except OSError as cause:
+        listener.close()
+        raise TransportError(f"cannot listen at {path}: {cause}; set unix_socket to another path") from cause
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host` and `port`.
+
+    Raises:
+        TransportError: the address is in use or not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as cause:
+        raise TransportError(f"cannot listen on {host}: {cause}") from cause
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as cause:
+        listener.close()
+        raise TransportError(f"cannot listen on {host}:{port}: {cause}; choose another port") from cause
+    return listener
+
+
+def take_inherited() -> list[socket.socket]:
+    """Return the listening Unix sockets that systemd opened for this process, and forget them.
+
+    Source: sd_listen_fds(3).
+    """
+    process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if process != str(os.getpid()) or not count.isdecimal():
+        return []
+    taken = []
+    for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(count)):
+        os.set_inheritable(descriptor, False)
+        listener = socket.socket(fileno=descriptor)
+        if listener.family != socket.AF_UNIX:
+            raise TransportError(
+                "systemd passed a socket that is no Unix socket; let the service open TCP itself"
+            )
+        taken.append(listener)
+    return taken
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let no other service look whether a socket here is stale, remove it and bind its own, meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOCK_TRIES):  # not for ever: whoever may read the folder can hold the lock
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket at `path` at which nobody listens."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise TransportError(f"{path} is no socket, so it is not replaced; set unix_socket to another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # somebody who listens and never accepts has a queue that is full
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except BlockingIOError:
+            pass
+        raise TransportError(
+            f"another service{_name_peer(probe)} listens at {path};"
+            " stop it, or set unix_socket to another path"
+        )
+
+
+def _name_peer(probe: socket.socket) -> str:
+    """Return which process listens, to follow the word 'service'; empty where that is not known."""
+    pid = find_peer(probe)
+    return f" (process {pid})" if pid else ""

@@ -1,0 +1,268 @@
+"""The HTTP server: listening sockets, accepting, and what all connections share.
+
+It reads and writes sockets itself; see docs/adr/0013-service.md. What a request means is the handler's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.lease import Lease
+from edgekit_runtime.service.http.request_head import Head, Heads
+from edgekit_runtime.service.http.response import make_error
+from edgekit_runtime.service.http.timer_wheel import Wheel, ticks
+from edgekit_runtime.service.options.http import HttpLimits
+
+Handle: TypeAlias = Callable[[Connection, Head, memoryview], None]
+Screen: TypeAlias = Callable[[Connection, Head], bool]
+
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.1
+_FULL: Final = RequestError(503, "too many connections; try again", retry_after_s=1)
+_WARN_EVERY_S: Final = 10.0
+_RESERVED_DESCRIPTORS: Final = 64  # for models, libraries and shared memory
+
+_logger = logging.getLogger(__name__)
+
+
+class HttpServer:
+    """Accepts connections and hands their requests to `handle`.
+
+    Attributes:
+        handle: gets a connection, a head and the whole body; it, or what it sets going, calls
+            `connection.answer` once. An `EdgekitError` that it raises becomes the answer.
+        screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
+            True where it has released the connection.
+        loop, limits, wheel: shared by the connections.
+        heads: of connections over TCP, and of those over the Unix socket, who are screened otherwise.
+        idle_ticks: that a connection may be idle.
+        receiving_bytes: that have come of bodies that are not complete.
+        sending_bytes: of answers that clients have not yet taken.
+        error_counts: status -> answers that were errors.
+        is_draining: every answer from now on is the last of its connection.
+        on_rest: called after each answer, in the place of going on with the connection, or None.
+        lent: how many connections were released and are to come back.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, handle: Handle, screen: Screen, limits: HttpLimits
+    ) -> None:
+        self.loop = loop
+        self.handle = handle
+        self.screen = screen
+        self.limits = limits
+        self.heads = (Heads(), Heads())
+        self.wheel = Wheel(loop)
+        self.receiving_bytes = self.sending_bytes = 0
+        self.error_counts: Counter[int] = Counter()
+        self.is_draining = False
+        self.on_rest: Callable[[Connection], None] | None = None
+        self.lent = 0
+        self._kinds: set[bool] = set()  # is_local, of all that listen
+        self._counts = {True: 0, False: 0}  # is_local -> connections, those that are lent among them
+        self.idle_ticks = ticks(limits.idle_timeout_s)
+        self._connections: set[Connection] = set()
+        self._listeners: list[socket.socket] = []
+        self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._warned_s = -_WARN_EVERY_S
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def connection_count(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    def is_full(self, *, is_local: bool) -> bool:
+        """Whether no further client is taken: over the Unix socket, or over TCP.
+
+        Where both listen, a quarter of the places is kept for the other of the two, so that neither can lock
+        it out.
+        """
+        kept = self._max_connections // 4 if len(self._kinds) > 1 else 0
+        is_over = self._counts[is_local] >= self._max_connections - kept
+        return is_over or sum(self._counts.values()) >= self._max_connections
+
+    def expect(self, *, is_local: bool) -> None:
+        """Count on clients over the Unix socket, or over TCP; `listen` does, others that accept must."""
+        self._kinds.add(is_local)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept from `listener`, a listening socket, from now on."""
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self.expect(is_local=listener.family == socket.AF_UNIX)
+        self.loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def adopt(
+        self,
+        connected: socket.socket,
+        *,
+        is_local: bool,
+        unread: bytes = b"",
+        lease: Lease | None = None,
+        on_close: Callable[[], None] | None = None,
+        on_admit: Callable[[], None] | None = None,
+    ) -> Connection:
+        """Serve a connection that somebody else has accepted.
+
+        Args:
+            connected: a stream socket; this owns it from now on.
+            is_local: whether it came over the Unix socket.
+            unread: what was received from it and not answered.
+            lease: where to say what happens to it, or None.
+            on_close: called once when it ends here, or None.
+            on_admit: called once its first request has passed the screen, for which it has
+                `read_timeout_s`; None where one has passed before.
+        """
+        connected.setblocking(False)
+        return Connection(
+            self,
+            connected,
+            is_local=is_local,
+            unread=unread,
+            lease=lease,
+            on_close=on_close,
+            on_admit=on_admit,
+        )
+
+    def remember(self, connection: Connection) -> None:
+        """A connection has begun."""
+        self._connections.add(connection)
+        self._counts[connection.is_local] += 1
+
+    def forget(self, connection: Connection) -> None:
+        """A connection has ended or was released."""
+        self._connections.discard(connection)
+        self._counts[connection.is_local] -= 1
+        self.wheel.drop(connection)
+        self._check_drained()
+
+    def screen_anew(self) -> None:
+        """Have every request screened again, also with heads that were cleared before."""
+        for heads in self.heads:
+            heads.screen_anew()
+        for connection in self._connections:
+            connection.screen_anew()
+
+    def lend(self, *, is_local: bool) -> None:
+        """A connection was released that will come back, or end elsewhere."""
+        self.lent += 1
+        self._counts[is_local] += 1
+
+    def take_back(self, *, is_local: bool) -> None:
+        """A lent connection has come back, or ended."""
+        self.lent -= 1
+        self._counts[is_local] -= 1
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        is_empty = not self._connections and not self.lent
+        if self._drained is not None and is_empty and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, answer what is under way, then close; for at most `timeout_s`."""
+        self.is_draining = True
+        for listener in self._listeners:
+            self.loop.remove_reader(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        if self._connections or self.lent:
+            self._drained = self.loop.create_future()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._drained, timeout_s)
+        self.close()
+
+    def close(self) -> None:
+        """Close everything at once."""
+        for listener in self._listeners:
+            self.loop.remove_reader(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.close()
+        self.wheel.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connected, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as cause:
+                self._refuse_some(listener, cause)
+                return
+            is_local = connected.family == socket.AF_UNIX
+            if self.is_full(is_local=is_local):
+                self.error_counts[_FULL.status] += 1
+                _refuse(connected)
+                continue
+            connected.setblocking(False)
+            if not is_local:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            Connection(self, connected, is_local=is_local, on_admit=None if is_local else _nothing)
+
+    def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
+        """Turn clients away with the spare descriptor; without one, pause: the loop would call for ever."""
+        now_s = self.loop.time()
+        if now_s >= self._warned_s + _WARN_EVERY_S:
+            self._warned_s = now_s
+            _logger.warning("cannot accept connections: %s", cause)
+        if self._spare >= 0:
+            os.close(self._spare)
+            with contextlib.suppress(OSError):
+                for _ in range(_ACCEPTS_AT_ONCE):
+                    _refuse(listener.accept()[0])
+        self._take_spare()
+        if self._spare < 0:
+            self.loop.remove_reader(listener.fileno())
+            self.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            if self._spare < 0:
+                self._take_spare()
+            self.loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _take_spare(self) -> None:
+        try:
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._spare = -1
+
+
+def _nothing() -> None:
+    pass
+
+
+def _refuse(connected: socket.socket) -> None:
+    head, body = make_error(_FULL)
+    with contextlib.suppress(OSError):
+        connected.setblocking(False)
+        connected.send(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+        connected.shutdown(socket.SHUT_WR)
+    connected.close()
+
+
+def _raise_descriptor_limit() -> int:
+    """Return how many descriptors this process may have, after raising that as far as it may itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft

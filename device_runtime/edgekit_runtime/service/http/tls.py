@@ -1,0 +1,210 @@
+"""TLS in front of the HTTP server: decrypted bytes go through a socket pair, as if a client had sent them.
+
+So there is one HTTP layer, and a connection can be given to a worker whether it is encrypted or not. It costs
+a copy and two calls of the system each way, off the path of what is fast.
+"""
+
+import asyncio
+import functools
+import logging
+import socket
+import ssl
+from typing import Final
+
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.http.server import HttpServer
+
+_READ_BYTES: Final = 64 << 10
+_HANDSHAKE_TIMEOUT_S: Final = 10.0
+_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPT_PAUSE_S: Final = 0.1
+
+_logger = logging.getLogger(__name__)
+
+
+def make_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return the server's side of TLS 1.2 and later.
+
+    Args:
+        certificate: path of a PEM file with the certificate and what leads to its authority.
+        key: path of a PEM file with the private key, without a password.
+
+    Raises:
+        ConfigError: a file is missing or wrong, or they do not belong together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+    except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
+        raise ConfigError(f"listen: cannot use tls_certificate {certificate} with {key}: {cause}") from cause
+    return context
+
+
+class TlsListener:
+    """Accepts TLS connections and hands them to an HTTP server.
+
+    They have a limit of their own, from before the handshake on: it is other machines that speak TLS, and a
+    connection takes three descriptors and 256 KiB. A stranger is a client that has not yet sent a request
+    with the token. Strangers cannot lock others out: where no place is left, the oldest stranger has to go.
+    """
+
+    def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accept from now on.
+
+        Args:
+            http: takes the connections.
+            listener: a listening socket, which this owns from now on.
+            context: of the server's side.
+        """
+        self._http, self._listener, self._context = http, listener, context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._leaving: set[asyncio.Task[None]] = set()  # no longer counted, not quite gone
+        listener.setblocking(False)
+        http.expect(is_local=False)
+        http.loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept nothing more; the connections that are there go on, unfinished handshakes do not."""
+        if self._listener.fileno() >= 0:
+            self._http.loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        for task in list(self._shaking):
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connected, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors: others close some, or the next clients wait in the queue
+                self._http.loop.remove_reader(self._listener.fileno())
+                self._http.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
+                return
+            is_full = self._http.is_full(is_local=False)
+            if is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
+                if not self._strangers:
+                    connected.close()
+                    continue
+                self._evict(next(iter(self._strangers)))
+            connected.setblocking(False)
+            task = self._http.loop.create_task(self._serve(connected))
+            self._tasks.add(task)
+            self._shaking.add(task)
+            self._strangers[task] = None
+            task.add_done_callback(functools.partial(self._forget, connected))
+
+    def _evict(self, stranger: "asyncio.Task[None]") -> None:
+        self._admit(stranger)
+        self._tasks.discard(stranger)
+        self._leaving.add(stranger)
+        stranger.cancel()
+
+    def _admit(self, task: "asyncio.Task[None] | None") -> None:
+        if task is not None:
+            self._strangers.pop(task, None)
+
+    def _forget(self, connected: socket.socket, task: "asyncio.Task[None]") -> None:
+        for tasks in (self._tasks, self._shaking, self._leaving):
+            tasks.discard(task)
+        self._admit(task)
+        connected.close()  # of a task that was cancelled before it began
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._http.loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        task = asyncio.current_task()
+        try:
+            reader, writer = await _shake_hands(connected, self._context)
+        except OSError as cause:
+            _logger.debug("a TLS handshake failed: %s", cause)
+            return
+        finally:
+            self._shaking.discard(task)
+        timeout_s = self._http.limits.read_timeout_s
+        try:
+            outer, inner = socket.socketpair()
+            outer.setblocking(False)
+            with outer:
+                if self._http.is_full(is_local=False):
+                    inner.close()
+                else:
+                    on_admit = functools.partial(self._admit, task)
+                    self._http.adopt(inner, is_local=False, on_admit=on_admit)
+                await _bridge(reader, writer, outer, timeout_s)
+        except (OSError, asyncio.TimeoutError) as cause:
+            _logger.debug("a TLS connection ended: %s", cause)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+        finally:
+            writer.close()
+            try:  # a client may never answer that it has heard of the end
+                await asyncio.wait_for(writer.wait_closed(), timeout_s)
+            except (OSError, asyncio.TimeoutError):
+                pass
+            finally:
+                writer.transport.abort()
+
+
+async def _shake_hands(
+    connected: socket.socket, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ_BYTES, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, connected, ssl=context, ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S
+        )
+    except BaseException:
+        connected.close()
+        raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _bridge(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outer: socket.socket, timeout_s: float
+) -> None:
+    """Carry bytes both ways until the service ends the connection or one way fails.
+
+    Neither way is left waiting when this returns: the loop would go on watching a descriptor that is closed
+    next, and would never poll the next socket that gets its number.
+    """
+    ways = [
+        asyncio.ensure_future(_inwards(reader, outer)),
+        asyncio.ensure_future(_outwards(outer, writer, timeout_s)),
+    ]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+    for way in ways:
+        if not way.cancelled():
+            way.result()
+
+
+async def _inwards(reader: asyncio.StreamReader, outer: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await reader.read(_READ_BYTES):
+        await loop.sock_sendall(outer, data)
+    outer.shutdown(socket.SHUT_WR)
+
+
+async def _outwards(outer: socket.socket, writer: asyncio.StreamWriter, timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(outer, _READ_BYTES):
+        writer.write(data)
+        await asyncio.wait_for(writer.drain(), timeout_s)
+    # The service has ended the connection; nobody needs what the client may still send.
+    raise ConnectionResetError("the service closed the connection")
+
+
+def _refuse_password() -> str:
+    raise ValueError("the private key has a password, which nobody can type here")

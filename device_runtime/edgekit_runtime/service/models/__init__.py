@@ -1,0 +1,1 @@
+"""The models of the service: sources, registry, lifecycle and the memory cap."""

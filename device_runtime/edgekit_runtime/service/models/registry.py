@@ -1,0 +1,305 @@
+"""Loading, swapping and unloading the models that are served.
+
+All of it happens on the thread of the event loop; what waits for the disk and for engines is `keeping`'s.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
+from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, Status
+from edgekit_runtime.service.models.entry import Model
+from edgekit_runtime.service.models.eviction import MemoryCapError
+from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed, Source
+from edgekit_runtime.service.models.memory_cap import LoadPlan, ModelMemory, Room
+from edgekit_runtime.service.models.rollout_controller import Rollouts
+from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.scheduling.call import Lane
+from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, explained, settle
+from edgekit_runtime.service.serving.served_version import Served
+
+_NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
+
+_logger = logging.getLogger(__name__)
+
+
+class Registry:
+    """Changes which models are served.
+
+    Attributes:
+        models: as requests find them.
+        metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
+            `rolled_back`, `evicted`, `unloaded` and `hung`.
+        rollouts: carries out what trials find.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        make_served: MakeServed,
+        options: Mapping[str, ModelOptions],
+        *,
+        default: ModelOptions | None = None,
+        memory: ModelMemory | None = None,
+        metrics: ServiceMetrics | None = None,
+        drain_timeout_s: float = 30.0,
+    ) -> None:
+        """Make a registry without models.
+
+        Args:
+            source: where packages lie.
+            make_served: makes what takes the calls of a version, on the loop's thread.
+            options: by name, for the models that have some of their own.
+            default: of the others.
+            memory: that all models may take together; by default there is no cap.
+            metrics: where changes are counted.
+            drain_timeout_s: how long calls under way of a version are waited for when it goes.
+        """
+        self._source = source
+        self.metrics = metrics or ServiceMetrics()
+        self._keeper = Keeper(source, make_served, self.metrics, drain_timeout_s)
+        self._options, self._default = options, default or ModelOptions()
+        self._memory = memory or ModelMemory()
+        self.models = Catalogue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = Room(self._keeper, self.models.by_name, options, self._memory, self.metrics)
+        self.rollouts = Rollouts(self._keeper, self.metrics, self._start)
+
+    def find_lane(self, name: str, version: str | None) -> Lane | None:
+        """Return the lane to the sessions of a version, or None where it is not ready."""
+        try:
+            return self.models.find(name, version).own_lane
+        except EdgekitError:
+            return None
+
+    def put_off(self, name: str, version: str) -> None:
+        """Wait anew before a version counts as good: it has crashed."""
+        self._keeper.put_off(name, version)
+
+    async def give_up(self, name: str, version: str, reason: str) -> None:
+        """Serve another version in the place of one that keeps failing, if there is one."""
+        reject = functools.partial(self._source.reject, name, version, reason)
+        try:
+            if await self._keeper.on_thread(reject):
+                await self.load(name)
+        except EdgekitError as error:
+            _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
+
+    async def index(self) -> list[Status]:
+        """Return the state of all models, installed or loaded; the loaded alone where none can be listed."""
+        names: Sequence[str] = ()
+        try:
+            names = await self._keeper.list_names()
+        except EdgekitError as error:
+            _logger.warning("the installed models cannot be listed: %s", error)
+        return self.models.describe(names)
+
+    async def load_all(self) -> None:
+        """Load all installed models; one that fails is said in the log and does not stop the others.
+
+        They are loaded one after the other, which takes the least memory; one that takes long does not hold
+        up those after it.
+        """
+        names = await self._keeper.list_names()
+        for name in names:
+            self.models.by_name.setdefault(name, Model()).state = "LOADING"
+        self.models.is_listed = True
+        loads = []
+        for name in names:
+            loads.append(self._start(self._load_at_start(name)))
+            await asyncio.wait(loads[-1:], timeout=_NEXT_AFTER_S)
+        await asyncio.gather(*loads)
+        await self._keeper.on_thread(settle)
+
+    async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
+        """Serve the versions of `name` that its policy asks for, in the place of those that are served.
+
+        Where that fails, what was served before is served on.
+
+        Args:
+            name: of the model.
+            for_others: whether others may be unloaded for it; else it waits for its first request, where the
+                memory cap leaves no room.
+            patience_s: how long calls of others that stand in its way are waited for.
+
+        Raises:
+            EdgekitError: that says why.
+        """
+        model = await self._find_or_add(name)
+        async with model.lock:
+            state, model.state, model.reason = model.state, "LOADING", "loading"
+            try:
+                with explained(f"model '{name}'"):
+                    await self._swap(name, model, for_others=for_others, patience_s=patience_s)
+            except EdgekitError as error:
+                self.metrics.swaps[name, "failed"].value += 1
+                model.reason = str(error)
+                model.is_evicted = not model.versions and _may_come_later(error, model)
+                model.state = "READY" if model.versions else "UNAVAILABLE"
+                raise
+            except BaseException:
+                model.state = state
+                raise
+            if not model.is_evicted:
+                model.state, model.reason = "READY", ""
+
+    async def unload(self, name: str) -> None:
+        """Stop serving `name` once what is under way has been answered.
+
+        Raises:
+            RequestError: no such model is loaded.
+        """
+        model = self.models.by_name.get(name)
+        if model is None or not (model.versions or model.is_evicted):
+            raise RequestError(404, f"model '{name}' is not loaded")
+        async with model.lock:
+            model.state, model.reason, model.is_evicted = "UNLOADED", "unloaded", False
+            self.metrics.swaps[name, "unloaded"].value += 1
+            await self._keeper.retire(model.take_out(self._keeper))
+
+    async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
+        """End the trial of a version as somebody else has decided, if it is on trial."""
+        model = self.models.by_name[name]
+        async with model.lock:
+            trial = model.trial
+            if trial is None or trial.candidate.version != version:
+                return
+            if is_promoted:
+                await self.rollouts.promote(name, model, trial)
+            else:
+                await self.rollouts.drop(model, trial)
+
+    async def wait_for(self, name: str) -> None:
+        """Return once a model that was unloaded for others is loaded again.
+
+        Raises:
+            UnavailableError: too many wait already, or it takes too long.
+            EdgekitError: it cannot be loaded.
+        """
+        model = self.models.by_name[name]
+        if model.default is not None:
+            return  # loaded meanwhile; to load it again would unload it first
+        if model.waiting >= self._memory.max_waiting:
+            raise UnavailableError(f"{name}: is being loaded, and too many calls wait already", SWAP_RETRY_S)
+        if model.loading is None or model.loading.done():
+            model.loading = self._start(self.load(name, patience_s=self._memory.load_wait_s))
+        model.waiting += 1
+        try:
+            await asyncio.wait_for(asyncio.shield(model.loading), self._memory.load_wait_s)
+        except asyncio.TimeoutError:
+            wait_s = self._memory.load_wait_s
+            raise UnavailableError(
+                f"{name}: is not loaded after {wait_s:g} s; try again", SWAP_RETRY_S
+            ) from None
+        finally:
+            model.waiting -= 1
+
+    async def close(self) -> None:
+        """Stop serving all models; those that served until now served well."""
+        self._keeper.confirm_all()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for model in self.models.by_name.values():
+            async with model.lock:
+                await self._keeper.retire(model.take_out(self._keeper))
+        await self._keeper.shutdown()
+
+    def abandon(self) -> None:
+        """Wait for nothing any more, where `close` takes too long."""
+        self._keeper.abandon()
+
+    async def _load_at_start(self, name: str) -> None:
+        try:
+            await self.load(name, for_others=False)
+        except EdgekitError as error:
+            _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
+
+    async def _find_or_add(self, name: str) -> Model:
+        model = self.models.by_name.get(name)
+        if model is None:  # added only where it is installed: any client could make up names that stay
+            if name not in await self._keeper.list_names():
+                await self._keeper.on_thread(functools.partial(self._source.find, name))  # may know why not
+                raise RequestError(404, f"model '{name[:80]}' is not installed")
+            model = self.models.by_name.setdefault(name, Model())
+        return model
+
+    async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
+        options = self._options.get(name, self._default)
+        is_swap = bool(model.versions)
+        async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
+            if plan is None:
+                model.state, model.is_evicted = "UNAVAILABLE", True
+                model.reason = "the memory cap leaves no room; its next request loads it"
+                return
+            if options.rollout.kind != "swap" and await self.rollouts.begin(name, model, options):
+                return
+            fresh = [] if plan.order == "resource" else await self._keeper.open(name, options)
+        if plan.order == "resource":
+            fresh = await self._unload_and_open(name, model, options, plan)
+        old = model.take_out(self._keeper)
+        model.put_in(fresh)
+        if is_swap:
+            self.metrics.swaps[name, "swapped"].value += 1
+        await self._keeper.retire(old)
+        self._keeper.confirm_later(fresh)
+
+    async def _unload_and_open(
+        self, name: str, model: Model, options: ModelOptions, plan: LoadPlan
+    ) -> list[Served]:
+        """Unload first; where the new version cannot be opened, what was there before serves again."""
+        # Without the lock of the room: no other model waits for the calls of this one.
+        before = model.take_out(self._keeper)
+        await self._keeper.retire(before)
+        try:
+            async with self._room.make(name, plan):
+                return await self._keeper.open(name, options)
+        except Exception:
+            await self._bring_back(name, model, [served.loaded for served in before], options)
+            raise
+
+    async def _bring_back(
+        self, name: str, model: Model, before: Sequence[Loaded], options: ModelOptions
+    ) -> None:
+        size_bytes = sum(loaded.memory_bytes for loaded in before)
+        try:
+            async with self._room.make(name, LoadPlan("resource", size_bytes, for_others=True)):
+                back = await self._reopen([loaded.path for loaded in before], options)
+        except MemoryCapError as error:
+            _logger.warning("what served before waits for its next request: %s", error)
+            model.is_evicted = True
+            return
+        if back:
+            model.put_in(back)
+            self._keeper.confirm_later(back)
+
+    async def _reopen(self, paths: Sequence[Path], options: ModelOptions) -> list[Served]:
+        back = []
+        for path in paths:
+            try:
+                back.append(await self._keeper.reopen(path, options))
+            except EdgekitError as error:  # noqa: PERF203  # each is a try of its own
+                _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
+        return back
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        return task
+
+    def _finish(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, EdgekitError):
+            _logger.error("a change of a model failed inside the service", exc_info=error)
+
+
+def _may_come_later(error: EdgekitError, model: Model) -> bool:
+    """Whether the next request for a model that cannot be loaded is to try that again."""
+    fits_never = isinstance(error, MemoryCapError) and error.retry_after_s is None
+    return isinstance(error, UnavailableError) and (model.is_evicted or not fits_never)

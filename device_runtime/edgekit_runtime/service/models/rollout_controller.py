@@ -1,0 +1,179 @@
+"""New versions on trial: begun beside the version in use, and settled by the verdict of their gates."""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.service.models.entry import Model
+from edgekit_runtime.service.models.lifecycle import Keeper
+from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.version_policy import Servable
+from edgekit_runtime.service.rollout.gates import Promote, Rollback
+from edgekit_runtime.service.rollout.trial import Trial
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.slots.versions import sort_key
+
+Report: TypeAlias = Callable[[str, Model, Trial, Promote | Rollback], None]
+Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """Carries out what a `Trial` finds.
+
+    Attributes:
+        report: takes a verdict and sees to it that it is carried out, here by default.
+    """
+
+    def __init__(self, keeper: Keeper, metrics: ServiceMetrics, start: Start) -> None:
+        """Make it without trials.
+
+        Args:
+            keeper: opens and frees versions.
+            metrics: where outcomes are counted.
+            start: runs a coroutine in the background.
+        """
+        self._keeper, self._metrics, self._start = keeper, metrics, start
+        self.report: Report = self._report
+
+    async def begin(self, name: str, model: Model, options: ModelOptions) -> bool:
+        """Put the newest version on trial, with the lock of `model` held.
+
+        Returns:
+            False where there is nothing to try: no version in use, none newer, or the same one.
+
+        Raises:
+            EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
+        """
+        find = functools.partial(self._keeper.source.find, name)
+        newest = options.policy.choose(name, await self._keeper.on_thread(find))[0]
+        if model.trial is not None:
+            if model.trial.candidate.version == newest.version:
+                return True
+            # Not waited for: the room is locked, and no other model waits for the calls of this one.
+            self._start(self._keeper.retire([_end(model, model.trial)]))
+        if model.default is None and not await self._bring_back(name, model, newest, options):
+            return False
+        current = model.default
+        if current is None or sort_key(newest.version) <= sort_key(current.version):
+            return False
+        fresh = (await self._keeper.open(name, _open_beside(current, options)))[0]
+        if fresh.version == current.version:  # its source fell back
+            model.failed[newest.version] = (
+                "not opened: it failed, which the log says, or was rolled back meanwhile"
+            )
+            await self._keeper.retire([fresh])
+        else:
+            await self._try(name, model, (current, fresh), options)
+        return True
+
+    async def _bring_back(self, name: str, model: Model, newest: Servable, options: ModelOptions) -> bool:
+        """Serve the version that proved itself before the newest came, after a restart."""
+        find = functools.partial(self._keeper.source.find_proven, name)
+        proven = await self._keeper.on_thread(find)
+        if proven is None or proven.version == newest.version:
+            return False
+        try:
+            model.put_in([await self._keeper.reopen(proven.path, options)])
+        except UnavailableError:  # it may be opened later, and without it the new one would have no trial
+            raise
+        except EdgekitError as error:
+            _logger.warning("%s %s cannot be opened beside the new version: %s", name, proven.version, error)
+            return False
+        return True
+
+    async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
+        current, fresh = pair
+        candidate = fresh
+        if options.rollout.kind == "shadow" and fresh.say is None:
+            # On a thread: a call that arrives while it runs does not wait for it.
+            limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
+            candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        settle = functools.partial(self.report, name, model)
+        try:
+            model.trial = Trial(current, candidate, options.rollout, settle)
+        except EdgekitError:
+            await self._keeper.retire([fresh])
+            raise
+        model.versions[candidate.version] = candidate
+        self._metrics.swaps[name, "tried"].value += 1
+        _logger.info("%s %s: %s", name, candidate.version, model.trial.describe())
+        if model.trial.is_guessing:
+            _logger.warning(
+                "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
+                " --labels of `edgekit package`, or set %s.comparison in [models.%s]",
+                *(name, candidate.version, options.rollout.kind, name),
+            )
+
+    def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        self._start(self._settle(name, model, trial, verdict))
+
+    async def _settle(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        async with model.lock:
+            if model.trial is not trial:  # something else was loaded or unloaded meanwhile
+                return
+            if isinstance(verdict, Promote):
+                if trial.take_over():
+                    await self.promote(name, model, trial)
+            else:
+                await self._roll_back(name, model, trial, verdict)
+
+    async def promote(self, name: str, model: Model, trial: Trial) -> None:
+        """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
+        _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
+        fresh = trial.candidate
+        if trial.rollout.kind == "shadow" and fresh.say is None:
+            # As it was loaded: on the loop where it is short enough.
+            trial.end()
+            await self._keeper.drain(fresh)
+            limits = dataclasses.replace(
+                fresh.loaded.scheduling, short_s=trial.current.loaded.scheduling.short_s
+            )
+            fresh = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        old = model.take_out(self._keeper)
+        model.put_in([fresh])
+        self._metrics.swaps[name, "promoted"].value += 1
+        self._keeper.confirm(name, fresh.version)
+        await self._keeper.retire([served for served in old if served is not trial.candidate])
+
+    async def _roll_back(self, name: str, model: Model, trial: Trial, verdict: Rollback) -> None:
+        version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"
+        _logger.warning("%s %s is rolled back: %s", name, version, reason)
+        candidate = _end(model, trial)
+        model.failed[version] = f"rolled back: {reason}"
+        self._metrics.swaps[name, "rolled_back"].value += 1
+        reject = functools.partial(self._keeper.source.reject, name, version, reason)
+        try:
+            await self._keeper.on_thread(reject)
+        except EdgekitError as error:
+            _logger.warning("%s %s is rolled back, which is not recorded: %s", name, version, error)
+        await self._keeper.retire([candidate])
+
+    async def drop(self, model: Model, trial: Trial) -> None:
+        """Let all calls go to the version in use, and free the candidate; with the lock of `model` held."""
+        await self._keeper.retire([_end(model, trial)])
+
+
+def _end(model: Model, trial: Trial) -> Served:
+    """Let all calls go to the version in use, and return the candidate."""
+    trial.end()
+    model.trial = None
+    model.versions.pop(trial.candidate.version, None)
+    return trial.candidate
+
+
+def _open_beside(current: Served, options: ModelOptions) -> ModelOptions:
+    """Return options that open a version where the current one is, which is the only place to try it."""
+    opener, trap_opener = (
+        None if each is None else functools.partial(each, beside=current.loaded)
+        for each in (options.opener, options.trap_opener)
+    )
+    if current.say is not None:  # isolated, maybe for what its own package holds
+        opener = opener or trap_opener
+    return dataclasses.replace(options, opener=opener, trap_opener=trap_opener)

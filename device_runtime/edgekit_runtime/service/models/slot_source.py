@@ -1,0 +1,140 @@
+"""The models that are installed in slots, as a source of the service.
+
+Which version is opened is decided by `slots`; a version that fails here is rejected there, and the next best
+takes its place.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.service.options.version_policy import Servable
+from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, load, unload
+from edgekit_runtime.sessions.session import EngineMissingError, check_engines
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
+from edgekit_runtime.slots.access import RecordError
+from edgekit_runtime.slots.choice import NothingToOpenError
+
+_logger = logging.getLogger(__name__)
+
+
+class InstalledModels:
+    """A `Source` of the packages in the slots of this device."""
+
+    __slots__ = ("_begun", "_slots", "limits")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._begun: set[str] = set()
+        self.limits = slots.limits
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all installed models."""
+        return self._slots.models()
+
+    def find(self, name: str) -> Sequence[Servable]:
+        """Return what would be opened of a model."""
+        with (choice := self._slots.choose(name, counted=self._begun)).package:
+            return [Servable(name, choice.version, choice.path)]
+
+    def find_proven(self, name: str) -> Servable | None:
+        """Return the version that has proved itself, where a newer one is on trial, or None."""
+        state = self._slots.load(name).state
+        if state.current is None or state.current.health != UNPROVEN:
+            return None
+        others = [other for other in (state.spare, state.factory) if other is not None]
+        for other in others:
+            if other.health == HEALTHY and other.version != state.current.version:
+                with (choice := self._slots.choose(name, other.version)).package:
+                    return Servable(name, choice.version, choice.path)
+        return None
+
+    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+        """Return what is to be served of `name`, see `Source`."""
+        if not options.policy.specific:
+            return [self._open_active(name, options)]
+        opened: list[Loaded] = []
+        try:
+            for version in options.policy.ordered():
+                choice = self._begin(name, version)
+                opened.append(self._load(choice, options))
+        except BaseException:
+            for loaded in opened:
+                unload(loaded.sessions)
+            raise
+        return opened
+
+    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+        """Return the model of the package at `path`."""
+        with read_package(path, self._slots.trust, self._slots.limits) as package:
+            return load(package, options)
+
+    def confirm(self, name: str, version: str) -> None:
+        """Record that `version` serves well."""
+        try:
+            self._slots.confirm(name, version)
+        except RecordError as error:  # such as a full disk
+            raise UnavailableError(str(error)) from error
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that `version` fails; returns whether there is another one to open."""
+        choice = self._reject(name, version, reason)
+        if choice is None:
+            return False
+        choice.package.close()
+        return True
+
+    def _begin(self, name: str, version: str | None = None, without: Collection[str] = ()) -> Choice:
+        choice = self._slots.begin_start(name, version, counted=self._begun, without=without)
+        self._begun.add(choice.sha256)
+        return choice
+
+    def _begin_another(self, name: str, without: Collection[str]) -> Choice | None:
+        try:
+            return self._begin(name, without=without)
+        except NothingToOpenError:
+            return None
+
+    def _reject(self, name: str, version: str, reason: str, without: Collection[str] = ()) -> Choice | None:
+        choice = self._slots.reject(name, version, reason, counted=self._begun, without=without)
+        if choice is not None:
+            self._begun.add(choice.sha256)
+        return choice
+
+    def _load(self, choice: Choice, options: ModelOptions) -> Loaded:
+        """Return what was begun; a start does not count where it cannot be tried, now or on this device."""
+        try:
+            with choice.package as package:
+                check_engines(package.manifest)  # also for a process of its own, which would start in vain
+                return load(package, options)
+        except (UnavailableError, EngineMissingError):
+            try:
+                self._slots.take_back_start(choice)
+            except EdgekitError as error:
+                _logger.warning("%s %s: a start counts in vain: %s", choice.model, choice.version, error)
+            else:
+                if choice.is_counted:
+                    self._begun.discard(choice.sha256)
+            raise
+
+    def _open_active(self, name: str, options: ModelOptions) -> Loaded:
+        choice: Choice | None = self._begin(name)
+        failure: EdgekitError | None = None
+        tried: set[str] = set()
+        while choice is not None:
+            tried.add(choice.sha256)
+            try:
+                return self._load(choice, options)
+            except UnavailableError:  # says nothing of the version
+                raise
+            except EngineMissingError as error:  # nor does this, until somebody installs the engine
+                failure = error
+                _logger.warning("%s %s stays installed and is not opened: %s", name, choice.version, error)
+                choice = self._begin_another(name, tried)
+            except EdgekitError as error:  # each version is a try of its own
+                failure = error
+                _logger.warning("%s %s is rejected: %s", name, choice.version, error)
+                choice = self._reject(name, choice.version, str(error), tried)
+        raise failure if failure is not None else EdgekitError(f"{name}: nothing to open")

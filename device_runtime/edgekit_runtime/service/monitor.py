@@ -1,0 +1,248 @@
+"""What happens once a second: trials are judged, sensors read, energy shared out, the governor ticked.
+
+Sensors are read on a thread of their own (`power.sampling`); here only what they said last is used, so a
+sensor that hangs delays no request.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.power.sensors.readings import Readings
+from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.scheduling.fair_pool import Loop
+from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.system.resource_errors import check_descriptors, is_lack
+
+if TYPE_CHECKING:
+    from edgekit_runtime.power.governor.governor import Governor
+    from edgekit_runtime.power.governor.settings import Limits
+    from edgekit_runtime.power.sensors.discovery import Sensors
+    from edgekit_runtime.power.sensors.energy_meter import EnergyMeter
+    from edgekit_runtime.power.sensors.sampling import Sampling
+    from edgekit_runtime.service.governor.profile import GovernedModel
+    from edgekit_runtime.service.models.catalogue import Catalogue
+
+_NO_READINGS: Final = Readings(at_s=float("-inf"))
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Sensors of the device, and the limits that hold for all of it.
+
+    Attributes:
+        sensors: whether they are looked for.
+        sysfs: root of the tree that the kernel shows, such as that of the host in a container.
+        period_s: between two readings and two decisions.
+        power_w: mean power of the device over `window_s`, or None.
+        temperature_c: of the hottest zone, or None.
+        battery_floor: charge that must be left `battery_hours` after the start, 0 to 1, or None.
+        battery_hours: see `battery_floor`.
+        idle_w: power of the device without requests, for a start: it is learned in seconds without any.
+        window_s: over which `power_w` is a mean; 0 forbids more even for a moment.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    sensors: bool = True
+    sysfs: str = "/sys"
+    period_s: float = 1.0
+    power_w: float | None = None
+    temperature_c: float | None = None
+    battery_floor: float | None = None
+    battery_hours: float = 8.0
+    idle_w: float = 0.0
+    window_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.period_s <= 60:
+            raise ValueError(f"period_s is {self.period_s}, expected 0.05 to 60")
+        if not (self.idle_w >= 0 and self.battery_hours > 0):
+            raise ValueError(
+                f"expected idle_w of at least 0 and battery_hours over 0, got {self.idle_w} and"
+                f" {self.battery_hours}"
+            )
+        if self.is_limited:
+            self.limits(0.0)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to hold."""
+        return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
+
+    def limits(self, now_s: float) -> "Limits":
+        """Return the limits of a device that began to serve at `now_s`."""
+        # Most services have no governor, and need nothing of `power` but sensors.
+        from edgekit_runtime.power.governor.settings import BatteryLimit, Limits
+
+        battery = None
+        if self.battery_floor is not None:
+            battery = BatteryLimit(self.battery_floor, now_s + self.battery_hours * 3600)
+        return Limits(self.power_w, self.temperature_c, battery, self.window_s)
+
+
+class Watching:
+    """One timer."""
+
+    def __init__(self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
+        """Begin.
+
+        Args:
+            models: that are watched.
+            metrics: where power, energy and temperature go.
+            power: where sensors are.
+            loop: on whose thread all this happens but for reading.
+        """
+        self._models, self._metrics, self._power, self._loop = models, metrics, power, loop
+        self._sensors: Sensors | None = None
+        self._sampling: Sampling | None = None
+        self._meter: EnergyMeter | None = None
+        self._governor: Governor | None = None
+        self._begun_s = time.monotonic()
+        self._has_begun = False
+        self._seen_s = _NO_READINGS.at_s
+        self._work: dict[str, tuple[float, int]] = {}
+        self._since: dict[str, int] = {}
+        self._timer = loop.call_later(power.period_s, self._tick)
+
+    def stop(self) -> None:
+        """End; the last call."""
+        self._timer.cancel()
+        if self._sampling is not None:
+            self._sampling.stop()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._power.period_s, self._tick)
+        try:
+            self._watch()
+        except OSError as cause:  # modules are imported when they are needed first, which takes a descriptor
+            if not is_lack(cause):
+                raise
+            _logger.warning("limits and trials are not looked at now: %s", cause)
+
+    def _watch(self) -> None:
+        if not self._has_begun:
+            # Not before: who waits for the first answer does not need it.
+            self._has_begun = True
+            try:
+                self._begin()
+            except (OSError, UnavailableError) as cause:
+                if isinstance(cause, OSError) and not is_lack(cause):
+                    raise
+                self._has_begun = False  # limits and trials go on without sensors until then
+                _logger.warning("no sensor is read now: %s", cause)
+        self._models.look()
+        now_s = time.monotonic()
+        readings = _NO_READINGS if self._sampling is None else self._sampling.latest
+        served = self._models.served()
+        if self._sensors is not None:
+            self._say(self._sensors, readings)
+        if self._meter is not None:
+            self._share_out(self._meter, readings, served)
+        governed = {_key(one): one.governed for one in served if one.governed is not None}
+        if governed or self._governor is not None:
+            self._govern(governed, readings, now_s)
+
+    def _govern(self, governed: "Mapping[str, GovernedModel]", readings: Readings, now_s: float) -> None:
+        """Tell the governor what was counted of all its models, and do what it decides for each."""
+        if self._governor is None:
+            from edgekit_runtime.power.governor.governor import Governor
+
+            self._governor = Governor(self._power.limits(self._begun_s), self._power.idle_w)
+        seen = {name: model.see(now_s) for name, model in governed.items()}
+        for name, decision in self._governor.tick(now_s, readings, seen).items():
+            governed[name].lane.follow(decision)
+
+    def _begin(self) -> None:
+        if not self._power.sensors:
+            return
+        check_descriptors("sensors cannot be looked for")  # else it would find none
+        from edgekit_runtime.power.sensors.discovery import discover
+        from edgekit_runtime.power.sensors.sysfs import SYSFS_ROOT, Sysfs
+
+        is_own = self._power.sysfs == str(SYSFS_ROOT)
+        sensors = discover() if is_own else discover(Sysfs(Path(self._power.sysfs)))
+        if not sensors.probes:
+            _logger.info("no sensors of power, heat or battery here")
+            return
+        from edgekit_runtime.power.sensors.energy_meter import EnergyMeter
+        from edgekit_runtime.power.sensors.sampling import Sampling
+
+        self._sampling = Sampling(sensors, self._power.period_s)
+        self._sampling.start()
+        self._sensors = sensors
+        if sensors.source is not None:
+            self._meter = EnergyMeter()
+
+    def _say(self, sensors: "Sensors", readings: Readings) -> None:
+        """Put what the sensors said last where metrics are read; what they do not say now is left out."""
+        from edgekit_runtime.power.sensors.raspberry import NOW
+
+        metrics = self._metrics
+        metrics.power_w.clear()
+        metrics.temperature_c.clear()
+        for watched in sensors.probes:
+            value = readings.values.get(watched.probe.name)
+            if value is None:
+                continue
+            if watched.probe.quantity == "temperature_c":
+                metrics.temperature_c[watched.probe.name,].value = value
+            elif watched.probe.quantity in ("power_w", "discharge_w"):
+                metrics.power_w[watched.probe.name,].value = value
+        if readings.power_w is not None:
+            metrics.power_w["device",].value = readings.power_w
+        battery, bits = readings.battery, readings.throttle_bits
+        found = {
+            "edgekit_battery_charge_ratio": None if battery is None else battery.charge,
+            "edgekit_throttled": None if bits is None else float(bits & NOW != 0),
+            "edgekit_clock_cap_ratio": readings.clock_share,
+        }
+        metrics.device = {name: value for name, value in found.items() if value is not None}
+
+    def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
+        """Share out the energy of the time since the last readings, and say what the sensors said."""
+        from edgekit_runtime.power.sensors.energy_meter import Work
+
+        work = {key: Work(busy_s, requests) for key, busy_s, requests in self._count(served)}
+        is_new = readings.at_s != self._seen_s
+        self._seen_s = readings.at_s
+        for key, done in work.items():
+            self._since[key] = self._since.get(key, 0) + done.requests
+        of_request = meter.add(readings, work)
+        for one in served:
+            name, key = one.loaded.manifest.name, _key(one)
+            if key in of_request:
+                self._metrics.energy_j[(name,)].value += of_request[key] * self._since[key]
+            measured = meter.of_request(key).joules
+            if measured is not None:
+                self._metrics.request_energy_j[name, one.version].value = measured
+            trial = one.trial
+            if trial is not None and one is trial.candidate and key in of_request:
+                current = of_request.get(_key(trial.current))
+                if current is not None:
+                    trial.add_energy(of_request[key], current)
+        if is_new:
+            self._since.clear()
+
+    def _count(self, served: list[Served]) -> Iterator[tuple[str, float, int]]:
+        """Yield what each version did since the last call: its key, seconds of the engine, requests."""
+        before, self._work = self._work, {}
+        for one in served:
+            busy_s = sum(run.infer_s for run in one.metrics.runs.values())
+            requests = one.metrics.succeeded + one.metrics.failed
+            self._work[_key(one)] = (busy_s, requests)
+            old_s, old = before.get(_key(one), (0.0, 0))
+            if requests < old:  # loaded anew
+                old_s, old = 0.0, 0
+            yield _key(one), max(0.0, busy_s - old_s), requests - old
+
+
+def _key(served: Served) -> str:
+    return f"{served.loaded.manifest.name}/{served.version}"

@@ -1,0 +1,1 @@
+"""Requests and responses of the Open Inference Protocol v2, and shared memory of clients."""

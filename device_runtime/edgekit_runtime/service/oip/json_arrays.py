@@ -1,0 +1,158 @@
+"""Long arrays of numbers in JSON, read a piece at a time.
+
+Python's own reader takes a document whole, some 30 ms a MiB. So the long arrays are cut out of it first. What
+is left is short and goes to Python's reader, and so does each piece of an array. A document with much else
+than numbers is refused.
+"""
+
+import json
+import math
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.oip.json_fields import load_object
+from edgekit_runtime.service.oip.json_values import convert
+from edgekit_runtime.service.oip.time_slices import Sliced
+from edgekit_runtime.sessions.session import Array
+
+_LONG_BYTES: Final = 256  # an array of more is cut out
+_MAX_REST_BYTES: Final = 64 << 10  # of a document without its long arrays; takes 2 ms
+_MAX_VALUE_BYTES: Final = 64 << 10  # of one number, with the spaces around it
+_PIECE_BYTES: Final = 2 << 10
+_STRINGS_AT_ONCE: Final = 64
+_PLACE: Final = b"Infinity"  # no JSON, so no client can have written it
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# Brackets are blanked before the numbers are read, so whether they stand in between is looked at apart.
+_BLANKED: Final = bytes.maketrans(b"[]", b"  ")
+_OTHERS: Final = bytes(set(range(256)) - set(b"[],"))
+_MISPLACED: Final = re.compile(rb"[^\[,\s]\s*\[|\][ \t\r\n]*[^\],\s]")
+
+
+class NumberArray:
+    """A JSON array that was cut out of a document; copying it would take long, too."""
+
+    __slots__ = ("_begin", "_document", "_end")
+
+    def __init__(self, document: bytes, begin: int, end: int) -> None:
+        """Keep the part of `document` from `begin` to `end`, where a bracket stands at each end."""
+        self._document, self._begin, self._end = document, begin, end
+
+    def __repr__(self) -> str:
+        return "a list of numbers"
+
+    def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Sliced[Array]:
+        """Return its values as an array, a piece at a time.
+
+        Args:
+            dtype: of the tensor.
+            shape: of the tensor; the text is nested like that or flat.
+            where: the tensor, for messages.
+
+        Raises:
+            RequestError: it is no JSON, does not have that shape, or a value is not of that type.
+        """
+        text, start, last, count = self._document, self._begin, self._end, math.prod(shape)
+        refusal = RequestError(
+            400, f"{where}: data is not {count} values, flat or nested as shape {list(shape)} says"
+        )
+        if count > last - start:  # else what is expected would fill the memory
+            raise refusal
+        is_nested = text[start + 1 : start + _PIECE_BYTES].lstrip()[:1] == b"["
+        marks = _list_marks(shape if is_nested else (count,))
+        values = np.empty(count, dtype)
+        filled = seen = 0
+        while start < last:
+            end = text.find(b",", start + _PIECE_BYTES, last)
+            end = last if end < 0 else end
+            if end - start > _MAX_VALUE_BYTES:
+                raise RequestError(400, f"{where}: data holds a value of over {_MAX_VALUE_BYTES} characters")
+            piece = text[start:end]
+            found = piece.translate(None, _OTHERS) + (b"," if end < last else b"")
+            if marks[seen : seen + len(found)] != found or _MISPLACED.search(piece):
+                raise refusal
+            part = convert(_read_flat(piece, where), dtype, where)
+            if not len(part):  # an empty list is JSON, but here a value is missing
+                raise refusal
+            values[filled : filled + len(part)] = part
+            start, filled, seen = end + 1, filled + len(part), seen + len(found)
+            yield
+        if seen != len(marks):
+            raise refusal
+        return values.reshape(shape)
+
+
+def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
+    """Return the JSON object in `data`, with a `NumberArray` instead of each long array of numbers.
+
+    Raises:
+        RequestError: not an object, not JSON, nested too deeply, or too long without these arrays.
+    """
+    rest: list[bytes] = []
+    arrays: list[NumberArray] = []
+    rest_bytes = start = strings = 0
+    while start < len(data):
+        quote = data.find(b'"', start)
+        quote = len(data) if quote < 0 else quote
+        rest.append(_cut_array(data, (start, quote), arrays, where))
+        string = _STRING.match(data, quote, quote + _MAX_REST_BYTES)
+        start = quote if string is None else string.end()
+        rest.append(data[quote:start])
+        rest_bytes += len(rest[-1]) + len(rest[-2])
+        if rest_bytes > _MAX_REST_BYTES:
+            raise RequestError(
+                413,
+                f"{where}: without its long arrays of numbers the JSON has more than {_MAX_REST_BYTES} bytes,"
+                " the limit here",
+            )
+        if string is None:
+            break
+        strings += 1
+        if strings % _STRINGS_AT_ONCE == 0:
+            yield
+    if start < len(data):
+        raise RequestError(400, f"{where}: not a JSON document in UTF-8: a string does not end")
+    yield
+    return load_object(b"".join(rest), where, arrays)
+
+
+def _cut_array(data: bytes, gap: tuple[int, int], arrays: list[NumberArray], where: str) -> bytes:
+    """Move the array in a gap between two strings to `arrays` where it is long; returns what is left."""
+    start, stop = gap
+    if stop - start > _LONG_BYTES:
+        begin = data.find(b"[", start, stop)
+        brace = data.find(b"}", begin, stop)
+        end = data.rfind(b"]", begin, stop if brace < 0 else brace) + 1
+        if begin >= 0 and end - begin > _LONG_BYTES:
+            arrays.append(NumberArray(data, begin, end))
+            return _refuse_place(data[start:begin], where) + _PLACE + _refuse_place(data[end:stop], where)
+    return _refuse_place(data[start:stop], where)
+
+
+def _refuse_place(gap: bytes, where: str) -> bytes:
+    if b"I" in gap:
+        raise RequestError(400, f"{where}: not a JSON document in UTF-8: Infinity is no JSON number")
+    return gap
+
+
+def _list_marks(shape: tuple[int, ...]) -> bytes:
+    """Return the brackets and commas of an array of that shape, one of no axes as a list of one value."""
+    marks = b""
+    for size in reversed(shape or (1,)):
+        marks = b"[" + (marks + b",") * (size - 1) + marks + b"]"
+    return marks
+
+
+def _read_flat(piece: bytes, where: str) -> list[Any]:
+    try:
+        text = piece.translate(_BLANKED).decode("ascii")
+        values: list[Any] = json.loads(f"[{text}]", parse_constant=_refuse)
+    except (ValueError, RecursionError) as cause:
+        raise RequestError(400, f"{where}: data is not JSON: {cause}") from cause
+    return values
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")

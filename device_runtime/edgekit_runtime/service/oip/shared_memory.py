@@ -1,0 +1,343 @@
+"""Memory that clients share with the service: registered once, then named in requests in the place of data.
+
+A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
+ends the process. So does a hole in one of huge pages where the system has none left, so those are refused; a
+hole in ordinary memory is filled with zeros. A POSIX segment cannot be sealed, so it is read and written with
+calls that can only come short.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.system.resource_errors import check_lack
+
+_POSIX_FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where POSIX has its segments
+_POSIX_KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionLimits:
+    """How much memory clients may register.
+
+    Attributes:
+        max_regions: at one time.
+        max_region_bytes: of all of them together.
+        allows_posix: whether segments may be registered by their name alone, which any client of this user
+            can do.
+    """
+
+    max_regions: int = 64
+    max_region_bytes: int = 1 << 30
+    allows_posix: bool = False
+
+
+class Region:
+    """Registered memory.
+
+    Attributes:
+        name: in requests.
+        key: that the client gave: of a POSIX segment its name, of a memfd anything.
+        offset_bytes: where the region begins in its file.
+        size_bytes: of the region.
+        descriptor: of its file, open as long as the region is registered.
+        is_mapped: whether it is a memfd.
+        owner: process that passed the memfd, or None.
+    """
+
+    __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "owner", "size_bytes")
+
+    def __init__(self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int) -> None:
+        self.name = name
+        self.key = key
+        self.descriptor = descriptor
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.is_mapped = False
+        self.owner: int | None = None
+        self._mapping: mmap.mmap | None = None
+
+    def map(self) -> None:
+        """Map the file.
+
+        Raises:
+            RequestError: it cannot be mapped for reading and writing.
+            UnavailableError: it cannot be mapped now.
+        """
+        try:
+            self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
+        except (OSError, ValueError) as cause:
+            check_lack(cause, f"region '{self.name}': cannot be mapped")
+            raise RequestError(
+                400, f"region '{self.name}': cannot be mapped to read and write: {cause}"
+            ) from cause
+        self.is_mapped = True
+
+    def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], offset_bytes: int) -> Array:
+        """Return the array at `offset_bytes`: the memory itself of a memfd, a copy of a POSIX segment.
+
+        Raises:
+            RequestError: it does not lie within the region, or the segment was shrunk.
+        """
+        size_bytes = dtype.itemsize
+        for size in shape:
+            size_bytes *= size
+        self.check_place(offset_bytes, size_bytes)
+        start = self.offset_bytes + offset_bytes
+        if self._mapping is not None:
+            array: Array = np.ndarray(shape, dtype, self._mapping, start)
+            return array if array.flags.aligned else array.copy()
+        array = np.empty(shape, dtype)
+        if size_bytes and os.preadv(self.descriptor, [_view(array)], start) != size_bytes:
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+        return array
+
+    def write(self, array: Array, offset_bytes: int) -> None:
+        """Copy `array`, C-contiguous, to `offset_bytes`.
+
+        Raises:
+            RequestError: it does not fit into the region, or the segment was shrunk.
+        """
+        self.check_place(offset_bytes, array.nbytes)
+        start = self.offset_bytes + offset_bytes
+        if self._mapping is not None:
+            np.ndarray(array.shape, array.dtype, self._mapping, start)[...] = array
+            return
+        if self.descriptor < 0:
+            raise RequestError(400, f"region '{self.name}' was unregistered before the answer came")
+        if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+        try:
+            written_bytes = os.pwritev(self.descriptor, [_view(array)], start) if array.size else 0
+        except OSError as cause:  # a segment with holes, and no memory left to fill them
+            raise RequestError(400, f"region '{self.name}': cannot be written: {cause.strerror}") from cause
+        if written_bytes != array.nbytes:
+            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+
+    def fileno(self) -> int:
+        """Return the descriptor of its file, or -1 once it is closed."""
+        return self.descriptor
+
+    def close(self) -> None:
+        """Close the file; what is mapped stays mapped as long as a request under way uses it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def check_place(self, offset_bytes: int, size_bytes: int) -> None:
+        """Return when that lies within the region.
+
+        Raises:
+            RequestError: it does not.
+        """
+        if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
+            raise RequestError(
+                400,
+                f"region '{self.name}' has {self.size_bytes} bytes, expected {size_bytes} from offset"
+                f" {offset_bytes}",
+            )
+
+
+class Regions:
+    """All registered regions, by name.
+
+    Attributes:
+        on_add, on_remove: called with each region that was added, and the name of each that was removed; or
+            None.
+    """
+
+    __slots__ = ("_limits", "_regions", "on_add", "on_remove")
+
+    def __init__(self, limits: RegionLimits) -> None:
+        self._limits = limits
+        self._regions: dict[str, Region] = {}
+        self.on_add: Callable[[Region], None] | None = None
+        self.on_remove: Callable[[str], None] | None = None
+
+    @property
+    def allows_posix(self) -> bool:
+        """Whether segments may be registered by their name alone."""
+        return self._limits.allows_posix
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions.values())
+
+    def find(self, name: str, *, is_local: bool) -> Region:
+        """Return the region `name`.
+
+        Args:
+            name: of the region.
+            is_local: whether the client came over the Unix socket; only such clients see what came over it.
+
+        Raises:
+            RequestError: there is none for this client.
+        """
+        region = self._regions.get(name)
+        if region is None or (region.is_mapped and not is_local):
+            raise RequestError(400, f"shared memory region '{name}' is not registered")
+        return region
+
+    def add_memfd(
+        self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int, owner: int
+    ) -> Region:
+        """Register the memfd `descriptor`, which belongs to the region once this has returned.
+
+        Args:
+            name: of the region.
+            key: anything.
+            descriptor: of the memfd.
+            offset_bytes: where the region begins in it.
+            size_bytes: of the region.
+            owner: process that passed it.
+
+        Raises:
+            RequestError: the name is taken, the file is no memfd that is sealed against shrinking, has huge
+                pages or is smaller than stated, or a limit is reached.
+            UnavailableError: it cannot be mapped now.
+        """
+        self._check_new(name, offset_bytes, size_bytes)
+        self._check_share(name, offset_bytes + size_bytes, owner)
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as cause:
+            raise RequestError(
+                400, f"region '{name}': the descriptor is no memfd that can be sealed"
+            ) from cause
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise RequestError(
+                400,
+                f"region '{name}': the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering",
+            )
+        if os.fstatvfs(descriptor).f_bsize > mmap.PAGESIZE:
+            raise RequestError(
+                400,
+                f"region '{name}': the memfd has huge pages, which a hole in it takes away; make it without"
+                " MFD_HUGETLB",
+            )
+        _check_size(name, descriptor, offset_bytes + size_bytes)
+        region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        region.owner = owner
+        region.map()
+        self.put(region)
+        return region
+
+    def add_posix(self, name: str, key: str, *, offset_bytes: int, size_bytes: int) -> Region:
+        """Register the POSIX segment `key`.
+
+        Raises:
+            RequestError: that is not allowed here, there is no such segment, or as `add_memfd`.
+            UnavailableError: it cannot be opened now.
+        """
+        if not self._limits.allows_posix:
+            raise RequestError(
+                400,
+                f"region '{name}': no descriptor came with the request, and segments by key are not allowed"
+                " here; pass a memfd over the Unix socket, or set allows_posix",
+            )
+        self._check_new(name, offset_bytes, size_bytes)
+        match = _POSIX_KEY.fullmatch(key)
+        if match is None or match[1] in (".", ".."):
+            raise RequestError(400, f"region '{name}': {key!r} is no key of a segment")
+        try:
+            descriptor = os.open(
+                _POSIX_FOLDER / match[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            )
+        except OSError as cause:
+            check_lack(cause, f"region '{name}': cannot open segment '{key}'")
+            raise RequestError(
+                400, f"region '{name}': cannot open segment '{key}': {cause.strerror}"
+            ) from cause
+        try:
+            _check_size(name, descriptor, offset_bytes + size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        self.put(region)
+        return region
+
+    def put(self, region: Region) -> None:
+        """Register `region`, whose name is free, without any check."""
+        self._regions[region.name] = region
+        if self.on_add is not None:
+            self.on_add(region)
+
+    def of(self, *, is_local: bool) -> list[Region]:
+        """Return the regions that a client can use; see `find`."""
+        return [region for region in self if is_local or not region.is_mapped]
+
+    def remove(self, region: Region) -> None:
+        """Forget `region`, once or again; a request under way keeps its memory."""
+        region.close()
+        if self._regions.get(region.name) is region:
+            del self._regions[region.name]
+            if self.on_remove is not None:
+                self.on_remove(region.name)
+
+    def remove_all(self) -> None:
+        """Forget all regions."""
+        for region in list(self):
+            self.remove(region)
+
+    def _check_new(self, name: str, offset_bytes: int, size_bytes: int) -> None:
+        limits = self._limits
+        if name in self._regions:
+            raise RequestError(
+                400, f"shared memory region '{name}' is registered already; unregister it first"
+            )
+        if len(self._regions) >= limits.max_regions:
+            raise RequestError(400, f"{limits.max_regions} regions are registered, the limit here")
+        if offset_bytes < 0 or size_bytes < 1:
+            raise RequestError(
+                400,
+                f"region '{name}': offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1",
+            )
+        used_bytes = sum(region.offset_bytes + region.size_bytes for region in self)
+        if used_bytes + offset_bytes + size_bytes > limits.max_region_bytes:
+            raise RequestError(
+                400,
+                f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the"
+                f" limit here is {limits.max_region_bytes}",
+            )
+
+    def _check_share(self, name: str, needed_bytes: int, owner: int) -> None:
+        """Keep a quarter of the limits for the memfds of other processes.
+
+        Raises:
+            RequestError: this one would take more than the rest.
+        """
+        limits = self._limits
+        own = [region for region in self if region.owner == owner]
+        most = limits.max_regions - limits.max_regions // 4
+        most_bytes = limits.max_region_bytes - limits.max_region_bytes // 4
+        used_bytes = sum(region.offset_bytes + region.size_bytes for region in own)
+        if len(own) >= most or used_bytes + needed_bytes > most_bytes:
+            raise RequestError(
+                400,
+                f"region '{name}': this process has {len(own)} regions of {used_bytes} bytes, the limit here"
+                f" for one process is {most} regions of {most_bytes} bytes",
+            )
+
+
+def _view(array: Array) -> memoryview:
+    return memoryview(array)  # type: ignore[arg-type]  # it has the buffer protocol
+
+
+def _check_size(name: str, descriptor: int, needed_bytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise RequestError(400, f"region '{name}': not a file of memory")
+    if status.st_size < needed_bytes:
+        raise RequestError(
+            400, f"region '{name}': its memory has {status.st_size} bytes, expected {needed_bytes} at least"
+        )

@@ -1,0 +1,222 @@
+"""The configuration of the service as a TOML file states it; errors speak of it in the file's words."""
+
+import dataclasses
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.drift.monitor import DriftLimits
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.http.listeners import find_socket
+from edgekit_runtime.service.models.memory_cap import ModelMemory
+from edgekit_runtime.service.monitor import Power
+from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.http import HttpLimits
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model_toml import read_model
+from edgekit_runtime.service.options.toml_tables import read_section, take_table
+from edgekit_runtime.service.scheduling.response_cache import CacheLimits
+from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.system.install_hint import python_here
+
+DEFAULT_PORT: Final = 8000  # Triton's and KServe's
+_MIN_TOKEN_CHARACTERS: Final = 16
+_MAX_FILE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where the service can be reached.
+
+    Attributes:
+        unix_socket: path of the Unix socket, or empty for none.
+        host: address to listen on over TCP, or empty for none.
+        port: of TCP.
+        tls_certificate, tls_key: PEM files; both or none.
+        token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
+
+    Raises:
+        ConfigError: an address beyond this machine without TLS and a token, or nothing to listen on.
+    """
+
+    unix_socket: str = field(default_factory=lambda: str(find_socket()))
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.unix_socket and not self.host:
+            raise ConfigError("listen: neither unix_socket nor host is set, so nobody can reach the service")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("listen: tls_certificate and tls_key belong together, only one of them is set")
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"listen: port is {self.port}, expected 0 to 65535")
+        if self.host and not _is_loopback(self.host):
+            missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
+            if missing:
+                raise ConfigError(
+                    f"listen: host {self.host} can be reached from other machines, which needs"
+                    f" {' and '.join(missing)}; or listen on 127.0.0.1"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """Bounds of single requests.
+
+    Attributes:
+        max_json_bytes: of one request's JSON, tensors in it included.
+        max_json_response_bytes: of one answer's JSON; binary data and shared memory have no such limit.
+        max_run_bytes: memory that one inference may take by what its package says and the size of its inputs;
+            None for a quarter of the machine's, at most 1 GiB and `memory.max_bytes`.
+        drain_timeout_s: how long requests under way may take after SIGTERM, and calls under way of a version
+            that is unloaded.
+    """
+
+    max_json_bytes: int = 2 << 20
+    max_json_response_bytes: int = 16 << 20
+    max_run_bytes: int | None = None
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """How log records are written to standard error.
+
+    Attributes:
+        json: as lines of JSON; otherwise for people.
+    """
+
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """All of the configuration; each field is a table of the TOML file.
+
+    Attributes:
+        listen: where the service can be reached.
+        http: bounds of the HTTP layer.
+        shared_memory: bounds of shared memory.
+        inference: bounds of single requests.
+        cache: of answers, shared by the models that use it.
+        drift: how much is looked at.
+        memory: that all models may take together.
+        power: sensors and limits of the device.
+        log: how records are written.
+        models: by name.
+    """
+
+    listen: Listen = field(default_factory=Listen)
+    http: HttpLimits = field(default_factory=HttpLimits)
+    shared_memory: RegionLimits = field(default_factory=RegionLimits)
+    inference: Inference = field(default_factory=Inference)
+    cache: CacheLimits = field(default_factory=CacheLimits)
+    drift: DriftLimits = field(default_factory=DriftLimits)
+    memory: ModelMemory = field(default_factory=ModelMemory)
+    power: Power = field(default_factory=Power)
+    log: Log = field(default_factory=Log)
+    models: Mapping[str, ModelOptions] = field(default_factory=dict)
+
+
+_SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "listen": Listen,
+    "http": HttpLimits,
+    "shared_memory": RegionLimits,
+    "inference": Inference,
+    "cache": CacheLimits,
+    "drift": DriftLimits,
+    "memory": ModelMemory,
+    "power": Power,
+    "log": Log,
+}
+
+
+def read_config(path: Path) -> ServiceConfig:
+    """Return the configuration in the TOML file at `path`.
+
+    Raises:
+        ConfigError: unreadable, not TOML, a value is unknown, of a wrong type or unsafe, or there is a limit
+            of the device and no model that may be changed to hold it.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES)
+        document = _parse_toml(text.decode("utf-8"))
+        models = take_table(document, "models")
+        sections: dict[str, Any] = {
+            name: read_section(kind, take_table(document, name), name) for name, kind in _SECTIONS.items()
+        }
+        sections["models"] = {name: read_model(name, table) for name, table in models.items()}
+    except (OSError, ValueError) as cause:  # a UnicodeDecodeError or TOMLDecodeError is a ValueError
+        raise ConfigError(f"{path}: {cause}") from cause
+    except ConfigError as cause:
+        raise ConfigError(f"{path}: {cause}") from cause
+    if unknown := sorted(document):
+        raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
+    config = ServiceConfig(**sections)
+    if config.power.is_limited and all(options.governor is None for options in config.models.values()):
+        raise ConfigError(
+            f"{path}: power: its limits hold only by changing how models are run, and no model may be"
+            " changed; add a table [models.NAME.governor], or leave the limits out"
+        )
+    return config
+
+
+def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
+    """Return the options of all models with those in `names` isolated, as stated or by default."""
+    changed = dict(models)
+    for name in names:
+        options = models.get(name, ModelOptions())
+        changed[name] = dataclasses.replace(options, isolation=options.isolation or Isolation())
+    return changed
+
+
+def read_token(path: str) -> bytes:
+    """Return the value that the header `Authorization` must have.
+
+    Raises:
+        ConfigError: unreadable, too short, or readable by everybody.
+    """
+    try:
+        with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode
+            token, mode = file.read(4096).strip(), os.fstat(file.fileno()).st_mode
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(f"listen: cannot read token_file {path}: {cause}") from cause
+    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"listen: token_file {path} holds {len(token)} characters, expected at least"
+            f" {_MIN_TOKEN_CHARACTERS} and no spaces; make one with: openssl rand -hex 32"
+        )
+    if mode & 0o004:
+        raise ConfigError(f"listen: token_file {path} can be read by everybody; chmod 600 it")
+    return f"Bearer {token}".encode("ascii")
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        import tomllib  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:  # Python 3.10
+        try:
+            import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
+        except ImportError as cause:
+            raise ConfigError(
+                f"reading TOML needs Python 3.11 or '{python_here()} -m pip install tomli'; or serve without"
+                " --config"
+            ) from cause
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

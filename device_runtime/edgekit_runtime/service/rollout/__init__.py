@@ -1,0 +1,1 @@
+"""A new version beside the one in use: canary, shadow, and the gates that decide."""

@@ -1,0 +1,202 @@
+"""A canary: a share of the calls is answered by the candidate, and clients do not see it fail.
+
+Which calls is decided without chance. Some of the candidate's calls are run again by both versions once they
+are answered, which compares answers and latency. While that does not keep up, the candidate gets fewer calls,
+so that wrong answers are found after a number of them that no load changes. What a cache answers says nothing
+of errors and latency, and is counted in neither; it is compared like all others.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError, RefusedInputError
+from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
+from edgekit_runtime.service.rollout.gates import Rollback
+from edgekit_runtime.service.rollout.observer import GOLDEN, Watch, is_of_model
+from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
+from edgekit_runtime.sessions.session import Array
+
+_AHEAD: Final = 2.0  # times as many calls as a pair stands for may the candidate get before that pair is made
+
+
+class CanaryLane(Lane):
+    """Sends a share of the calls to the candidate and the rest to the current version.
+
+    Attributes:
+        skipped: pairs that were not made, since another one was under way or real calls came first.
+    """
+
+    __slots__ = (
+        *("_candidate", "_clock", "_compared", "_comparison", "_current", "_measured", "_pairs", "_phase"),
+        *("_is_pairing", "_most_unpaired", "_retry", "_share", "_unpaired", "_watch", "skipped"),
+    )
+
+    def __init__(
+        self,
+        current: Lane,
+        candidate: Lane,
+        watch: Watch,
+        pairs: Pairs,
+        comparison: Comparison,
+        *,
+        share: float,
+        compared_share: float = 0.25,
+        retry: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put a candidate beside the current version.
+
+        After a rollback all calls go to `current`; after a promotion the share stays until the owner takes
+        this lane away. The owner closes the candidate: what is under way there must still be answered, with
+        an error if need be, which is then made good by `current`.
+
+        Args:
+            current: the version in use.
+            candidate: the one on trial.
+            watch: counts and judges.
+            pairs: runs both versions with the same inputs.
+            comparison: how they compare answers.
+            share: of the calls that go to the candidate, more than 0 and at most 1.
+            compared_share: of those, that both versions run again.
+            retry: whether a failed answer of the candidate is replaced by one of the current version, where
+                the call's deadline has not passed.
+            clock: that of the deadlines.
+
+        Raises:
+            ManifestError: a share is out of range.
+        """
+        if not (0 < share <= 1 and 0 < compared_share <= 1):
+            raise ManifestError(
+                f"canary: share is {share} and compared_share {compared_share}, expected more than 0 and at"
+                " most 1"
+            )
+        self._current = current
+        self._candidate = candidate
+        self._watch = watch
+        self._pairs = pairs
+        self._comparison = comparison
+        self._compared = share * compared_share
+        self._is_pairing, self.skipped = False, 0
+        self._unpaired, self._most_unpaired = 0, math.ceil(_AHEAD / compared_share)
+        self._retry = retry
+        self._clock = clock
+        self._phase = 0.0
+        self._share = share
+        # As many calls of the current version are measured as the candidate gets: more say little more.
+        self._measured = min(2 * share, 1.0)
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which one of the two versions answers; raises nothing."""
+        phase = self._phase + GOLDEN
+        if phase >= 1.0:
+            phase -= 1.0
+        self._phase = phase
+        verdict = self._watch.verdict
+        if phase >= self._measured or isinstance(verdict, Rollback):
+            self._current.submit(call)
+        elif phase < self._compared and verdict is None:
+            if self._is_pairing or not self._pairs.may_start():
+                self.skipped += 1
+                self._measure_current(call)
+            else:
+                self._is_pairing = True
+                self._try_candidate(call, is_compared=True)
+        elif phase < self._share and (self._unpaired < self._most_unpaired or verdict is not None):
+            self._unpaired += 1
+            self._try_candidate(call, is_compared=False)
+        else:
+            self._measure_current(call)
+
+    def _measure_current(self, call: Call) -> None:
+        begin_s = self._clock()
+
+        def take(answer: Answer) -> None:
+            latency_s = self._clock() - begin_s
+            has_failed = _has_failed(answer)
+            call.reply(answer)
+            if not isinstance(answer, Reused):
+                self._watch.count_current(None if has_failed else latency_s)
+
+        self._current.submit(call.answered_by(take))
+
+    def _try_candidate(self, call: Call, *, is_compared: bool) -> None:
+        begin_s = self._clock()
+        inputs: Mapping[str, Array] | None = None
+        is_answered = False
+
+        def take(answer: Answer) -> None:
+            nonlocal is_answered
+            is_answered = True
+            now_s = self._clock()
+            if _has_failed(answer):
+                if is_compared:
+                    self._is_pairing = False
+                else:
+                    self._unpaired = max(0, self._unpaired - 1)  # it was no answer that may be wrong
+                self._take_failure(call, answer, now_s)
+                return
+            kept = inputs
+            if kept is None and is_compared:  # the model has run at once
+                kept = call.own_inputs()
+            call.reply(answer)
+            if not isinstance(answer, Reused):
+                self._watch.count_candidate(now_s - begin_s)
+            if kept is not None:
+                self._pairs.start(kept, self._take_pair)
+
+        self._candidate.submit(call.answered_by(take))
+        if is_compared and not is_answered:  # the model runs on a thread meanwhile
+            inputs = call.own_inputs()
+
+    def _take_failure(self, call: Call, failed: Answer, now_s: float) -> None:
+        if self._retry and (call.deadline_s is None or now_s < call.deadline_s):
+            self._ask_current(call, failed)
+            return
+        # Now, as the inputs are gone after the reply. Without another answer to the same inputs, an error for
+        # which the client may be to blame is not held against the candidate.
+        if isinstance(failed, EdgekitError):
+            is_own_fault = isinstance(failed, BackendError) and not isinstance(failed, RefusedInputError)
+        else:
+            is_own_fault = all_finite(call.inputs)
+        call.reply(failed)
+        self._count_failure(failed, is_own_fault=is_own_fault)
+
+    def _take_pair(self, pair: Pair | None) -> None:
+        self._is_pairing = False
+        if pair is not None:
+            self._unpaired = 0
+            self._watch.add_pair(pair)
+
+    def _ask_current(self, call: Call, failed: Answer) -> None:
+        """Answer with the current version, which also tells whose fault the failed answer was."""
+
+        def take(answer: Answer) -> None:
+            is_own_fault = is_of_model(failed) and not _has_failed(answer)
+            call.reply(answer)
+            self._count_failure(failed, is_own_fault=is_own_fault)
+
+        self._current.submit(call.answered_by(take))
+
+    def _count_failure(self, failed: Answer, *, is_own_fault: bool) -> None:
+        if isinstance(failed, Reused):  # NaN, which was counted when it was computed
+            return
+        # Failures of both arms count in the shares, whoever is at fault: so the shares can be compared.
+        self._watch.count_candidate(None)
+        if is_own_fault:
+            self._watch.blame(not_finite=not isinstance(failed, EdgekitError))
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is known, for `/v2` statistics."""
+        return {
+            **self._watch.to_json(),
+            "comparison": self._comparison.to_json(),
+            "skipped": self.skipped,
+        }
+
+
+def _has_failed(answer: Answer) -> bool:
+    return isinstance(answer, EdgekitError) or not all_finite(answer)

@@ -1,0 +1,145 @@
+"""How far the answers of two versions to the same inputs agree, without labels.
+
+It says how alike two versions are, not which of them is right.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.drift.class_outputs import find_statement
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+Outputs: TypeAlias = Mapping[str, Array]
+# (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1
+Compare: TypeAlias = Callable[[Outputs, Outputs], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the answers of two versions are compared.
+
+    Attributes:
+        name: `agreement` (same best class of the first output) or `similarity` (small relative difference).
+        reason: what decided for it.
+        is_guess: whether that was the shape of the first output, which several kinds of outputs have.
+        compare: two answers.
+    """
+
+    name: str
+    reason: str
+    is_guess: bool
+    compare: Compare
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what it is, for `/v2` statistics."""
+        return {"name": self.name, "reason": self.reason, "guessed": self.is_guess}
+
+
+def all_finite(arrays: Outputs) -> bool:
+    """Whether no float array holds NaN or infinity."""
+    for array in arrays.values():  # noqa: SIM110  # a generator costs as much as a small array
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return False
+    return True
+
+
+def choose_comparison(
+    outputs: Sequence[TensorSpec], figures: Mapping[str, JsonValue], *, name: str | None = None
+) -> Comparison:
+    """Return how two answers are compared: as asked for, as the manifest says, else as the shape suggests.
+
+    Args:
+        outputs: of the model, from its manifest.
+        figures: of the manifest.
+        name: `agreement` or `similarity`, which then decides.
+
+    Raises:
+        ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
+    """
+    first = outputs[0]
+    stated = f"'{first.name}' {first.dtype} {list(first.shape)}"
+    if name is not None:
+        _check_name(name, first)
+        chosen, reason = name, "the configuration says so"
+    elif not _may_be_classes(first):
+        chosen, reason = "similarity", f"{stated} has not the shape of class scores"
+    elif _find_metric(figures) == "similarity":
+        chosen, reason = "similarity", "the manifest says so: figures.score.metric"
+    elif (field := find_statement(figures, first.name)) is not None:
+        chosen, reason = "agreement", f"the manifest says so: {field}"
+    else:
+        guess = f"{stated} has the shape of class scores"
+        return Comparison("agreement", guess, is_guess=True, compare=_by_class(first.name))
+    compare = similarity if chosen == "similarity" else _by_class(first.name)
+    return Comparison(chosen, reason, is_guess=False, compare=compare)
+
+
+def _may_be_classes(spec: TensorSpec) -> bool:
+    # A free number of classes will do: two answers to the same inputs are compared.
+    return len(spec.shape) == 2 and spec.shape[1] not in (0, 1) and DTYPES[spec.dtype].kind == "f"
+
+
+def _check_name(name: str, first: TensorSpec) -> None:
+    if name not in ("agreement", "similarity"):
+        raise ManifestError(f"canary: comparison is {name!r}, expected 'agreement' or 'similarity'")
+    if name == "agreement" and not _may_be_classes(first):
+        raise ManifestError(
+            "canary: comparison 'agreement' needs class scores [samples, classes], the first output"
+            f" '{first.name}' is {first.dtype} {list(first.shape)}; use 'similarity'"
+        )
+
+
+def _find_metric(figures: Mapping[str, JsonValue]) -> JsonValue:
+    score = figures.get("score")
+    return score.get("metric") if isinstance(score, Mapping) else None
+
+
+def _by_class(output: str) -> Compare:
+    def compare(current: Outputs, candidate: Outputs) -> float:
+        return same_class(current[output], candidate[output]) if output in candidate else 0.0
+
+    return compare
+
+
+def same_class(current: Array, candidate: Array) -> float:
+    """Return the share of samples with the same best class.
+
+    Args:
+        current: class scores [samples, classes].
+        candidate: class scores; of another shape it agrees on nothing.
+    """
+    if current.shape != candidate.shape:
+        return 0.0
+    if not current.size:
+        return 1.0
+    if len(current) == 1:  # half the time of the general way
+        return float(current.argmax() == candidate.argmax())
+    return float((current.argmax(axis=1) == candidate.argmax(axis=1)).mean())
+
+
+def similarity(current: Outputs, candidate: Outputs) -> float:
+    """Return 1 - |difference| / |current|, at least 0, the mean over outputs; 1 for equal ones.
+
+    Integers (classes, counts) count by the share of equal values. An output that is missing, or has another
+    shape (a number of detections, say), counts 0.
+    """
+    parts = []
+    for name, want in current.items():
+        got = candidate.get(name)
+        if got is None or got.shape != want.shape:
+            parts.append(0.0)
+        elif not want.size:
+            parts.append(1.0)
+        elif want.dtype.kind != "f":
+            parts.append(float((got == want).mean()))
+        else:
+            expected = want.reshape(-1).astype(np.float64)
+            error = np.linalg.norm(got.reshape(-1).astype(np.float64) - expected)
+            parts.append(max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12))))
+    return sum(parts) / len(parts)

@@ -1,0 +1,319 @@
+"""Whether a candidate version takes over, goes back or is watched on: gates, observations, and the verdict.
+
+Nothing here does anything: `canary_lane` and `shadow_lane` observe, the registry acts. The chance that a
+candidate which keeps all limits is ever rolled back for missing one is at most `Gates.alpha`, however often
+`judge` is asked, and so is the chance that one which misses a limit is promoted before the time is over; see
+`sequential` for what that assumes, and docs/explanation/canary.md for what was measured.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.service.rollout.confidence_sequences import LogHistogram, share_interval, share_is_above
+from edgekit_runtime.service.rollout.paired_latency import PairedLatency
+
+_TESTS: Final = 5  # agreement, errors, p50, p99, energy: each gets its part of alpha
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """Limits that a candidate must keep; None switches a gate off.
+
+    Attributes:
+        min_agreement: least mean agreement with the current version (see `agreement`), 0..1; a version is
+            not promoted without any comparison.
+        max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
+        max_p50_ratio: of the latency to that of the current version with the same inputs, median over pairs.
+        max_p99_ratio: of the latency that one pair in a hundred exceeds to the current version's.
+        max_energy_ratio: median energy per request relative to the current version's, where it is
+            measured.
+        error_burst: failed answers in a row that roll back at once.
+        min_samples: answers of the candidate before it can be promoted.
+        max_duration_s: time after which the verdict falls.
+        alpha: chance of a false rollback, and of a false promotion.
+
+    Raises:
+        ManifestError: a value is outside its range.
+    """
+
+    min_agreement: float | None = 0.9
+    max_extra_errors: float = 0.01
+    max_p50_ratio: float | None = 1.25
+    max_p99_ratio: float | None = 1.5
+    max_energy_ratio: float | None = 1.25
+    error_burst: int = 5
+    min_samples: int = 200
+    max_duration_s: float = 86_400.0
+    alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_between("min_agreement", self.min_agreement, 0, 1)
+        _require_between("max_extra_errors", self.max_extra_errors, 0, 1)
+        _require_between("alpha", self.alpha, 0, 0.5)
+        for name in ("max_p50_ratio", "max_p99_ratio", "max_energy_ratio", "max_duration_s"):
+            _require_between(name, getattr(self, name), 0, math.inf)
+        if self.error_burst < 1 or self.min_samples < 1:
+            raise ManifestError(
+                f"canary: error_burst is {self.error_burst} and min_samples {self.min_samples},"
+                " expected at least 1"
+            )
+
+
+def _require_between(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low < value < high:
+        raise ManifestError(f"canary: {name} is {value}, expected more than {low:g} and less than {high:g}")
+
+
+@dataclass(slots=True)
+class Arm:
+    """What one version did.
+
+    Attributes:
+        answers: all of them, failed ones included.
+        failed: errors, and answers with NaN or infinity.
+        latency: of answers that did not fail, in seconds.
+        energy: per request, in joules; empty where it is not measured.
+    """
+
+    answers: int = 0
+    failed: int = 0
+    latency: LogHistogram = field(default_factory=LogHistogram)
+    energy: LogHistogram = field(default_factory=LogHistogram)
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was seen since the candidate came; it takes a few kilobytes, however long that is.
+
+    Attributes:
+        elapsed_s: since then.
+        current, candidate: the two versions.
+        agreement: sum over `compared` answers, each 0..1.
+        compared: pairs of answers to the same inputs.
+        paired: how long both took in these pairs.
+        not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
+            the inputs had none.
+        failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
+            on the same inputs, and neither a queue nor a deadline was the reason.
+    """
+
+    elapsed_s: float = 0.0
+    current: Arm = field(default_factory=Arm)
+    candidate: Arm = field(default_factory=Arm)
+    agreement: float = 0.0
+    compared: int = 0
+    paired: PairedLatency = field(default_factory=PairedLatency)
+    not_finite: int = 0
+    failed_in_a_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Watch on.
+
+    Attributes:
+        undecided: the gates that are neither kept nor missed yet.
+    """
+
+    undecided: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """The candidate takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The candidate goes.
+
+    Attributes:
+        gate: the gate that it missed.
+        reason: in words, with figures.
+    """
+
+    gate: str
+    reason: str
+
+
+Verdict: TypeAlias = Continue | Promote | Rollback
+
+
+class _State(Enum):
+    KEPT = "kept"
+    MISSED = "missed"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """How a gate stands; `is_proof_needed` says whether the end of time is enough to pass it."""
+
+    gate: str
+    state: _State
+    text: Callable[[], str]  # only a verdict needs it, and quantiles take time
+    is_proof_needed: bool
+
+
+def judge(observed: Observed, gates: Gates) -> Verdict:
+    """Return what to do with the candidate.
+
+    NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
+    back, and all gates shown to be kept promote. At the end of time agreement and errors must have been shown
+    to be kept; of latency and energy it is enough that nothing was shown against them.
+
+    Args:
+        observed: so far.
+        gates: the limits.
+    """
+    at_once = _find_at_once(observed, gates)
+    if at_once is not None:
+        return at_once
+    findings = list(_find(observed, gates))
+    for finding in findings:
+        if finding.state is _State.MISSED:
+            return Rollback(finding.gate, finding.text())
+    undecided = tuple(finding.gate for finding in findings if finding.state is _State.OPEN)
+    samples = observed.candidate.answers
+    if samples >= gates.min_samples and not undecided:
+        return Promote()
+    if observed.elapsed_s < gates.max_duration_s:
+        return Continue(undecided)
+    if samples < gates.min_samples:
+        return Rollback(
+            "samples",
+            f"{samples} answers in {observed.elapsed_s:.0f} s, expected at least {gates.min_samples}",
+        )
+    for finding in findings:
+        if finding.state is _State.OPEN and finding.is_proof_needed:
+            return Rollback(finding.gate, f"not shown in {observed.elapsed_s:.0f} s: {finding.text()}")
+    return Promote()
+
+
+def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
+    """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
+
+    Args:
+        current: of the answers of the version in use, only the counts are looked at.
+        candidate: of the candidate's too.
+        gates: the limits.
+    """
+    if candidate.answers < gates.min_samples:
+        return False
+    counted = Observed(current=current, candidate=candidate)
+    return _find_errors(counted, gates).state is not _State.MISSED
+
+
+def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
+    if observed.not_finite:
+        return Rollback("not_finite", "the candidate answered NaN or infinity to finite inputs")
+    if observed.failed_in_a_row >= gates.error_burst:
+        return Rollback("error_burst", f"{observed.failed_in_a_row} answers in a row failed")
+    return None
+
+
+def _find(observed: Observed, gates: Gates) -> Iterator[_Finding]:
+    current, candidate = observed.current, observed.candidate
+    if gates.min_agreement is not None:
+        yield _find_agreement(observed, gates.min_agreement, gates.alpha)
+    yield _find_errors(observed, gates)
+    if gates.max_p50_ratio is not None:
+        yield _find_p50(observed.paired, gates.max_p50_ratio, gates.alpha)
+    if gates.max_p99_ratio is not None:
+        yield _find_p99(observed.paired, gates.max_p99_ratio, gates.alpha)
+    if gates.max_energy_ratio is not None and candidate.energy.count and current.energy.count:
+        yield _find_energy(candidate.energy, current.energy, gates.max_energy_ratio, gates.alpha)
+
+
+def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
+    is_above = share_is_above(observed.agreement, observed.compared, least, alpha / _TESTS)
+
+    def text() -> str:
+        mean = observed.agreement / observed.compared if observed.compared else math.nan
+        return f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
+
+    return _Finding("agreement", _state_of(is_above, wanted=True), text, is_proof_needed=True)
+
+
+def _find_errors(observed: Observed, gates: Gates) -> _Finding:
+    current, candidate = observed.current, observed.candidate
+    part = gates.alpha / _TESTS / 2  # of each arm
+    low, high = share_interval(candidate.failed, candidate.answers, part)
+    current_low, current_high = share_interval(current.failed, current.answers, part)
+    state = _State.OPEN
+    if low > current_high + gates.max_extra_errors:
+        state = _State.MISSED
+    elif high <= current_low + gates.max_extra_errors:
+        state = _State.KEPT
+
+    def text() -> str:
+        return (
+            f"{candidate.failed} of {candidate.answers} answers failed, {current.failed} of"
+            f" {current.answers} of the current version, expected at most {gates.max_extra_errors:.1%} more"
+        )
+
+    return _Finding("errors", state, text, is_proof_needed=True)
+
+
+def _state_of(is_above: bool | None, *, wanted: bool) -> _State:
+    if is_above is None:
+        return _State.OPEN
+    return _State.KEPT if is_above is wanted else _State.MISSED
+
+
+def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
+    low, high = paired.ratio.quantile_interval(0.5, alpha / _TESTS)
+    state = _State.OPEN
+    if low > limit:
+        state = _State.MISSED
+    elif high <= limit:
+        state = _State.KEPT
+
+    def text() -> str:
+        ratio = paired.ratio.quantile(0.5) or math.nan
+        return (
+            f"with the same inputs it takes {ratio:.2f} times as long as the current version, median of"
+            f" {paired.ratio.count} pairs, expected at most {limit:g} times"
+        )
+
+    return _Finding("latency_p50", state, text, is_proof_needed=False)
+
+
+def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
+    """Hold against each other how often each version alone was slow; where both were, it was neither's fault.
+
+    A candidate that takes up to `limit` times as long as the current version is slow alone no more often.
+    """
+    own, others = paired.candidate_slow, paired.current_slow
+    is_above = share_is_above(own, own + others, 0.5, alpha / _TESTS)
+
+    def text() -> str:
+        slow_ms = 1e3 * (paired.current.quantile(0.99) or math.nan)
+        return (
+            f"of {paired.ratio.count} pairs only the candidate was slow in {own} (over {limit:g} times the"
+            f" p99 of {slow_ms:.3g} ms), and only the current version in {others} (over that p99)"
+        )
+
+    return _Finding("latency_p99", _state_of(is_above, wanted=False), text, is_proof_needed=False)
+
+
+def _find_energy(candidate: LogHistogram, current: LogHistogram, limit: float, alpha: float) -> _Finding:
+    part = alpha / _TESTS / 2
+    (low, high), (current_low, current_high) = (
+        arm.quantile_interval(0.5, part) for arm in (candidate, current)
+    )
+    state = _State.OPEN
+    if low > limit * current_high:
+        state = _State.MISSED
+    elif high <= limit * current_low:
+        state = _State.KEPT
+
+    def text() -> str:
+        own, other = (arm.quantile(0.5) or math.nan for arm in (candidate, current))
+        return f"it is {own / other:.2f} times the current version's, expected at most {limit:g} times"
+
+    return _Finding("energy", state, text, is_proof_needed=False)

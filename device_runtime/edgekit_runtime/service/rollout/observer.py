@@ -1,0 +1,185 @@
+"""What both canary lanes share: counting, looking now and then, and reporting the verdict once."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError
+from edgekit_runtime.service.rollout.confidence_sequences import LogHistogram
+from edgekit_runtime.service.rollout.gates import (
+    Arm,
+    Continue,
+    Gates,
+    Observed,
+    Promote,
+    Rollback,
+    judge,
+)
+from edgekit_runtime.service.rollout.paired_runs import Pair
+from edgekit_runtime.service.scheduling.call import Answer
+
+Report: TypeAlias = Callable[[Promote | Rollback], None]
+# (seconds, what to call then), such as `loop.call_later`
+Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
+
+# Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
+# every k-th of them, so that two clients that take turns get the same share of the candidate each.
+GOLDEN: Final = 0.6180339887498949
+# Answers of the candidate between two looks, and as a share of those so far: a look takes as long as a small
+# inference, and late ones bring little that is new.
+_LOOK_EVERY: Final = 32
+_LOOK_SHARE: Final = 1 / 16
+
+_logger = logging.getLogger(__name__)
+
+
+class Watch:
+    """Counts what two versions do, asks `judge`, and reports its verdict once.
+
+    Attributes:
+        observed: so far.
+        verdict: of `judge`, once there is one.
+    """
+
+    __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
+
+    def __init__(
+        self,
+        gates: Gates,
+        report: Report,
+        *,
+        defer: Defer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            gates: the limits.
+            report: takes the verdict, once, through `defer`: never within the answering of a call.
+            defer: calls something later on the loop's thread.
+            clock: in seconds.
+        """
+        self._gates = gates
+        self._report: Callable[[Promote | Rollback], None] | None = report
+        self._defer = defer
+        self._clock = clock
+        self._begin_s = clock()
+        self._until_look = _LOOK_EVERY
+        self.observed = Observed()
+        self.verdict: Promote | Rollback | None = None
+
+    def count_current(self, latency_s: float | None) -> None:
+        """Count an answer of the current version.
+
+        Args:
+            latency_s: of a good answer; None of a failed one.
+        """
+        _count(self.observed.current, latency_s)
+
+    def count_candidate(self, latency_s: float | None) -> None:
+        """Count an answer of the candidate; as for `count_current`."""
+        _count(self.observed.candidate, latency_s)
+        if latency_s is not None:
+            self.observed.failed_in_a_row = 0
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self.look()
+
+    def blame(self, *, not_finite: bool) -> None:
+        """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
+
+        Args:
+            not_finite: whether it answered NaN or infinity to inputs without.
+        """
+        self.observed.failed_in_a_row += 1
+        self.observed.not_finite += not_finite
+        if not_finite or self.observed.failed_in_a_row >= self._gates.error_burst:
+            self.look()
+
+    def add_pair(self, pair: Pair) -> None:
+        """Count what both versions did with the same inputs."""
+        observed, least = self.observed, self._gates.min_agreement
+        observed.agreement += pair.agreement
+        observed.compared += 1
+        observed.paired.add(pair.current_s, pair.candidate_s, self._gates.max_p99_ratio)
+        if least is not None and pair.agreement < least:
+            self.look()  # wrong answers go to clients until then
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count the energy per request of both versions over the same stretch of time, in joules."""
+        self.observed.candidate.energy.add(candidate_j)
+        self.observed.current.energy.add(current_j)
+
+    def look(self) -> None:
+        """Judge now. The owner calls it now and then too: a verdict falls when the time is over."""
+        self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
+        if self.verdict is not None:
+            return
+        self.observed.elapsed_s = self._clock() - self._begin_s
+        verdict = judge(self.observed, self._gates)
+        if isinstance(verdict, Continue):
+            return
+        self.verdict = verdict
+        if isinstance(verdict, Rollback):
+            _logger.warning("canary: rolled back: %s: %s", verdict.gate, verdict.reason)
+        else:
+            _logger.info("canary: promoted after %d answers", self.observed.candidate.answers)
+        self._defer(0.0, self._tell)
+
+    def _tell(self) -> None:
+        report, self._report = self._report, None  # it holds both versions, and this would be a cycle
+        if self.verdict is not None and report is not None:
+            report(self.verdict)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is known, for `/v2` statistics."""
+        observed = self.observed
+        verdict = self.verdict or judge(observed, self._gates)
+        stated: dict[str, JsonValue] = {"verdict": type(verdict).__name__.lower()}
+        if isinstance(verdict, Rollback):
+            stated |= {"gate": verdict.gate, "reason": verdict.reason}
+        elif isinstance(verdict, Continue):
+            stated["undecided"] = list(verdict.undecided)
+        return {
+            **stated,
+            "elapsed_s": round(observed.elapsed_s, 3),
+            "agreement": round(observed.agreement / observed.compared, 6) if observed.compared else None,
+            "compared": observed.compared,
+            "latency_ratio_p50": _rounded(observed.paired.ratio.quantile(0.5)),
+            "current": _arm_to_json(observed.current),
+            "candidate": _arm_to_json(observed.candidate),
+        }
+
+
+def is_of_model(failed: Answer) -> bool:
+    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
+
+
+def _count(arm: Arm, latency_s: float | None) -> None:
+    arm.answers += 1
+    if latency_s is None:
+        arm.failed += 1
+    else:
+        arm.latency.add(latency_s)
+
+
+def _arm_to_json(arm: Arm) -> dict[str, JsonValue]:
+    return {
+        "answers": arm.answers,
+        "failed": arm.failed,
+        "p50_us": _microseconds(arm.latency, 0.5),
+        "p99_us": _microseconds(arm.latency, 0.99),
+        "energy_mj": None if not arm.energy.count else round(1e3 * (arm.energy.quantile(0.5) or 0.0), 3),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _microseconds(latency: LogHistogram, quantile: float) -> float | None:
+    seconds = latency.quantile(quantile)
+    return None if seconds is None else round(seconds * 1e6, 1)

@@ -1,0 +1,180 @@
+"""Both versions of a model on the same inputs, one after the other: what they answer, and how long it takes.
+
+A canary's calls alone cannot say which version is slower: queues, caches and other work on the machine differ
+from call to call. Here both run on one thread, at about the same time and in random order, so that whatever
+else slows them down strikes either with the same chance. No client waits for it, and nothing is counted as a
+request.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
+from edgekit_runtime.service.scheduling.batch import run_one
+from edgekit_runtime.service.scheduling.call import Answer
+from edgekit_runtime.sessions.session import Array, Session
+
+# Where both runs take less together, they are made once more and only those count: the version with fewer
+# calls is no longer in the processor's caches, which makes up much of a short run.
+_SHORT_S: Final = 0.002
+
+_NO_LOCK: Final = contextlib.nullcontext()  # of sessions whose runs do not wait for one another
+
+_logger = logging.getLogger(__name__)
+
+Inputs: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What two runs with the same inputs showed.
+
+    Attributes:
+        agreement: of their answers, 0..1.
+        current_s, candidate_s: how long they took.
+    """
+
+    agreement: float
+    current_s: float
+    candidate_s: float
+
+
+TakePair: TypeAlias = Callable[[Pair | None], None]
+
+
+class Pairs(Protocol):
+    """Runs both versions with the same inputs; see `PairedRuns`."""
+
+    def may_start(self) -> bool:
+        """Return whether a pair may be made now."""
+
+    def start(self, inputs: Inputs, done: TakePair) -> None:
+        """Make a pair."""
+
+
+def run_pair(
+    current: Session,
+    candidate: Session,
+    inputs: Inputs,
+    compare: Compare,
+    *,
+    flip: Callable[[], int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Pair | None:
+    """Run both versions in random order; return None where one fails or answers NaN or infinity.
+
+    Args:
+        current: session of the version in use.
+        candidate: session of the one on trial.
+        inputs: for both.
+        compare: their answers.
+        flip: returns 0 or 1, with the same chance, for the order.
+        clock: in seconds.
+    """
+    sessions = (current, candidate)
+    answers, times_s = _run_both(sessions, inputs, flip, clock)
+    if sum(times_s) < _SHORT_S:
+        answers, times_s = _run_both(sessions, inputs, flip, clock)
+    first, second = answers
+    if first is None or second is None or not (all_finite(first) and all_finite(second)):
+        return None
+    return Pair(compare(first, second), *times_s)
+
+
+def _run_both(
+    sessions: tuple[Session, Session], inputs: Inputs, flip: Callable[[], int], clock: Callable[[], float]
+) -> tuple[list[Outputs | None], list[float]]:
+    answers: list[Outputs | None] = [None, None]
+    times_s = [0.0, 0.0]
+    first = flip()
+    for place in (first, 1 - first):
+        # Real calls more often wait for one version than for the other: waiting is no part of its time.
+        with getattr(sessions[place], "alone", _NO_LOCK):
+            begin_s = clock()
+            answer: Answer | None = run_one(sessions[place], inputs)
+            times_s[place] = clock() - begin_s
+        if isinstance(answer, EdgekitError):
+            answer = None  # its traceback leads back here: with it, nothing of this would be freed
+        answers[place] = answer
+    return answers, times_s
+
+
+def _flip() -> int:
+    return os.urandom(1)[0] & 1  # the module `random` takes a megabyte
+
+
+class PairedRuns:
+    """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
+
+    __slots__ = (
+        *("_candidate", "_compare", "_current", "_has_thread", "_is_busy", "_is_over", "_jobs", "_tell"),
+    )
+
+    def __init__(
+        self,
+        current: Session,
+        candidate: Session,
+        compare: Compare,
+        tell: Callable[..., object],
+        *,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        """Make it; there is no thread yet.
+
+        Args:
+            current: session of the version in use.
+            candidate: session of the one on trial.
+            compare: their answers.
+            tell: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
+            is_busy: whether real calls need the processors, so that no pair is made.
+        """
+        self._current, self._candidate, self._compare = current, candidate, compare
+        self._tell, self._is_busy = tell, is_busy
+        self._jobs: queue.SimpleQueue[tuple[Inputs, TakePair] | None] = queue.SimpleQueue()
+        self._has_thread = self._is_over = False
+
+    def may_start(self) -> bool:
+        """Return whether real calls leave room for a pair now, which says nothing of either version."""
+        return not self._is_busy()
+
+    def start(self, inputs: Inputs, done: TakePair) -> None:
+        """Make a pair.
+
+        Args:
+            inputs: that stay as they are.
+            done: takes the pair, or None where a run failed, on the loop's thread; not after `close`.
+        """
+        if self._is_over:
+            return
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=self._work, name="edgekit-pairs", daemon=True).start()
+        self._jobs.put((inputs, done))
+
+    def close(self) -> None:
+        """Make no more pairs; what is under way is not told, and its thread ends after it."""
+        self._is_over = True
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            inputs, done = job
+            pair = None
+            try:
+                pair = run_pair(self._current, self._candidate, inputs, self._compare, flip=_flip)
+            except Exception:  # of a third party's backend that returned what is no tensor
+                _logger.exception("two versions cannot be compared")
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._tell(self._finish, pair, done)
+
+    def _finish(self, pair: Pair | None, done: TakePair) -> None:
+        if not self._is_over:
+            done(pair)

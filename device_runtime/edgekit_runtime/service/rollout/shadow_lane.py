@@ -1,0 +1,245 @@
+"""A shadow: the current version answers, the candidate gets copies of a share of the calls in quiet moments.
+
+Real answers come first. Inputs are copied while the model runs, or just before the reply where the model has
+run at once, and not at all where they are large; the candidate is asked only while no real call is under way
+or was just answered; copies that wait too long are dropped. So under steady load nothing is compared: a
+`CanaryLane` is for that. What the candidate answers is compared, and timed, by running both versions once
+more, since the real call ran elsewhere and at another time. The candidate's own lane should run it on a
+thread, so that a call that arrives in the meantime does not wait for it. What a cache answers says nothing
+about a version, and is not counted.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
+from edgekit_runtime.service.rollout.observer import GOLDEN, Defer, Watch, is_of_model
+from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
+from edgekit_runtime.sessions.session import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowOptions:
+    """When a call is copied for the candidate.
+
+    Attributes:
+        share: of the calls, more than 0 and at most 1.
+        max_load: real calls that may be under way while the candidate runs.
+        quiet_s: how long no real call must have been answered before the candidate is asked.
+        max_wait_s: a copy that waited longer is dropped.
+        max_pending: copies that wait; more are not made.
+        max_copied_bytes: calls whose inputs lie in a borrowed buffer and are larger than this get no copy:
+            where the model does not run on a thread, copying delays the reply.
+    """
+
+    share: float = 0.1
+    max_load: int = 0
+    quiet_s: float = 0.001
+    max_wait_s: float = 1.0
+    max_pending: int = 4
+    max_copied_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ManifestError(f"shadow: share is {self.share}, expected more than 0 and at most 1")
+        if self.max_load < 0 or self.max_pending < 1 or self.quiet_s < 0 or self.max_wait_s <= 0:
+            raise ManifestError(
+                f"shadow: expected max_load, quiet_s >= 0, max_pending >= 1, max_wait_s > 0, got {self}"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A call that the candidate will get too."""
+
+    inputs: Mapping[str, Array] | None = None
+    current_s: float = 0.0
+    answered_s: float = 0.0
+
+
+class ShadowLane(Lane):
+    """Answers with the current version, and lets the candidate try in quiet moments.
+
+    Attributes:
+        under_way: real calls without an answer yet.
+        dropped: copies that were not made, or waited too long, since real calls came first.
+    """
+
+    __slots__ = (
+        *(
+            "_armed",
+            "_asked",
+            "_candidate",
+            "_clock",
+            "_comparison",
+            "_current",
+            "_defer",
+            "_last_s",
+            "_options",
+            "_pairs",
+        ),
+        *("_pending", "_phase", "_watch", "dropped", "under_way"),
+    )
+
+    def __init__(
+        self,
+        current: Lane,
+        candidate: Lane,
+        watch: Watch,
+        pairs: Pairs,
+        comparison: Comparison,
+        *,
+        options: ShadowOptions,
+        defer: Defer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put a candidate behind the current version.
+
+        Args:
+            current: the version in use.
+            candidate: the one on trial.
+            watch: counts and judges.
+            pairs: runs both versions with the same inputs.
+            comparison: how they compare answers, see `agreement.choose_comparison`.
+            options: when calls are copied.
+            defer: calls something later on the loop's thread.
+            clock: that of the deadlines.
+        """
+        self._current = current
+        self._candidate = candidate
+        self._watch = watch
+        self._pairs = pairs
+        self._comparison = comparison
+        self._options = options
+        self._defer = defer
+        self._clock = clock
+        self._phase = 0.0
+        self._last_s = clock()
+        self._pending: deque[_Copy] = deque()
+        self._armed = False
+        self._asked = False
+        self.under_way = 0
+        self.dropped = 0
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which the current version answers; raises nothing."""
+        phase = self._phase + GOLDEN
+        if phase >= 1.0:
+            phase -= 1.0
+        self._phase = phase
+        begin_s = self._clock()
+        copy = None
+        # A call that found others under way would have waited for them, which the candidate does not.
+        if phase < self._options.share and self._watch.verdict is None:
+            if self.under_way == 0 and len(self._pending) < self._options.max_pending:
+                copy = _Copy()
+            else:
+                self.dropped += 1
+        self.under_way += 1
+
+        def take(answer: Answer) -> None:
+            nonlocal copy
+            self.under_way -= 1
+            # From the answer: a client's next call comes soon after it.
+            self._last_s = now_s = self._clock()
+            if copy is None:
+                call.reply(answer)
+                return
+            kept, copy = copy, None
+            kept.current_s, kept.answered_s = now_s - begin_s, now_s
+            if kept.inputs is None and not isinstance(answer, EdgekitError | Reused):
+                self._copy_inputs(kept, call)
+            call.reply(answer)
+            self._keep(kept, answer)
+
+        self._current.submit(call.answered_by(take))
+        if copy is not None:  # the model runs on a thread meanwhile
+            self._copy_inputs(copy, call)
+
+    def _copy_inputs(self, copy: _Copy, call: Call) -> None:
+        # An array that owns its values was made for this call: nobody else will write there.
+        borrowed = sum(array.nbytes for array in call.inputs.values() if not array.flags.owndata)
+        if borrowed <= self._options.max_copied_bytes:
+            copy.inputs = call.own_inputs()
+
+    def _keep(self, copy: _Copy, answer: Answer) -> None:
+        """Queue a copy, unless the current version failed or did not run: then nothing can be compared."""
+        if isinstance(answer, EdgekitError | Reused) or not all_finite(answer):
+            return
+        if copy.inputs is None:
+            self.dropped += 1
+            return
+        self._pending.append(copy)
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._defer(self._options.quiet_s, self._ask)
+
+    def _ask(self) -> None:
+        """Ask the candidate if it is quiet, or try again later."""
+        self._armed = False
+        now_s, options = self._clock(), self._options
+        if self._watch.verdict is not None:
+            self._pending.clear()
+        while self._pending and now_s - self._pending[0].answered_s > options.max_wait_s:
+            self._pending.popleft()
+            self.dropped += 1
+        if not self._pending or self._asked:
+            return
+        if self.under_way > options.max_load or now_s - self._last_s < options.quiet_s:
+            self._arm()
+            return
+        copy = self._pending.popleft()
+        self._asked = True
+
+        def take(answer: Answer) -> None:
+            if self._is_good(copy, answer, self._clock() - now_s):
+                self._pairs.start(copy.inputs or {}, self._take_pair)
+            else:
+                self._go_on()
+
+        self._candidate.submit(Call(copy.inputs or {}, take))
+
+    def _take_pair(self, pair: Pair | None) -> None:
+        if pair is not None:
+            self._watch.add_pair(pair)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._asked = False
+        if self._pending:
+            self._arm()
+
+    def _is_good(self, copy: _Copy, answer: Answer, candidate_s: float) -> bool:
+        """Count an answer of the candidate; return whether it can be compared."""
+        if isinstance(answer, Reused):
+            return False
+        self._watch.count_current(copy.current_s)
+        if isinstance(answer, EdgekitError):
+            self._watch.count_candidate(None)
+            if is_of_model(answer):
+                self._watch.blame(not_finite=False)
+        elif not all_finite(answer):
+            self._watch.count_candidate(None)
+            # Inputs in shared memory may have changed after the current version read them.
+            self._watch.blame(not_finite=all_finite(copy.inputs or {}))
+        else:
+            self._watch.count_candidate(candidate_s)
+            return True
+        return False
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is known, for `/v2` statistics."""
+        return {
+            **self._watch.to_json(),
+            "comparison": self._comparison.to_json(),
+            "dropped": self.dropped,
+            "waiting": len(self._pending),
+        }

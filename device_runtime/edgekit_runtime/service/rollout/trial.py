@@ -1,0 +1,205 @@
+"""A new version beside the one in use, until its gates decide which of the two stays."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import SlotError
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.rollout.canary_lane import CanaryLane
+from edgekit_runtime.service.rollout.comparison import choose_comparison
+from edgekit_runtime.service.rollout.gates import Promote, Rollback
+from edgekit_runtime.service.rollout.observer import Report, Watch
+from edgekit_runtime.service.rollout.paired_runs import PairedRuns
+from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
+from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.workers.remote_model import IsolatedLane
+from edgekit_runtime.tensors import TensorSpec
+
+_LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
+
+Settle: TypeAlias = Callable[["Trial", Promote | Rollback], None]
+
+
+class Tensors(Protocol):
+    """What has inputs and outputs."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What it takes."""
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """What it returns."""
+
+
+class Trying(Protocol):
+    """How two versions are tried: in this process or in that of an isolated model."""
+
+    def look(self) -> None:
+        """Judge now."""
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count what a request took of both, see `Watch.add_energy`."""
+
+    def take_over(self) -> bool:
+        """Go on with the candidate; returns whether it still lives, else there is another verdict."""
+
+    def end(self) -> None:
+        """Let calls for the version in use pass by the candidate; those under way there are answered."""
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Return what is known, see `Watch.to_json`."""
+
+
+class Trial:
+    """A candidate and the version that it may replace.
+
+    Attributes:
+        current: the version in use; its calls go through the trial until `end`.
+        candidate: the version on trial.
+        rollout: how it is tried.
+    """
+
+    __slots__ = ("_trying", "candidate", "current", "rollout")
+
+    def __init__(self, current: Served, candidate: Served, rollout: Rollout, settle: Settle) -> None:
+        """Begin; calls for `current` reach the candidate from now on.
+
+        Args:
+            current: the version in use.
+            candidate: the one on trial.
+            rollout: how it is tried.
+            settle: takes the verdict, on the thread of the loop.
+
+        Raises:
+            SlotError: the two differ in their inputs or outputs.
+        """
+        difference = find_difference(current.codec, candidate.codec)
+        if difference is not None:
+            raise SlotError(
+                f"{candidate.loaded.manifest.name} {candidate.version} has {difference} of version"
+                f" {current.version} that is in use: the two cannot be tried side by side; set rollout ="
+                " 'swap' for this change"
+            )
+        self.current, self.candidate, self.rollout = current, candidate, rollout
+        report = functools.partial(settle, self)
+        lane = candidate.own_lane
+        self._trying: Trying
+        if isinstance(lane, IsolatedLane) and lane.trial is not None:
+            self._trying = lane.trial
+            lane.trial.begin(report)
+        else:
+            self._trying = _TryingHere(current, candidate, rollout, report)
+        current.trial = candidate.trial = self
+
+    def look(self) -> None:
+        """Judge now; a verdict may fall by time alone."""
+        self._trying.look()
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count what a request took of both versions over the same stretch of time, in joules."""
+        self._trying.add_energy(candidate_j, current_j)
+
+    def take_over(self) -> bool:
+        """Go on with the candidate; returns whether it still lives, else another verdict comes."""
+        return self._trying.take_over()
+
+    def end(self) -> None:
+        """Let calls for the version in use pass by the candidate; those under way there are answered."""
+        self._trying.end()
+        self.current.trial = self.candidate.trial = None
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        share = self.rollout.share if self.rollout.kind == "canary" else self.rollout.shadow.share
+        found = self.to_json()
+        candidate, comparison = found["candidate"], found.get("comparison")
+        answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
+        line = f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
+        if not isinstance(comparison, Mapping):  # a process has not said anything yet
+            return line
+        how = "a guess: " if comparison["guessed"] else ""
+        return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether answers are compared in a way that nothing but the shape of an output speaks for."""
+        comparison = self.to_json().get("comparison")
+        return isinstance(comparison, Mapping) and comparison["guessed"] is True
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is known, for `/v2` statistics."""
+        return {
+            **self._trying.to_json(),
+            "kind": self.rollout.kind,
+            "current_version": self.current.version,
+            "candidate_version": self.candidate.version,
+        }
+
+
+class _TryingHere:
+    """A lane in front of both versions, and what watches it."""
+
+    __slots__ = ("_current", "_lane", "_pairs", "_watch")
+
+    def __init__(self, current: Served, candidate: Served, rollout: Rollout, report: Report) -> None:
+        loop = asyncio.get_running_loop()
+        watch = Watch(rollout.gates, report, defer=loop.call_later)
+        self._current, self._watch = current, watch
+        manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
+        comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
+        self._lane: CanaryLane | ShadowLane
+        sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
+        self._pairs = PairedRuns(
+            *sessions,
+            comparison.compare,
+            loop.call_soon_threadsafe,
+            is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
+        )
+        if rollout.kind == "canary":
+            self._lane = CanaryLane(
+                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                share=rollout.share,
+                compared_share=rollout.compared_share,
+                retry=rollout.retry,
+            )
+        else:
+            self._lane = ShadowLane(
+                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                options=rollout.shadow,
+                defer=loop.call_later,
+            )
+        current.lane = self._lane
+
+    def look(self) -> None:
+        self._watch.look()
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        self._watch.add_energy(candidate_j, current_j)
+
+    def take_over(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        self._current.lane = self._current.stack
+        self._pairs.close()
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        return self._lane.to_json()
+
+
+def find_difference(current: Tensors, candidate: Tensors) -> str | None:
+    """Return in which inputs or outputs two versions differ, the candidate's first; None where in none."""
+    for what in ("inputs", "outputs"):
+        old, new = ([_describe(spec) for spec in getattr(one, what)] for one in (current, candidate))
+        if old != new:
+            return f"{what} {new} in the place of {old}"
+    return None
+
+
+def _describe(spec: TensorSpec) -> str:
+    sizes = ",".join(str(size) if isinstance(size, int) else "?" for size in spec.shape)
+    return f"{spec.name}:{spec.dtype}[{sizes}]"

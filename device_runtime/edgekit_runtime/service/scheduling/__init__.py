@@ -1,0 +1,1 @@
+"""When and where a call runs: queue, batches, threads, and the response cache."""

@@ -1,0 +1,198 @@
+"""The threads that all models share, and which model may use one next.
+
+Fairness: of the models that have a batch ready, the one goes next that has had the least time of the threads.
+A model that was idle starts level with the others: it can neither save up time nor pay for what it had long
+ago.
+
+Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from edgekit_runtime.service.scheduling.batch import Batch
+
+_NAME: Final = "edgekit-pool"
+
+
+class Loop(Protocol):
+    """What is used of an asyncio event loop."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any:
+        """Call back in the next turn."""
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any:
+        """Call back after `delay` seconds; the result has `cancel()`."""
+
+    def add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> object:
+        """Call back whenever the descriptor can be read."""
+
+    def remove_reader(self, fd: int) -> bool:
+        """Call back no more."""
+
+
+class Job(Protocol):
+    """Work for a thread."""
+
+    def run(self) -> None:
+        """Do it, on a thread; raises nothing."""
+
+    def finish(self) -> None:
+        """Take the result in, on the thread of the loop."""
+
+
+class Hands(Protocol):
+    """Who does jobs.
+
+    Attributes:
+        count: how many jobs are done at once.
+    """
+
+    count: int
+
+    def start(self, job: Job) -> None:
+        """Do the job elsewhere, and then call its `finish` on the loop's thread."""
+
+
+class Threads:
+    """Threads, started when they are first needed.
+
+    They get work through a `SimpleQueue`, and give it back through a deque and an eventfd that the loop
+    watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
+    """
+
+    def __init__(self, loop: Loop, count: int) -> None:
+        """Make the threads' ways to and from the loop; no thread yet.
+
+        Args:
+            loop: on whose thread this is called.
+            count: of threads, at least 1.
+        """
+        self.count = count
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: deque[Job] = deque()
+        self._under_way = 0
+        self._threads: list[threading.Thread] = []
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add_reader(self._event, self._collect)
+
+    def start(self, job: Job) -> None:
+        """Do the job on a thread."""
+        if self._under_way == len(self._threads) < self.count:
+            thread = threading.Thread(target=self._work, name=_NAME, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._under_way += 1
+        self._jobs.put(job)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Wait for what is under way, take in what is done, and end the threads; the last call.
+
+        Returns:
+            whether all have ended; one that has not ends with the process.
+        """
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+        self._collect()
+        self._loop.remove_reader(self._event)
+        if any(thread.is_alive() for thread in self._threads):
+            return False  # and the event stays open: the number could be another file's when it is written to
+        os.close(self._event)
+        return True
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            self._done.append(job)
+            os.eventfd_write(self._event, 1)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        while self._done:
+            self._under_way -= 1
+            self._done.popleft().finish()
+
+
+class Flow(Protocol):
+    """A model that runs its batches on the pool: a flow, in the words of the paper.
+
+    Attributes:
+        used_s: time that it has had, on the pool's virtual clock; the pool keeps it.
+    """
+
+    used_s: float
+
+    def take(self) -> Batch | None:
+        """Return a batch to run now, or None."""
+
+    def finish(self, batch: Batch) -> Callable[[], None]:
+        """Take in a batch that has run; returns what answers its calls."""
+
+
+class Pool:
+    """Gives threads to the models that have work."""
+
+    def __init__(self, hands: Hands) -> None:
+        """Make a pool.
+
+        Args:
+            hands: who does the work.
+        """
+        self._hands = hands
+        self._idle = hands.count
+        self._ready: list[Flow] = []
+        self._floor_s = 0.0
+
+    def enlist(self, flow: Flow) -> None:
+        """Have `flow` asked for batches, as long as it has some, whenever it is its turn."""
+        if flow not in self._ready:
+            flow.used_s = max(flow.used_s, self._floor_s)
+            self._ready.append(flow)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._idle and self._ready:
+            flow = min(self._ready, key=_used)
+            batch = flow.take()
+            if batch is None:
+                self._ready.remove(flow)
+                continue
+            self._floor_s = flow.used_s
+            flow.used_s += batch.estimate_s
+            self._idle -= 1
+            self._hands.start(_Turn(self, flow, batch))
+
+    def _finish(self, flow: Flow, batch: Batch) -> None:
+        self._idle += 1
+        flow.used_s += batch.seconds - batch.estimate_s
+        answer = flow.finish(batch)
+        self._dispatch()  # first, so that a thread works while the answers are written
+        answer()
+
+
+class _Turn:
+    __slots__ = ("_batch", "_flow", "_pool")
+
+    def __init__(self, pool: Pool, flow: Flow, batch: Batch) -> None:
+        self._pool, self._flow, self._batch = pool, flow, batch
+
+    def run(self) -> None:
+        self._batch.run()
+
+    def finish(self) -> None:
+        self._pool._finish(self._flow, self._batch)  # its own other half
+
+
+def _used(flow: Flow) -> float:
+    return flow.used_s

@@ -1,0 +1,47 @@
+"""How a lane answers calls, and how it refuses them; each refusal is counted."""
+
+import logging
+
+from edgekit_runtime.errors import DeadlineError, EdgekitError, OverloadedError, UnavailableError
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.scheduling.call import Answer, Call
+
+_logger = logging.getLogger(__name__)
+
+
+def reply(call: Call, answer: Answer) -> None:
+    """Answer a call; raises nothing."""
+    try:
+        call.reply(answer)
+    except Exception:  # whoever fails to write an answer must not keep the others from theirs
+        _logger.exception("an answer could not be delivered")
+
+
+def refuse(call: Call, error: EdgekitError, metrics: LaneMetrics) -> None:
+    """Answer a call that was not run with `error`."""
+    metrics.refused += 1
+    reply(call, error)
+
+
+def miss(call: Call, metrics: LaneMetrics) -> None:
+    """Refuse a call whose deadline has come."""
+    metrics.late += 1
+    reply(call, DeadlineError(f"{metrics.model}: the call had not begun by its deadline; give it more time"))
+
+
+def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
+    """Refuse a call since too many wait: `waiting` of them, who will take `wait_s`."""
+    metrics.shed += 1
+    message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
+    reply(call, OverloadedError(message, wait_s))
+
+
+def cancel(call: Call, metrics: LaneMetrics) -> None:
+    """Drop a call whose client has gone; who watches it still hears of its end."""
+    metrics.cancelled += 1
+    reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))
+
+
+def unloading(metrics: LaneMetrics) -> UnavailableError:
+    """Return the error of a version that takes no more calls."""
+    return UnavailableError(f"{metrics.model}: this version is being unloaded; try again", 0.0)

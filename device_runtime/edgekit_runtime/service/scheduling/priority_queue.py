@@ -1,0 +1,174 @@
+"""The calls that wait for one model: levels of priority, and who goes next.
+
+Nothing here runs, answers or looks at a clock.
+
+Who goes next: the oldest call of the highest level that has one. So that a level does not starve, a level
+that has been passed over `max_passes` times goes first once.
+"""
+
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_runtime.service.scheduling.call import Call
+
+_NEVER: Final = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """A call that waits.
+
+    Attributes:
+        call: the call.
+        since_s: when it came, on the scheduler's clock.
+        level: of priority, from 1, the highest.
+        rows: size of the first dimension of its inputs.
+        size_bytes: of its inputs.
+        kind: calls of one kind may run in one batch; None may with no other.
+    """
+
+    call: Call
+    since_s: float
+    level: int
+    rows: int
+    size_bytes: int
+    kind: Hashable | None
+
+
+class Waiting:
+    """Calls in levels, and in each in the order in which they came.
+
+    Attributes:
+        rows: of all calls that wait.
+        next_deadline_s: no waiting call's deadline is before this; exact after `expire`.
+    """
+
+    __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
+
+    def __init__(self, levels: int, max_passes: int, max_bytes: float = math.inf) -> None:
+        """Make an empty one.
+
+        Args:
+            levels: of priority, at least 1.
+            max_passes: how many batches in a row may go past a level that waits.
+            max_bytes: of the inputs of one batch.
+        """
+        self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
+        self._passes = [0] * levels
+        self._max_passes, self._max_bytes = max_passes, max_bytes
+        self.rows = 0
+        self.next_deadline_s = _NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels))
+
+    def push(self, queued: Queued) -> None:
+        """Add a call behind those of its level."""
+        self._levels[queued.level - 1].append(queued)
+        self.rows += queued.rows
+        if queued.call.deadline_s is not None:
+            self.next_deadline_s = min(self.next_deadline_s, queued.call.deadline_s)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest call came; at least one waits."""
+        return min(level[0].since_s for level in self._levels if level)
+
+    def choose(self, max_rows: int) -> list[Queued]:
+        """Return the next batch, which stays; empty where nothing waits.
+
+        The call whose turn it is leads; calls of its kind join, the higher levels first, as long as all have
+        at most `max_rows` together, and inputs of at most `max_bytes`. A call of more runs alone.
+        """
+        lead = self._lead()
+        if lead is None:
+            return []
+        batch, rows, size_bytes = [lead], lead.rows, lead.size_bytes
+        if lead.kind is None or rows >= max_rows:
+            return batch
+        for level in self._levels:
+            for queued in level:
+                has_room = (
+                    rows + queued.rows <= max_rows and size_bytes + queued.size_bytes <= self._max_bytes
+                )
+                if queued.kind == lead.kind and queued is not lead and has_room:
+                    batch.append(queued)
+                    rows += queued.rows
+                    size_bytes += queued.size_bytes
+            if rows == max_rows:
+                break
+        return batch
+
+    def remove(self, batch: list[Queued]) -> None:
+        """Take out a batch that `choose` returned, and count whom it passed over."""
+        first = min(queued.level for queued in batch)
+        taken = set(map(id, batch))
+        for index, level in enumerate(self._levels):
+            if not level:
+                continue
+            if id(level[0]) in taken:
+                self._passes[index] = 0
+            elif index + 1 > first:
+                self._passes[index] += 1
+            if len(batch) == 1 and level[0] is batch[0]:
+                level.popleft()
+            else:
+                self._keep(index, [queued for queued in level if id(queued) not in taken])
+        self.rows -= sum(queued.rows for queued in batch)
+
+    def expire(self, now_s: float) -> list[Queued]:
+        """Take out and return the calls whose deadline has come."""
+        if now_s < self.next_deadline_s:
+            return []
+        late = []
+        for index, level in enumerate(self._levels):
+            is_late = [q.call.deadline_s is not None and q.call.deadline_s <= now_s for q in level]
+            late += [queued for queued, over in zip(level, is_late, strict=True) if over]
+            self._keep(index, [queued for queued, over in zip(level, is_late, strict=True) if not over])
+        self.rows -= sum(queued.rows for queued in late)
+        deadlines = [q.call.deadline_s for level in self._levels for q in level]
+        self.next_deadline_s = min((d for d in deadlines if d is not None), default=_NEVER)
+        return late
+
+    def sweep(self) -> list[Queued]:
+        """Take out and return the calls that nobody waits for any more."""
+        unwanted = [queued for level in self._levels for queued in level if queued.call.is_unwanted()]
+        for index, level in enumerate(self._levels):
+            self._keep(index, [queued for queued in level if queued not in unwanted])
+        self.rows -= sum(queued.rows for queued in unwanted)
+        return unwanted
+
+    def displace(self, level: int) -> Queued | None:
+        """Take out and return the youngest call of the lowest level below `level`, or None."""
+        for index in range(len(self._levels) - 1, level - 1, -1):
+            if self._levels[index]:
+                queued = self._levels[index].pop()
+                self.rows -= queued.rows
+                return queued
+        return None
+
+    def clear(self) -> list[Queued]:
+        """Take out and return all calls."""
+        everything = [queued for level in self._levels for queued in level]
+        for level in self._levels:
+            level.clear()
+        self.rows = 0
+        self.next_deadline_s = _NEVER
+        return everything
+
+    def _lead(self) -> Queued | None:
+        for index, level in enumerate(self._levels):
+            if level and self._passes[index] >= self._max_passes:
+                return level[0]
+        for level in self._levels:
+            if level:
+                return level[0]
+        return None
+
+    def _keep(self, index: int, kept: list[Queued]) -> None:
+        if len(kept) < len(self._levels[index]):
+            self._levels[index].clear()
+            self._levels[index].extend(kept)

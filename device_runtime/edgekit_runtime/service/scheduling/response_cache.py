@@ -1,0 +1,311 @@
+"""The response cache: equal inputs to the same version are computed once, while there is room.
+
+It is off unless a model asks for it. What is cached are good answers only; calls with equal inputs that come
+while the first of them is under way wait for it, each until its own deadline. A lane with a cache belongs to
+one loaded version, under a canary, never above one; when that version goes, its answers go with it.
+"""
+
+import hashlib
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
+from edgekit_runtime.service.scheduling.fair_pool import Loop
+from edgekit_runtime.service.scheduling.outcomes import miss, reply, shed
+from edgekit_runtime.service.scheduling.timer import Alarm
+from edgekit_runtime.sessions.session import Array
+
+_KEY_BYTES: Final = 16  # two of 2^32 inputs are taken for equal with a chance of 2^-65
+_ENTRY_BYTES: Final = 512  # of Python's objects around a small answer
+_Key: TypeAlias = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLimits:
+    """Bounds of a response cache.
+
+    Attributes:
+        max_bytes: of all answers that it keeps.
+        max_input_bytes: calls with larger inputs pass by: hashing takes about 1 ms a MiB, on the loop's
+            thread.
+    """
+
+    max_bytes: int = 8 << 20
+    max_input_bytes: int = 256 << 10
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1 or self.max_input_bytes < 0:
+            raise ManifestError(f"cache: expected max_bytes >= 1 and max_input_bytes >= 0, got {self}")
+
+
+class ResponseCache:
+    """The answers of all models that cache, the least recently used of which are dropped first.
+
+    Attributes:
+        held_bytes: of the answers kept.
+        hits: calls that were answered from it at once.
+        joined: calls that waited for an equal one under way, whatever became of them.
+        misses: calls that were computed.
+        passed: calls that were too large.
+    """
+
+    __slots__ = (
+        *("_answers", "_lanes", "_limits", "_secret"),
+        *("held_bytes", "hits", "joined", "misses", "passed"),
+    )
+
+    def __init__(self, limits: CacheLimits | None = None) -> None:
+        self._limits = limits or CacheLimits()
+        # Without a secret key, a client could look for inputs that are taken for those of another.
+        self._secret = os.urandom(_KEY_BYTES)
+        self._answers: OrderedDict[_Key, tuple[Reused, int]] = OrderedDict()
+        self._lanes = 0
+        self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
+
+    def in_front_of(
+        self,
+        lane: Lane,
+        loop: Loop,
+        *,
+        metrics: LaneMetrics | None = None,
+        max_waiting: int = 128,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "CacheLane":
+        """Return a lane that answers from this cache and asks `lane` for what is not there.
+
+        Args:
+            lane: of one loaded version of one model, with nothing that changes its answers.
+            loop: on whose thread all this happens.
+            metrics: of that version, where hits and misses are counted too, or None.
+            max_waiting: most calls that wait for equal ones under way; further ones are shed.
+            clock: that of the calls' deadlines.
+        """
+        self._lanes += 1
+        own = LaneMetrics("", "") if metrics is None else metrics
+        return CacheLane(self, lane, self._lanes, own, loop=loop, max_waiting=max_waiting, clock=clock)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what is known, for `/v2` statistics."""
+        return {
+            "answers": len(self._answers),
+            "held_bytes": self.held_bytes,
+            "hits": self.hits,
+            "joined": self.joined,
+            "misses": self.misses,
+            "passed": self.passed,
+        }
+
+    def _digest(self, inputs: Mapping[str, Array]) -> bytes:
+        state = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
+        for name in sorted(inputs):
+            array = inputs[name]
+            # Its length precedes each part: otherwise two splits of the same bytes would be equal.
+            head = f"{len(name)}:{name}{array.dtype.str}{array.shape}{array.nbytes}:"
+            state.update(head.encode())
+            if array.nbytes:
+                state.update(np.ascontiguousarray(array).reshape(-1).data)
+        return state.digest()
+
+    def _find(self, key: _Key) -> Reused | None:
+        found = self._answers.get(key)
+        if found is None:
+            return None
+        self._answers.move_to_end(key)
+        return found[0]
+
+    def _keep(self, key: _Key, answer: Reused) -> None:
+        size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
+        if size_bytes > self._limits.max_bytes:
+            return
+        self._answers[key] = (answer, size_bytes)
+        self.held_bytes += size_bytes
+        while self.held_bytes > self._limits.max_bytes:
+            _, (_, dropped_bytes) = self._answers.popitem(last=False)
+            self.held_bytes -= dropped_bytes
+
+    def _forget(self, lane: int) -> None:
+        for key in [key for key in self._answers if key[0] == lane]:
+            self.held_bytes -= self._answers.pop(key)[1]
+
+
+class CacheLane(Lane):
+    """Answers what it knows; everything else goes to the lane behind it, equal calls under way once."""
+
+    __slots__ = (
+        *("_alarm", "_cache", "_clock", "_is_closed", "_lane", "_max_waiting", "_metrics", "_number"),
+        *("_under_way", "_waiting"),
+    )
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        lane: Lane,
+        number: int,
+        metrics: LaneMetrics,
+        *,
+        loop: Loop,
+        max_waiting: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """Be made by `ResponseCache.in_front_of`, which says what is what; no other lane has `number`."""
+        self._cache = cache
+        self._metrics = metrics
+        self._lane = lane
+        self._number = number
+        self._max_waiting, self._clock, self._alarm = max_waiting, clock, Alarm(loop)
+        self._under_way: dict[bytes, _UnderWay] = {}
+        self._waiting = 0  # calls that wait for one under way
+        self._is_closed = False
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which is answered from the cache or by the lane behind it; raises nothing."""
+        cache = self._cache
+        input_bytes = sum(array.nbytes for array in call.inputs.values())
+        if self._is_closed or input_bytes > cache._limits.max_input_bytes:
+            cache.passed += 1
+            self._lane.submit(call)
+            return
+        began_s = self._clock()
+        # What is hashed must be what is computed: a client can write to shared memory between the two, and
+        # others would get the answer to its second inputs.
+        inputs = call.own_inputs()
+        digest = cache._digest(inputs)
+        found = cache._find((self._number, digest))
+        if found is not None:
+            cache.hits += 1
+            self._reuse(call, found, began_s)
+            return
+        first = self._under_way.get(digest)
+        # One with another priority has another place in the queue.
+        if first is not None and first.call.priority == call.priority:
+            self._join(first, call, began_s)
+            return
+        self._count_miss()
+        self._compute(call, inputs, digest)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the figures of this version, and what all versions hold together, for `/v2` statistics."""
+        metrics = self._metrics
+        return {
+            "hits": metrics.cache_hits,
+            "misses": metrics.cache_misses,
+            "held_bytes_of_all": self._cache.held_bytes,
+        }
+
+    def close(self) -> None:
+        """Forget the answers of this version; calls under way are answered, but not kept."""
+        self._is_closed = True
+        self._cache._forget(self._number)
+
+    def _count_miss(self) -> None:
+        self._cache.misses += 1
+        self._metrics.cache_misses += 1
+
+    def _reuse(self, call: Call, answer: Reused, since_s: float) -> None:
+        now_s = self._clock()
+        self._metrics.note_hit(now_s - since_s, now_s)
+        reply(call, answer)
+
+    def _join(self, first: "_UnderWay", call: Call, now_s: float) -> None:
+        """Let `call` wait for the answer to an equal one."""
+        deadline_s = call.deadline_s
+        if deadline_s is not None and now_s >= deadline_s:
+            miss(call, self._metrics)
+            return
+        if self._waiting >= self._max_waiting:
+            # How long the first has taken says more of when it ends than anything known here.
+            shed(call, self._metrics, self._waiting, now_s - first.since_s)
+            return
+        self._cache.joined += 1
+        self._waiting += 1
+        first.waiting.append((call, now_s))
+        if deadline_s is not None:
+            self._alarm.set(self._expire, deadline_s, now_s, is_exact=False)
+
+    def _expire(self) -> None:
+        """Refuse the calls that wait for others and whose deadline has come."""
+        now_s, next_s = self._clock(), math.inf
+        late: list[Call] = []
+        for first in self._under_way.values():
+            kept = []
+            for one in first.waiting:
+                deadline_s = one[0].deadline_s
+                if deadline_s is not None and deadline_s <= now_s:
+                    late.append(one[0])
+                    continue
+                kept.append(one)
+                next_s = min(next_s, math.inf if deadline_s is None else deadline_s)
+            first.waiting[:] = kept
+        self._waiting -= len(late)
+        if next_s < math.inf:
+            self._alarm.set(self._expire, next_s, now_s, is_exact=False)
+        for call in late:  # whom they answer may submit more
+            miss(call, self._metrics)
+
+    def _compute(self, call: Call, inputs: Mapping[str, Array], digest: bytes) -> None:
+        mine = _UnderWay(call, self._clock())
+        is_first = self._under_way.setdefault(digest, mine) is mine
+
+        def take(answer: Answer) -> None:
+            if is_first:
+                del self._under_way[digest]
+                self._waiting -= len(mine.waiting)
+                if not self._waiting:
+                    self._alarm.cancel()
+            if isinstance(answer, EdgekitError):
+                reply(call, answer)
+                for other, _ in mine.waiting:
+                    # It may have failed for a reason of its own, such as its deadline.
+                    self._count_miss()
+                    self._lane.submit(other)
+                return
+            frozen = _freeze(answer)
+            reused = Reused(frozen)
+            if not self._is_closed and is_first:
+                self._cache._keep((self._number, digest), reused)
+            reply(call, frozen)
+            for other, since_s in mine.waiting:
+                self._reuse(other, reused, since_s)
+
+        def is_unwanted() -> bool:
+            return call.is_unwanted() and all(other.is_unwanted() for other, _ in mine.waiting)
+
+        own = call.answered_by(take)
+        own.inputs, own.is_unwanted = inputs, is_unwanted
+        self._lane.submit(own)
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """The first of some equal calls, and those that wait for its answer.
+
+    Attributes:
+        call: that is computed.
+        since_s: when it came.
+        waiting: each with when it came.
+    """
+
+    call: Call
+    since_s: float
+    waiting: list[tuple[Call, float]] = field(default_factory=list)
+
+
+def _freeze(answer: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return outputs that no reader can change, and that lie in no buffer of anybody else."""
+    frozen = {}
+    for name, array in answer.items():
+        kept = array if array.flags.owndata else array.copy()
+        kept.setflags(write=False)
+        frozen[name] = kept
+    return MappingProxyType(frozen)

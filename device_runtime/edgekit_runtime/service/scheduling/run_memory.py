@@ -1,0 +1,147 @@
+"""How much memory one inference takes by the size of its inputs, and what follows: a limit, and trimming.
+
+The estimate grows with the size of the inputs. That fits further rows, and larger images of a convolutional
+model. It is too low for attention, whose memory grows with the square of the length of a sequence.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.service.oip.infer_plan import PlannedInput
+from edgekit_runtime.service.serving.memory_estimate import machine_bytes
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+FIGURE: Final = "run_bytes_per_input_byte"
+"""In the figure `memory_estimate`: of inputs, activations and outputs together."""
+
+# Activations over inputs and outputs where the package does not say: estimated 2.6 to 41.5 for ten models.
+_ASSUMED_RATIO: Final = 64.0
+_DEFAULT_SHARE: Final = 4  # of the machine's memory: a quarter
+_DEFAULT_BYTES: Final = 1 << 30
+_KEPT_BYTES: Final = 64 << 20  # an engine may keep for the next run; to map it anew costs 5 to 10 ms
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """About what one run of a model takes, estimated.
+
+    Attributes:
+        bytes_per_input_byte: of inputs, activations and outputs together.
+        usual: name -> dtype and shape of the inputs for which the package was made.
+    """
+
+    bytes_per_input_byte: float
+    usual: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @property
+    def usual_bytes(self) -> int:
+        """Of those inputs."""
+        return _count_bytes(self.usual.values())
+
+    def most_input_bytes(self, allowed_bytes: int) -> int:
+        """Return how large all inputs of a run may be that may take `allowed_bytes`; the usual always may."""
+        return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
+
+    def should_trim(self, size_bytes: int, max_batch: int) -> bool:
+        """Return whether a run with inputs of so many bytes leaves more behind than is worth keeping.
+
+        Args:
+            size_bytes: of all inputs.
+            max_batch: rows that usually run together.
+        """
+        is_unusual = size_bytes > 2 * max_batch * self.usual_bytes
+        return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
+
+    def trim(self, session: Session) -> None:
+        """Have a session give back what runs took beyond one with the usual inputs, where it can."""
+        give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
+        if give_back is not None:
+            try:
+                give_back(
+                    {name: np.zeros(shape, DTYPES[dtype]) for name, (dtype, shape) in self.usual.items()}
+                )
+            except EdgekitError:
+                return  # a model that takes no zeros keeps its memory
+
+
+def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
+    """Return what a run of a variant takes, by its package or else by the size of its inputs and outputs."""
+    chosen = next(each for each in manifest.all_variants if each.name == variant)
+    usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
+    stated = _stated_ratio(chosen.figures)
+    if stated is None:
+        given = _count_bytes(usual.values())
+        got = _count_bytes((tensor.dtype, tensor.shape) for tensor in chosen.golden.outputs)
+        stated = _ASSUMED_RATIO * (given + got) / max(given, 1)
+    return RunMemory(stated, usual)
+
+
+def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
+    """Return how much memory one inference may take.
+
+    Args:
+        stated: by the configuration, or None.
+        max_model_bytes: of all models together, or None.
+    """
+    if stated is not None:
+        return stated
+    return min(_DEFAULT_BYTES, machine_bytes() // _DEFAULT_SHARE, max_model_bytes or _DEFAULT_BYTES)
+
+
+class InputLimit:
+    """Refuses inputs for which a model would take too much memory."""
+
+    __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
+
+    def __init__(self, memory: RunMemory, inputs: Sequence[TensorSpec], allowed_bytes: int) -> None:
+        """Let a run take `allowed_bytes`, and the usual inputs in any case.
+
+        Args:
+            memory: of the model.
+            inputs: of the model.
+            allowed_bytes: of one run.
+        """
+        self._memory, self._allowed_bytes = memory, allowed_bytes
+        self._max_bytes = memory.most_input_bytes(allowed_bytes)
+        self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)
+
+    def check(self, inputs: Sequence[PlannedInput]) -> None:
+        """Return where a request's inputs are not too large.
+
+        Raises:
+            RequestError: they are.
+        """
+        size_bytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in inputs)
+        if size_bytes <= self._max_bytes:
+            return
+        rows = inputs[0].shape[0] if self._has_rows else 0
+        sent, most = f"{size_bytes} bytes", f"{self._max_bytes} bytes"
+        if rows:
+            sent = f"{sent} in {rows} rows"
+            most = f"{max(1, self._max_bytes * rows // size_bytes)} rows of this size"
+        needed = int(size_bytes * self._memory.bytes_per_input_byte)
+        raise RequestError(
+            413,
+            f"the inputs have {sent}, for which the model would take about {needed} bytes of memory"
+            f" (estimated), the limit here is {self._allowed_bytes}; send at most {most} in one request, or"
+            " set max_run_bytes",
+        )
+
+
+def _count_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in tensors)
+
+
+def _stated_ratio(figures: Mapping[str, JsonValue]) -> float | None:
+    estimate = figures.get("memory_estimate")
+    stated = estimate.get(FIGURE) if isinstance(estimate, Mapping) else None
+    is_number = isinstance(stated, (int, float)) and not isinstance(stated, bool)
+    return float(stated) if is_number and 1 <= stated < math.inf else None  # type: ignore[operator, arg-type]

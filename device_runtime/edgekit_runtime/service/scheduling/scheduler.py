@@ -1,0 +1,344 @@
+"""The lane in front of one model's sessions: what runs when, where, together with what, and what is refused.
+
+A short model runs on the thread of the event loop, at once; a longer one on the pool of threads, where calls
+that came meanwhile may share a batch. Whatever happens, each call is answered exactly once. It neither opens
+nor closes sessions.
+"""
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
+from edgekit_runtime.service.observability.crash_names import name_frame
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.scheduling.batch import Batch, find_kind, has_free_rows, run_one
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
+from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed, unloading
+from edgekit_runtime.service.scheduling.placement import Paces, input_bytes, move_mean
+from edgekit_runtime.service.scheduling.priority_queue import Queued, Waiting
+from edgekit_runtime.service.scheduling.run_memory import RunMemory
+from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
+from edgekit_runtime.sessions.session import Array, Session
+
+_logger = logging.getLogger(__name__)
+
+
+class Scheduler(Lane):
+    """The lane to the sessions of one version of a model; all of it on the thread of the loop.
+
+    Attributes:
+        metrics: what it counts.
+        used_s: time on the threads of the pool, kept by the pool.
+    """
+
+    __slots__ = (
+        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
+        *("_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_memory"),
+        *("_paces", "_per_call_s", "_unwanted"),
+        *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
+    )
+
+    def __init__(
+        self,
+        instances: Sequence[Session],
+        limits: SchedulingLimits,
+        *,
+        pool: Pool,
+        loop: Loop,
+        metrics: LaneMetrics,
+        memory: RunMemory | None = None,
+        max_batch_bytes: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a lane that takes calls.
+
+        Args:
+            instances: sessions that run one batch each at a time; see `open_instances`.
+            limits: how calls are scheduled.
+            pool: of threads, shared by all models.
+            loop: on whose thread all this happens.
+            metrics: of the model.
+            memory: that runs take, by which sessions are trimmed after large ones; None for never.
+            max_batch_bytes: of the inputs that run together.
+            clock: that of the calls' deadlines.
+        """
+        self._memory = memory
+        self._session = instances[0]
+        self._idle, self._instances = list(instances), len(instances)
+        self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
+        self.metrics = metrics
+        self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
+        self._paces = Paces(limits.short_s)
+        self._waiting = Waiting(limits.levels, limits.max_passes, max_batch_bytes)
+        self._has_rows = has_free_rows(self._session)
+        self._batches = limits.max_batch > 1 and self._has_rows
+        self._max_rows = limits.max_batch if self._batches else 1
+        # Calls wait for others, so none runs at once.
+        self._is_held = self._batches and limits.max_delay_s > 0
+        self._late: list[Queued] = []
+        self._unwanted: list[Queued] = []
+        self._answering = 0
+        self._is_replying = False  # what runs on the loop must not nest in what it answers
+        self._per_call_s = self._per_run_s = 0.0
+        self._is_open = True
+        self._drained: Callable[[], None] | None = None
+        self._alarm = Alarm(loop)
+        self.used_s = 0.0
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which is answered through its `reply`; raises nothing."""
+        answer = None
+        if call.deadline_s is None or self._clock() < call.deadline_s:
+            answer = self.attempt(call.inputs)
+        if answer is None:
+            self._enqueue(call)
+            return
+        self._is_replying = True
+        reply(call, answer)
+        self._is_replying = False
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
+        """Return the answer of a short model that nobody waits for, else None."""
+        if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
+            return None
+        pace = self._paces.of(input_bytes(inputs))
+        if not pace.short:
+            return None
+        began_s = self._clock()
+        answer = self._run_one(self._idle[-1], inputs)
+        now_s = self._clock()
+        seconds = now_s - began_s
+        pace.note_on_loop(seconds)
+        if isinstance(answer, EdgekitError):
+            self.metrics.note_failure(seconds, now_s)
+        else:
+            self.metrics.note_lone(seconds, now_s, self._count_rows(inputs))
+        return answer
+
+    def learn(self, size_bytes: int, seconds: float) -> None:
+        """Take in a run that was measured before there was traffic; see `warm_up`.
+
+        Args:
+            size_bytes: of its inputs.
+            seconds: of the engine.
+        """
+        self._paces.of(size_bytes).note_on_thread(seconds)
+
+    def limit_batch(self, rows: int) -> None:
+        """Let no more than `rows` run together from now on, at most as many as the limits say."""
+        self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take no more calls, run those that wait without delay, and call `done` once all are answered.
+
+        Where there are none, `done` is called before this returns.
+        """
+        self._is_open = self._is_held = False
+        self._drained = done
+        self._pump()
+        self._check_drained()
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Take no more calls, refuse those that wait, and call `done` once what is under way is answered."""
+        self._is_open = False
+        for queued in self._waiting.clear():
+            refuse(queued.call, unloading(self.metrics), self.metrics)
+        self.drain(done)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered."""
+        is_running = len(self._idle) < self._instances or self._answering
+        return not (is_running or self._waiting.rows or self._late or self._unwanted)
+
+    def _enqueue(self, call: Call) -> None:
+        now_s, limits = self._clock(), self._limits
+        if not self._is_open:
+            refuse(call, unloading(self.metrics), self.metrics)
+            return
+        if call.deadline_s is not None and now_s >= call.deadline_s:
+            miss(call, self.metrics)
+            return
+        level = min(call.priority, limits.levels) if call.priority >= 1 else limits.default_level
+        try:
+            kind, rows = find_kind(self._session, call.inputs) if self._batches else (None, 1)
+        except DataError as error:
+            refuse(call, error, self.metrics)
+            return
+        displaced = None
+        if len(self._waiting) >= limits.max_waiting:
+            self._drop_unwanted(self._waiting.sweep())
+        if len(self._waiting) >= limits.max_waiting:
+            displaced = self._waiting.displace(level)
+            if displaced is None:
+                shed(call, self.metrics, self.metrics.waiting, self._wait_s())
+                return
+        self._waiting.push(Queued(call, now_s, level, rows, input_bytes(call.inputs), kind))
+        self._pump()
+        if displaced is not None:
+            shed(displaced.call, self.metrics, self.metrics.waiting, self._wait_s())
+
+    def _pump(self) -> None:
+        """Begin what may begin now, and set the alarm for the rest."""
+        is_delayed = False
+        if self._idle and self._waiting.rows:
+            if not self._is_due():
+                is_delayed = True
+            elif not self._is_next_short():
+                self._pool.enlist(self)
+            elif self._is_replying:
+                self._loop.call_soon(self._pump)
+            else:
+                self._run_batch_here()
+        self._set_alarm(is_delayed)
+        self.metrics.waiting = len(self._waiting)
+
+    def _is_next_short(self) -> bool:
+        size = sum(queued.size_bytes for queued in self._waiting.choose(self._max_rows))
+        return self._paces.of(size).short
+
+    def _run_batch_here(self) -> None:
+        batch = self.take()
+        if batch is not None:
+            batch.run()
+            self._take_in(batch, on_loop=True)
+            self._answer(batch)
+
+    def take(self) -> Batch | None:
+        """Return a batch to run now, or None; for the pool."""
+        if late := self._waiting.expire(self._clock()):
+            # Not from here: whom they answer may submit more, in the middle of what the pool decides.
+            self._late += late
+            self._loop.call_soon(self._answer_dropped)
+        if not (self._idle and self._waiting.rows):
+            return None
+        if not self._is_due():
+            self._set_alarm(is_delayed=True)
+            return None
+        chosen = self._choose()
+        self.metrics.waiting = len(self._waiting)
+        if not chosen:
+            return None
+        self._answering += 1
+        size_bytes = sum(queued.size_bytes for queued in chosen)
+        memory = self._memory
+        trims = memory is not None and memory.should_trim(size_bytes, self._limits.max_batch)
+        return Batch(
+            self._idle.pop(),
+            chosen,
+            self._per_run_s,
+            self._clock,
+            run_one=self._run_one,
+            trim=memory.trim if trims and memory is not None else None,
+        )
+
+    def _choose(self) -> list[Queued]:
+        """Take the next batch out of those that wait, without calls whose clients have gone."""
+        while self._waiting.rows:
+            chosen = self._waiting.choose(self._max_rows)
+            self._waiting.remove(chosen)
+            wanted = [queued for queued in chosen if not queued.call.is_unwanted()]
+            self._drop_unwanted([queued for queued in chosen if queued not in wanted])
+            if wanted:
+                return wanted
+        return []
+
+    def _drop_unwanted(self, unwanted: list[Queued]) -> None:
+        if unwanted:
+            self._unwanted += unwanted
+            self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
+
+    def finish(self, batch: Batch) -> Callable[[], None]:
+        """Take in a batch that has run, and return what answers its calls; for the pool."""
+        self._take_in(batch, on_loop=False)
+        if self._idle and self._waiting.rows and self._is_due() and not self._is_next_short():
+            self._pool.enlist(self)
+        return functools.partial(self._answer, batch)
+
+    def _take_in(self, batch: Batch, *, on_loop: bool) -> None:
+        ran, count = batch.ran, len(batch.queued)
+        rows = [self._count_rows(queued.call.inputs) for queued in batch.queued]
+        self._idle.append(batch.session)
+        self._per_run_s = move_mean(self._per_run_s, batch.seconds)
+        self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
+        pace = self._paces.of(sum(queued.size_bytes for queued in batch.queued))
+        if on_loop:
+            pace.note_on_loop(ran.infer_s)
+        else:
+            pace.note_on_thread(ran.infer_s)
+        if ran.is_apart:
+            for rows_of_one in rows:
+                self.metrics.note_run(1, rows_of_one, 0.0, ran.infer_s / count, 0.0)
+            if not any(isinstance(answer, EdgekitError) for answer in ran.answers):
+                _logger.warning("%s runs single calls but no batches; batching is off", self.metrics.model)
+                self._max_rows, self._batches, self._is_held = 1, False, False
+            return
+        self.metrics.note_run(count, sum(rows), ran.merge_s, ran.infer_s, ran.split_s)
+
+    def _answer(self, batch: Batch) -> None:
+        ran, metrics, now_s = batch.ran, self.metrics, self._clock()
+        self._is_replying = True
+        for queued, answer in zip(batch.queued, ran.answers, strict=True):
+            total_s = now_s - queued.since_s
+            if isinstance(answer, DeadlineError):
+                metrics.late += 1
+            elif isinstance(answer, EdgekitError):
+                metrics.note_failure(total_s, now_s)
+            else:
+                rows = self._count_rows(queued.call.inputs)
+                metrics.note_success(ran.began_s - queued.since_s, ran.infer_s, total_s, now_s, rows)
+            reply(queued.call, answer)
+        self._is_replying = False
+        self._answering -= 1
+        if self._waiting.rows:
+            self._loop.call_soon(self._pump)  # not at once: others want a turn of the loop between
+        self._check_drained()
+
+    def _is_due(self) -> bool:
+        if not self._is_held or self._waiting.rows >= self._max_rows:
+            return True
+        return self._clock() >= self._due_s()
+
+    def _due_s(self) -> float:
+        """Return when the calls that wait for others begin at the latest, full or not."""
+        # A timer may be a millisecond late.
+        in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
+        return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
+
+    def _set_alarm(self, is_delayed: bool) -> None:
+        """Set the alarm for the next deadline, and for the end of the delay if calls wait for that."""
+        deadline_s = self._waiting.next_deadline_s
+        wake_s = min(deadline_s, self._due_s()) if is_delayed and self._waiting.rows else deadline_s
+        if wake_s < math.inf:
+            self._alarm.set(self._wake, wake_s, self._clock(), is_exact=is_delayed)
+
+    def _wake(self) -> None:
+        self._late += self._waiting.expire(self._clock())
+        self._answer_dropped()
+        self._pump()
+
+    def _answer_dropped(self) -> None:
+        self.metrics.waiting = len(self._waiting)
+        while self._late:
+            miss(self._late.pop(0).call, self.metrics)
+        while self._unwanted:
+            cancel(self._unwanted.pop(0).call, self.metrics)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and self.is_idle:
+            done, self._drained = self._drained, None
+            self._alarm.cancel()
+            done()
+
+    def _count_rows(self, inputs: Mapping[str, Array]) -> int:
+        return len(next(iter(inputs.values()))) if self._has_rows else 1
+
+    def _wait_s(self) -> float:
+        """Return how long those who wait will take, by the time that calls have taken so far."""
+        return self._per_call_s * len(self._waiting) / self._instances

@@ -1,0 +1,55 @@
+"""One timer of a lane: it goes off at the earliest time that it was set to since it last went off.
+
+It knows its lane only while it is set: a lane that has ended is freed at once, with the model behind it, and
+not when the garbage collector next looks for cycles, which in a service at rest is after hundreds of swaps.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from edgekit_runtime.service.scheduling.fair_pool import Loop
+
+TIMER_S: Final = 1e-3  # what epoll counts in
+
+
+class Alarm:
+    """Calls back once, on the thread of the loop."""
+
+    __slots__ = ("_at_s", "_loop", "_timer")
+
+    def __init__(self, loop: Loop) -> None:
+        """Make one that is not set; `loop` keeps time."""
+        self._loop = loop
+        self._timer: Any = None
+        self._at_s = math.inf
+
+    def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
+        """Go off at `at_s`; where it goes off earlier anyway, it is to be set again then.
+
+        Args:
+            action: what to call, always the same.
+            at_s: when; never where infinite.
+            now_s: on the same clock.
+            is_exact: whether a last part that is shorter than epoll counts is waited for in turns of the
+                loop, which keep a core busy; else it may come a millisecond late.
+        """
+        if at_s >= self._at_s:
+            return
+        self.cancel()
+        self._at_s = at_s
+        left_s = at_s - now_s
+        if is_exact and left_s < TIMER_S:
+            self._timer = self._loop.call_soon(self._go_off, action)
+        else:
+            self._timer = self._loop.call_later(max(left_s, 0.0), self._go_off, action)
+
+    def cancel(self) -> None:
+        """Do not go off."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at_s = None, math.inf
+
+    def _go_off(self, action: Callable[[], None]) -> None:
+        self._timer, self._at_s = None, math.inf
+        action()

@@ -1,0 +1,1 @@
+"""From a verified package to a version that answers calls."""

@@ -1,0 +1,157 @@
+"""From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekit_runtime.drift.monitor import Drift, DriftLane, DriftLimits
+from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.oip.codec import Codec
+from edgekit_runtime.service.oip.shared_memory import Regions
+from edgekit_runtime.service.options.governor import GovernorOptions
+from edgekit_runtime.service.scheduling.call import Lane
+from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
+from edgekit_runtime.service.scheduling.response_cache import ResponseCache
+from edgekit_runtime.service.scheduling.run_memory import InputLimit, estimate_run_memory
+from edgekit_runtime.service.scheduling.scheduler import Scheduler
+from edgekit_runtime.service.serving.loader import Loaded, ModelOptions
+from edgekit_runtime.service.serving.served_version import DrainingLane, Served
+from edgekit_runtime.service.workers.remote_model import IsolatedLane
+from edgekit_runtime.sessions.instances import WarmRun
+from edgekit_runtime.sessions.session import Session
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.governor.profile import GovernedModel
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Stacking:
+    """Makes `Served` of `Loaded`.
+
+    Attributes:
+        loop: on whose thread calls are taken.
+        pool: of threads, shared by all models.
+        regions: shared memory of clients.
+        cache: shared by the models that cache.
+        options_of: returns the options of a model.
+        drift: how much is looked at.
+        max_json_bytes, max_json_response_bytes: of one request, and of one response.
+        max_run_bytes: of all runs of one model at one time.
+    """
+
+    loop: Loop
+    pool: Pool
+    regions: Regions
+    cache: ResponseCache
+    options_of: Callable[[str], ModelOptions]
+    drift: DriftLimits
+    max_json_bytes: int
+    max_json_response_bytes: int
+    max_run_bytes: int
+
+    def make(self, loaded: Loaded) -> Served:
+        """Return what takes the calls of `loaded`, on the thread of the loop."""
+        manifest, session = loaded.manifest, loaded.instances[0]
+        options = self.options_of(manifest.name)
+        metrics = LaneMetrics(manifest.name, manifest.version)
+        codec = Codec(
+            manifest.name,
+            manifest.version,
+            inputs=session.inputs,
+            outputs=session.outputs,
+            regions=self.regions,
+            max_json_bytes=self.max_json_bytes,
+            max_json_response_bytes=self.max_json_response_bytes,
+            input_limit=self._make_input_limit(loaded),
+        )
+        if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
+            session.tally.count_into(metrics)
+            return Served(loaded, codec, metrics, session, session, session, say=session.to_json)
+        own_lane: DrainingLane
+        governed = None
+        if options.governor is not None and len(loaded.ways) > 0:
+            governed = self._make_governed(loaded, options.governor, metrics)
+            own_lane = governed.lane
+        else:
+            own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
+        stack: Lane = own_lane
+        cache = None
+        if options.cache:
+            most = loaded.scheduling.max_waiting
+            stack = cache = self.cache.in_front_of(stack, self.loop, metrics=metrics, max_waiting=most)
+        drift = self._make_drift(loaded, codec) if options.drift else None
+        stack = stack if drift is None else DriftLane(drift, stack)
+        return Served(
+            loaded,
+            codec,
+            metrics,
+            own_lane,
+            stack,
+            stack,
+            drift=drift,
+            cache=cache,
+            governed=governed,
+        )
+
+    def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
+        inputs = loaded.instances[0].inputs
+        if not any(isinstance(size, str) for spec in inputs for size in spec.shape):
+            return None
+        memory = estimate_run_memory(loaded.manifest, loaded.variant)
+        return InputLimit(memory, inputs, self._allowed_run_bytes(loaded))
+
+    def _allowed_run_bytes(self, loaded: Loaded) -> int:
+        return self.max_run_bytes // len(loaded.instances)
+
+    def _make_governed(
+        self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
+    ) -> "GovernedModel":
+        # Most services have no governor, which takes a megabyte and 15 ms of the start.
+        from edgekit_runtime.power.governor.settings import Setting
+        from edgekit_runtime.service.governor.lane import GovernedLane
+        from edgekit_runtime.service.governor.profile import GovernedModel, make_profile
+
+        lanes = {
+            (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
+            for way in loaded.ways
+        }
+        first = loaded.ways[0]
+        batch = min(options.batches[0], loaded.scheduling.max_batch)
+        lane = GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
+        profile = make_profile(loaded.ways, options, loaded.scheduling)
+        return GovernedModel(lane, metrics, profile)
+
+    def _schedule(
+        self,
+        loaded: Loaded,
+        instances: Sequence[Session],
+        warm_runs: Sequence[WarmRun],
+        metrics: LaneMetrics,
+    ) -> Scheduler:
+        memory = estimate_run_memory(loaded.manifest, loaded.variant)
+        most_bytes = memory.most_input_bytes(self._allowed_run_bytes(loaded))
+        lane = Scheduler(
+            instances,
+            loaded.scheduling,
+            pool=self.pool,
+            loop=self.loop,
+            metrics=metrics,
+            memory=memory,
+            max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
+        )
+        for run in warm_runs:
+            lane.learn(run.size_bytes, run.seconds)
+        return lane
+
+    def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:
+        manifest = loaded.manifest
+        try:
+            return Drift(codec.inputs, codec.outputs, manifest.figures, self.drift)
+        except ManifestError as error:
+            # What describes the model's data is of no use; the model itself is.
+            _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)
+            return None

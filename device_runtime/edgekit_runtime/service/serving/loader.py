@@ -1,0 +1,341 @@
+"""From a verified package to sessions that have proved themselves in time: open, self-test, warm-up.
+
+It blocks, so it runs on a thread; it touches nothing of the service.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.variants import DEFAULT_VARIANT
+from edgekit_runtime.service.observability.crash_names import name_frame
+from edgekit_runtime.service.options.governor import GovernorOptions, LoadedWay
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.version_policy import SwapOrder, VersionPolicy
+from edgekit_runtime.service.scheduling.batch import rows_are_independent
+from edgekit_runtime.service.serving.integer_division import can_trap
+from edgekit_runtime.service.serving.load_deadline import Attempt
+from edgekit_runtime.service.serving.memory_estimate import count_processes, count_sessions, model_bytes
+from edgekit_runtime.sessions.instances import WarmRun, open_instances, warm_up
+from edgekit_runtime.sessions.ort_memory import trim_memory
+from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.session import (
+    EngineMissingError,
+    Session,
+    open_preferred,
+    open_session,
+)
+from edgekit_runtime.sessions.tuned import recall_tuned
+from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
+
+_LOAD_TIMEOUT_S: Final = 120.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Opener(Protocol):
+    """Opens packages elsewhere."""
+
+    def __call__(
+        self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None" = None
+    ) -> "Loaded":
+        """Return what is open; a version that is to be tried `beside` another is where that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How one model is kept.
+
+    Attributes:
+        policy: which of its versions are served.
+        swap: order of a swap, or None to choose by the memory that is free.
+        threads: of one inference, or None as its package says.
+        load_timeout_s: for a version to be opened, tested and run first, or it is rejected; None for 120 s,
+            and for as long as TensorRT may build where it does so first.
+        instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
+        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
+        isolation: of the process of its own that runs it, or None to run it in the service's.
+        opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
+        trap_opener: what opens packages whose inputs may end the process that runs them (`can_trap`), or None
+            to open them as all others.
+        in_process: whether it stays in the service's process whatever its packages hold.
+        rollout: how a new version takes over.
+        cache: whether equal inputs are answered from the response cache.
+        drift: whether inputs and outputs are watched for drift.
+        keep_loaded: whether it stays where the memory cap makes others go.
+        governor: limits to hold by the way in which it is run, or None.
+    """
+
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    swap: SwapOrder | None = None
+    threads: int | None = None
+    load_timeout_s: float | None = None
+    instances: int = 1
+    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
+    isolation: Isolation | None = None
+    opener: "Opener | None" = None
+    trap_opener: "Opener | None" = None
+    in_process: bool = False
+    rollout: Rollout = field(default_factory=Rollout)
+    cache: bool = False
+    drift: bool = True
+    keep_loaded: bool = False
+    governor: GovernorOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """Sessions that compute what their package promises.
+
+    Attributes:
+        instances: open and warm; one session may be there several times.
+        manifest: of the package.
+        path: of the package.
+        key_id: who signed it.
+        scheduling: of its calls; without batches where rows change each other's answers.
+        warm_runs: what was measured before there was traffic.
+        variant: that `instances` run.
+        ways: where a governor chooses, all that it may choose from, that of `instances` first.
+        memory_bytes: about what all of it takes.
+        sessions_counted: for that, in each process that has it.
+    """
+
+    instances: tuple[Session, ...]
+    manifest: Manifest
+    path: Path
+    key_id: str
+    scheduling: SchedulingLimits
+    warm_runs: Sequence[WarmRun]
+    variant: str = DEFAULT_VARIANT
+    ways: tuple[LoadedWay, ...] = ()
+    memory_bytes: int = 0
+    sessions_counted: int = 1
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """All that are open."""
+        return (*self.instances, *(session for way in self.ways[1:] for session in way.instances))
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Make an `EdgekitError` of whatever else the block raises: engines and their plug-ins raise anything.
+
+    Nothing else stands between them and the loop that serves all models.
+
+    Args:
+        what: is being loaded, for people.
+
+    Raises:
+        UnavailableError: there is no memory or no descriptor for it now.
+        BackendError: anything else that does not say why itself; the log has its traceback.
+    """
+    try:
+        yield
+    except EdgekitError:
+        raise
+    except (Exception, SystemExit) as cause:  # a plug-in that means to end its own program
+        check_lack(cause, f"{what}: cannot be loaded")
+        _logger.exception("%s: cannot be loaded", what)
+        raise BackendError(
+            f"{what}: cannot be loaded, by a fault in its engine, a plug-in or edgekit that the log shows:"
+            f" {type(cause).__name__}: {cause}"
+        ) from cause
+
+
+def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
+    """Return the model of `package`, tested and warm; the package may be closed after that.
+
+    Raises:
+        BackendError: no engine for it is here, the engine refused it or raised what nobody expects, it
+            computes something else than the package promises, or it takes too long.
+        UnavailableError: it cannot be opened now, which says nothing of it.
+    """
+    manifest = package.manifest
+    what = f"{package.path}: {manifest.name} {manifest.version}"
+    options = _isolate_traps(package, options)
+    try:
+        with explained(what):
+            if options.opener is not None:
+                loaded = options.opener(package, options)
+            else:
+                load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
+                work = functools.partial(load_here, package, options)
+                loaded = Attempt(what, work, _unload_late).result_within(_find_limit(package, options))
+            sessions = len({id(session) for session in loaded.instances})
+            if options.opener is not None:  # what is open elsewhere stands for all of it
+                sessions = count_sessions(manifest, options.instances)
+            copies = sessions * count_processes(options.isolation)
+            memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
+            return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
+    except BackendError:
+        if options.opener is None:  # engines do not say why they cannot open a file
+            check_descriptors(f"{package.path}: its engine cannot open it")
+        raise
+
+
+def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
+    """Return options that open a package whose inputs may end its process in a process of its own."""
+    if options.opener is not None or options.trap_opener is None or not can_trap(package):
+        return options
+    _logger.warning(
+        "%s: divides integers by values of its inputs, which can end the process that does it, so it runs in"
+        " a process of its own; isolated = false for this model keeps it here",
+        package.path,
+    )
+    isolation = Isolation()
+    if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
+        start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
+        isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
+    return dataclasses.replace(options, isolation=isolation, opener=options.trap_opener)
+
+
+def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
+    """Return for how many seconds a package may be loading."""
+    if options.load_timeout_s is not None:
+        return options.load_timeout_s
+    backends = [variant.backend for variant in package.manifest.all_variants]
+    if all(backend.name != "tensorrt" or backend.fallback is not None for backend in backends):
+        return _LOAD_TIMEOUT_S
+    from edgekit_runtime.sessions.tensorrt.build import BUILD_TIME_LIMIT_S  # only where there is TensorRT
+
+    return BUILD_TIME_LIMIT_S + _LOAD_TIMEOUT_S
+
+
+def _unload_late(loaded: Loaded) -> None:
+    unload(loaded.sessions)
+
+
+def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[Loaded]) -> Loaded:
+    governor = options.governor
+    threads = governor.threads[0] if governor is not None and governor.threads else 0
+    variant, session = open_preferred(package, threads or options.threads)
+    attempt.note(session)
+    options = _apply_tuned(package, variant, options)
+    first = _prove(package, (variant, threads), options, attempt, session)
+    ways = [first]
+    try:
+        scheduling = options.scheduling
+        if governor is not None:
+            for name, count in _list_ways(package, (variant, threads), governor):
+                try:
+                    ways.append(_prove(package, (name, count), options, attempt))
+                except EngineMissingError as cause:  # noqa: PERF203  # the others do
+                    _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
+        scheduling = _limit_batches(scheduling, ways, package.path)
+    except BaseException:
+        unload([session for way in ways for session in way.instances])
+        raise
+    return Loaded(
+        first.instances,
+        package.manifest,
+        package.path,
+        package.key_id,
+        scheduling,
+        first.warm_runs,
+        variant,
+        tuple(ways) if governor is not None else (),
+    )
+
+
+def settle() -> None:
+    """Give back what starting has left behind, and let the garbage collector pass over what stays."""
+    gc.collect()
+    gc.freeze()
+    trim_memory()
+
+
+def unload(sessions: Sequence[Session]) -> None:
+    """Close sessions and give their memory back to the system."""
+    for session in sessions:
+        session.close()
+    trim_memory()
+
+
+def _prove(
+    package: OpenedPackage,
+    way: tuple[str, int],
+    options: ModelOptions,
+    attempt: Attempt[Loaded],
+    first: Session | None = None,
+) -> LoadedWay:
+    """Return a variant, open with so many threads (0: as the options say), that proved itself."""
+    variant, threads = way
+    selected = package.select(variant)
+    golden = read_golden(selected)
+    opened = [] if first is None else [first]
+
+    def open_one() -> Session:
+        if opened:
+            return opened.pop()
+        return attempt.note(open_session(package, variant=variant, threads=threads or options.threads))
+
+    instances = open_instances(open_one, options.instances)
+    try:
+        _check(golden, instances[0], f"{package.path}: variant '{variant}'")
+        max_batch = options.scheduling.max_batch
+        if max_batch > 1 and not rows_are_independent(instances[0], golden.inputs):
+            max_batch = 1
+        warm_runs = warm_up(instances, golden.inputs, max_batch=max_batch)
+    except BaseException:
+        unload(instances)
+        raise
+    return LoadedWay(variant, threads, instances, tuple(warm_runs), selected.manifest.figures, max_batch)
+
+
+def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
+    """Return the options with what `tune` found for throughput, where they leave that open."""
+    backend = next(one.backend for one in recall_order(package.manifest) if one.name == variant)
+    tuned = recall_tuned(package.manifest, backend)
+    if tuned is None:
+        return options
+    scheduling = options.scheduling
+    if scheduling.max_batch == 1:
+        scheduling = dataclasses.replace(scheduling, max_batch=tuned.batch)
+    instances = tuned.instances if options.instances == 1 else options.instances
+    return dataclasses.replace(options, scheduling=scheduling, instances=instances)
+
+
+def _list_ways(
+    package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
+) -> list[tuple[str, int]]:
+    """Return the variants and threads that a governor may choose, but for `first`, which is open already."""
+    known = [variant.name for variant in package.manifest.all_variants]
+    if missing := [name for name in governor.variants if name not in known]:
+        raise BackendError(
+            f"{package.path}: has no variant '{missing[0]}', which its governor is to choose; there are"
+            f" {', '.join(known)}"
+        )
+    names = dict.fromkeys((first[0], *(governor.variants or known)))
+    ways = [(name, threads) for name in names for threads in governor.threads or (0,)]
+    return [way for way in ways if way != first]
+
+
+def _limit_batches(limits: SchedulingLimits, ways: Sequence[LoadedWay], path: Path) -> SchedulingLimits:
+    """Return the limits with batches that every way can take, since a governor changes it while they wait."""
+    for way in ways:
+        if way.max_batch < limits.max_batch:
+            _logger.warning(
+                "%s: rows of the variant '%s' cannot share a batch, so max_batch is 1", path, way.variant
+            )
+            return dataclasses.replace(limits, max_batch=1)
+    return limits
+
+
+def _check(golden: GoldenCase, session: Session, where: str) -> None:
+    result = golden.check(session)
+    if not result.passed:
+        reasons = "; ".join(check.message for check in result.checks if not check.passed)
+        raise BackendError(f"{where}: failed its self-test here: {reasons}")

@@ -1,0 +1,91 @@
+"""How much memory is free for another model, and about how much one needs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.service.options.governor import GovernorOptions
+from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.version_policy import Servable
+
+_PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
+_SHARED: Final = ("ort",)  # backends whose sessions are concurrent
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def needed_bytes(packages: Sequence[Servable]) -> int:
+    """Return about how much memory the sessions of `packages` take; 0 for those that cannot be read."""
+    return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
+
+
+def count_sessions(manifest: Manifest, instances: int) -> int:
+    """Return how many sessions so many instances of a package's first backend take; see `open_instances`."""
+    return 1 if manifest.backend.name in _SHARED else instances
+
+
+def count_processes(isolation: Isolation | None) -> int:
+    """Return how many processes have the model."""
+    return 1 if isolation is None else isolation.processes + isolation.standby
+
+
+def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:
+    """Return what a package says of its memory, or a multiple of its size where it says nothing.
+
+    Args:
+        manifest: of the package.
+        path: of the package.
+        governor: where there is one, all variants that it may choose are open, with each number of threads.
+        sessions: of each of these, with as many times the memory.
+    """
+    stated = _stated_bytes(manifest.figures)
+    copies = sessions if governor is None else sessions * max(1, len(governor.threads))
+    if stated is None:  # the size is that of all variants
+        return copies * needed_bytes([Servable(manifest.name, manifest.version, path)])
+    if governor is None:
+        return copies * stated
+    names = governor.variants or [variant.name for variant in manifest.all_variants]
+    variants = [variant for variant in manifest.all_variants if variant.name in names]
+    return copies * sum(_stated_bytes(variant.figures) or stated for variant in variants)
+
+
+def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
+    estimate = figures.get("memory_estimate")
+    stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
+    return stated if isinstance(stated, int) and stated > 0 else None
+
+
+def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Return what can still be used: of the machine, or of this process's limit if that is less."""
+    free_bytes = 1 << 62
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free_bytes = int(line.split()[1]) * 1024
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit != "max":
+            used_bytes = int((cgroup / "memory.current").read_text())
+            free_bytes = min(free_bytes, max(0, int(limit) - used_bytes))
+    except (OSError, ValueError, IndexError):  # no such limit here
+        pass
+    return free_bytes
+
+
+def machine_bytes(cgroup: Path = _CGROUP) -> int:
+    """Return the memory of the machine, or this process's limit if that is less."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        return total_bytes if limit == "max" else min(total_bytes, int(limit))
+    except (OSError, ValueError):  # no such limit here
+        return total_bytes
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

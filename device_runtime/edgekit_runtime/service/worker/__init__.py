@@ -1,0 +1,1 @@
+"""The process of an isolated model: `python -m edgekit_runtime.service.worker`."""

@@ -1,0 +1,264 @@
+"""A worker process: the service with one model and without a listening socket.
+
+It gets connections from the service that started it, answers on them itself, and gives each back when its
+next request is for something else. It ends when its channel to the service ends.
+"""
+
+import asyncio
+import json
+import logging
+import mmap
+import os
+import socket
+import sys
+from array import array
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.service.http.access import refuse_stranger
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.lease import Lease
+from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.models.entry import Model
+from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
+from edgekit_runtime.service.options.isolation import find_infer
+from edgekit_runtime.service.rollout.gates import Promote, Rollback
+from edgekit_runtime.service.rollout.trial import Trial
+from edgekit_runtime.service.server import Service
+from edgekit_runtime.service.worker.confinement import confine, end_with
+from edgekit_runtime.service.worker.package_source import GivenPackages
+from edgekit_runtime.service.worker.shared_memory import ForwardedRegions
+from edgekit_runtime.service.worker_wire.channel import Channel, Kind
+from edgekit_runtime.service.worker_wire.messages import (
+    BEAT_S,
+    ENERGY,
+    INDEX,
+    LENT,
+    MAX_REASON,
+    SETTLED,
+    Given,
+    Order,
+    Outcome,
+    TrialWord,
+)
+from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
+from edgekit_runtime.sessions.session import EngineMissingError
+
+_DESCRIPTORS: Final = 3
+
+_logger = logging.getLogger(__name__)
+
+
+class _Worker:
+    """One worker, in its event loop."""
+
+    def __init__(
+        self, order: Order, source: GivenPackages, connected: socket.socket, states: memoryview
+    ) -> None:
+        self._order, self._source, self._states = order, source, states
+        self._loop = asyncio.get_running_loop()
+        self._name = order.name
+        self._token = None if order.token is None else order.token.encode("ascii")
+        self._is_default = self._is_retired = False
+        self._indices: dict[Connection, int] = {}
+        self._later: deque[tuple[Kind, bytes, list[int]]] = deque()
+        self._said = b""
+        self._changes: set[asyncio.Task[None]] = set()
+        self._channel = Channel(self._loop, connected, self._take, _end)
+
+    async def run(self) -> None:
+        """Load, then serve until the process ends."""
+        order = self._order
+        self._regions = ForwardedRegions(order.config.shared_memory, self._channel)
+        self._service = Service(order.config, self._source, self._regions)
+        self._registry = self._service.registry
+        self._registry.rollouts.report = self._tell_verdict
+        self._http = self._service.http
+        self._http.screen = self._screen
+        if any(options.governor is not None for options in order.config.models.values()):
+            self._service.watch()  # it reads the sensors here, too
+        self._beat()
+        try:
+            await self._registry.load(self._name)
+        except (UnavailableError, EngineMissingError) as error:
+            self._channel.send(Kind.WORKER_LACKS, str(error).encode())
+        except EdgekitError as error:
+            self._channel.send(Kind.WORKER_FAILED, str(error).encode())
+        else:
+            self._tell()
+            self._channel.send(Kind.WORKER_READY)
+        await self._loop.create_future()
+
+    def _take(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
+        """Take regions in at once, since a request may already name them, and all else in its order."""
+        if kind is Kind.MAIN_REGION:
+            self._regions.take_in(payload, descriptors)
+        elif kind is Kind.MAIN_FORGET_REGION:
+            self._regions.leave_out(payload)
+        else:
+            self._later.append((kind, payload, descriptors))
+            self._loop.call_soon(self._take_later)
+
+    def _take_later(self) -> None:
+        kind, payload, descriptors = self._later.popleft()
+        if kind is Kind.MAIN_LEND:
+            self._adopt(payload, descriptors)
+        elif kind is Kind.MAIN_RETIRE:
+            self._retire()
+        elif kind is Kind.MAIN_TRY:
+            self._change(self._try_beside(from_plain(Given, json.loads(payload)), descriptors))
+        elif kind is Kind.MAIN_SETTLE:
+            (is_promoted,) = SETTLED.unpack_from(payload)
+            version = payload[SETTLED.size :].decode()
+            self._change(self._settle(version, is_promoted=is_promoted))
+        elif kind is Kind.MAIN_ENERGY:
+            for served in self._registry.models.served()[1:]:
+                if served.trial is not None:
+                    served.trial.add_energy(*ENERGY.unpack(payload))
+
+    def _adopt(self, payload: bytes, descriptors: list[int]) -> None:
+        index, is_local, is_default = LENT.unpack_from(payload)
+        self._is_default |= is_default
+        if not descriptors:  # this process had no descriptor free
+            self._channel.send(Kind.WORKER_CLOSED, INDEX.pack(index))
+            return
+        connected = socket.socket(fileno=descriptors[0])
+        unread = payload[LENT.size :]
+        connection = self._http.adopt(
+            connected,
+            is_local=is_local,
+            lease=Lease(self._states, index),
+            on_close=lambda: self._forget(connection),
+        )
+        self._indices[connection] = index
+        if self._is_retired:
+            self._give_back(connection, unread)
+        else:
+            connection.resume(unread)
+
+    def _forget(self, connection: Connection) -> None:
+        self._channel.send(Kind.WORKER_CLOSED, INDEX.pack(self._indices.pop(connection)))
+
+    def _screen(self, connection: Connection, head: Head) -> bool:
+        if not connection.is_local:
+            refuse_stranger(head, self._token)
+        target = find_infer(head.path)
+        is_ours = target is not None and target[0] == self._name
+        if is_ours and target is not None and not self._is_retired:
+            version = target[1]
+            if self._is_default if version is None else self._registry.find_lane(self._name, version):
+                # For good: what comes once this is retired is given back unread. Versions come and go.
+                head.is_cleared = version is None
+                return False
+        self._give_back(connection)
+        return True
+
+    def _give_back(self, connection: Connection, unread: bytes = b"") -> None:
+        index = self._indices.pop(connection)
+        connection.on_close = None
+        connected, waiting = connection.release()
+        # Closed first: from when the service is told, it reads this connection itself.
+        connected.close()
+        self._channel.send(Kind.WORKER_RETURNS, INDEX.pack(index) + unread + waiting)
+
+    def _retire(self) -> None:
+        """Give all connections back, those that are in use after their answers."""
+        self._is_retired = True
+        self._http.on_rest = self._give_back
+        for connection in list(self._indices):
+            if connection.is_at_rest:
+                self._give_back(connection)
+
+    def _beat(self) -> None:
+        """Show life, judge what is on trial, and tell what is known."""
+        self._loop.call_later(BEAT_S, self._beat)
+        self._registry.models.look()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell what is known if there is news; before a word, so that who asks after it is told all."""
+        snapshots = write_snapshots(self._registry.models.served())
+        self._channel.send(Kind.WORKER_BEAT, b"" if snapshots == self._said else snapshots)
+        self._said = snapshots
+
+    # Trials, which the service alone settles
+
+    def _change(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("a change of the version failed", exc_info=task.exception())
+            os._exit(1)  # the service may now believe what is not so; the next worker has one version only
+
+    async def _try_beside(self, given: Given, descriptors: list[int]) -> None:
+        try:
+            if not descriptors:
+                raise UnavailableError("its process had no descriptor free for the package")
+            self._source.add(given, descriptors[0])
+            await self._registry.load(self._name)
+            self._registry.models.find(self._name, given.version)
+        except EdgekitError as error:
+            self._source.remove([given.version])
+            is_lack = isinstance(error, UnavailableError | EngineMissingError)
+            outcome: Outcome = "lacking" if is_lack else "refused"
+            word = TrialWord(given.version, outcome, reason=str(error)[:MAX_REASON])
+        else:
+            word = TrialWord(given.version, "tried")
+            self._tell()
+        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
+
+    async def _settle(self, version: str, *, is_promoted: bool) -> None:
+        over = [each for each in self._source.versions if (each != version) == is_promoted]
+        await self._registry.settle(self._name, version, is_promoted=is_promoted)
+        self._source.remove(over)
+
+    def _tell_verdict(self, _name: str, _model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+        version = trial.candidate.version
+        if isinstance(verdict, Promote):
+            word = TrialWord(version, "promote")
+        else:
+            word = TrialWord(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
+        self._tell()  # the service compares the verdict with what it knows
+        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
+
+
+def _end(_reason: str) -> None:
+    os._exit(0)  # whoever started this is gone, or wants it gone: nothing here is worth an orderly end
+
+
+def main() -> None:
+    """Serve on the channel whose descriptor is the first argument, until it ends."""
+    connected = socket.socket(fileno=int(sys.argv[1]))
+    connected.set_inheritable(False)
+    room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
+    _, extras, _, _ = connected.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
+    order_file, package, table = array("i", extras[0][2])
+    with os.fdopen(order_file) as file:
+        file.seek(0)
+        order = from_plain(Order, json.load(file))
+    end_with(order.parent)
+    logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(SparingTracebacks(handler))
+    for refused in confine(order.isolation):
+        _logger.warning("the system does not allow %s", refused)
+    states = memoryview(mmap.mmap(table, order.connections))
+    os.close(table)
+
+    async def serve() -> None:
+        source = GivenPackages(order.name, order.limits)
+        source.add(order.given, package)
+        await _Worker(order, source, connected, states).run()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

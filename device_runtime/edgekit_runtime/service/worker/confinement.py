@@ -1,0 +1,55 @@
+"""What a worker process does to itself before it loads anything: limits, and an end with the service."""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.service.options.isolation import Isolation
+
+_PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel end this process when the process `parent`, that started it, ends in any way.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end tells it too
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def confine(isolation: Isolation) -> list[str]:
+    """Set the limits of this process; returns what the system did not allow, for people."""
+    # A crash shows its Python stack, and is not followed by seconds of writing a core file, during which the
+    # service could not see that the process is gone. Of 1 byte: a limit of 0 does not hold where cores are
+    # piped to a program, see core(5).
+    faulthandler.enable()
+    refused = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the service, which ends this process in its turn
+    limits = [(resource.RLIMIT_CORE, 1)]
+    if isolation.max_data_bytes is not None:
+        limits.append((resource.RLIMIT_DATA, isolation.max_data_bytes))
+    for kind, limit in limits:
+        hard = resource.getrlimit(kind)[1]
+        within = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        try:
+            resource.setrlimit(kind, (within, within))
+        except (OSError, ValueError) as cause:
+            refused.append(f"limit {kind} of {within}: {cause}")
+    if isolation.niceness:
+        os.nice(isolation.niceness)
+    try:
+        # Never below what the service has been given itself, which would need a privilege.
+        _OOM_SCORE.write_text(str(max(isolation.oom_score, int(_OOM_SCORE.read_text()))))
+    except OSError as cause:
+        refused.append(f"oom_score_adj {isolation.oom_score}: {cause}")
+    return refused

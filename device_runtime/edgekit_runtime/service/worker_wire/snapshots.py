@@ -1,0 +1,155 @@
+"""What a worker process knows of its versions, on its way to the service: counts, drift, cache, rollout."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics, RunCount
+from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.worker_wire.channel import ChannelError
+
+_COUNTS: Final = (
+    *("succeeded", "rows", "failed", "shed", "late", "refused", "cancelled", "cache_misses"),
+    "failed_s",
+)
+_HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
+_MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
+_SAID: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
+_MAX_SAID_BYTES: Final = 16 << 10
+_MAX_ANSWERS: Final = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a worker knows of one version.
+
+    Attributes:
+        counted: since its start.
+        said: what `Served.to_json` says there beyond that, but for the rollout.
+        rollout: that it takes part in, or None.
+    """
+
+    counted: LaneMetrics
+    said: dict[str, JsonValue]
+    rollout: dict[str, JsonValue] | None
+
+
+def write_snapshots(versions: Iterable[Served]) -> bytes:
+    """Return what is known of all `versions`."""
+    document = {one.version: [_write(one.metrics), one.to_json()] for one in versions}
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
+    """Return what `write_snapshots` wrote, by version.
+
+    Raises:
+        ChannelError: it did not write this.
+    """
+    try:
+        document = json.loads(payload, parse_constant=_refuse_constant)
+        return {
+            version: Snapshot(_read(counted), *_check_said(said))
+            for version, (counted, said) in document.items()
+        }
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
+        raise ChannelError(f"it sent metrics that cannot be read: {cause!r}"[:300]) from cause
+
+
+def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
+    """Let `into` hold the sums of `parts`; of what is not a sum, it holds the last one's."""
+    for name in _COUNTS:
+        setattr(into, name, sum(getattr(part, name) for part in parts))
+    for name in _HISTOGRAMS:
+        histograms: list[Histogram] = [getattr(part, name) for part in parts]
+        sums: Histogram = getattr(into, name)
+        sums.total = sum(histogram.total for histogram in histograms)
+        sums.counts = [sum(counts) for counts in zip(*(each.counts for each in histograms), strict=True)]
+    for run in into.runs.values():
+        run.count, run.merge_s, run.infer_s, run.split_s = 0, 0.0, 0.0, 0.0
+    for part in parts:
+        for kind, run in part.runs.items():
+            into.runs.setdefault(kind, RunCount()).add(run)
+    into.waiting = parts[-1].waiting
+    into.last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
+
+
+def _write(metrics: LaneMetrics) -> dict[str, Any]:
+    document: dict[str, Any] = {name: getattr(metrics, name) for name in (*_COUNTS, "waiting", "last_s")}
+    for name in _HISTOGRAMS:
+        histogram: Histogram = getattr(metrics, name)
+        document[name] = [histogram.total, *histogram.counts]
+    document["runs"] = [
+        [*kind, run.count, run.merge_s, run.infer_s, run.split_s] for kind, run in metrics.runs.items()
+    ]
+    return document
+
+
+def _read(document: dict[str, Any]) -> LaneMetrics:
+    metrics = LaneMetrics("", "")
+    for name in (*_COUNTS, "waiting"):
+        setattr(metrics, name, _number(document[name]))
+    metrics.last_s = None if document["last_s"] is None else _number(document["last_s"])
+    for name in _HISTOGRAMS:
+        histogram: Histogram = getattr(metrics, name)
+        total, *counts = document[name]
+        if len(counts) != len(histogram.counts):
+            raise ValueError(f"{name} has {len(counts)} ranges, expected {len(histogram.counts)}")
+        histogram.total, histogram.counts = _number(total), [int(_number(count)) for count in counts]
+    if len(document["runs"]) > _MAX_KINDS:
+        raise ValueError(f"{len(document['runs'])} kinds of runs")
+    for calls, rows, *values in document["runs"]:
+        run = metrics.runs.setdefault((int(_number(calls)), int(_number(rows))), RunCount())
+        count, run.merge_s, run.infer_s, run.split_s = (_number(value) for value in values)
+        run.count = int(count)
+    return metrics
+
+
+def _number(value: Any) -> Any:
+    """Return `value`, a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
+        raise ValueError(f"{str(value)[:40]} is no count")
+    return value
+
+
+def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
+    """Return what a worker said of a version, in which everything that the service uses itself is right."""
+    # Without `allow_nan=False`, 1e999 would pass: it is read as infinity, which no answer can be made of.
+    size_bytes = len(json.dumps(said, allow_nan=False))
+    if size_bytes > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
+        raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
+    if not isinstance(said["variant"], str):
+        raise TypeError(f"the variant is {said['variant']!r}"[:200])
+    sessions = said.get("sessions", 1)
+    if type(sessions) is not int or sessions < 1:
+        raise ValueError(f"it says that it has {sessions!r} sessions"[:100])
+    governor = said.get("governor")
+    if governor is not None:
+        for name in ("batch", "threads", "admit", "changes"):
+            _number(governor[name])
+        if not isinstance(governor["variant"], str):
+            raise TypeError("the governor's variant is no text")
+    rollout = said.pop("rollout", None)
+    if rollout is not None:
+        for arm in ("current", "candidate"):
+            answers, failed = _number(rollout[arm]["answers"]), _number(rollout[arm]["failed"])
+            if failed > answers or answers > _MAX_ANSWERS:
+                raise ValueError(f"{failed} of {answers} answers failed"[:100])
+        if rollout["agreement"] is not None:
+            _number(rollout["agreement"])
+        if "comparison" in rollout or rollout["agreement"] is not None:
+            _check_comparison(rollout["comparison"])
+    return said, rollout
+
+
+def _check_comparison(comparison: dict[str, Any]) -> None:
+    if comparison["name"] not in ("agreement", "similarity") or not isinstance(comparison["reason"], str):
+        raise ValueError("the comparison has another name, or its reason is no text")
+    if not isinstance(comparison["guessed"], bool):
+        raise TypeError("whether the comparison is a guess is neither true nor false")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

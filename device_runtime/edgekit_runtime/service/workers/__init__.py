@@ -1,0 +1,1 @@
+"""Isolated models as the service sees them: worker processes, their supervision and restarts."""

@@ -1,0 +1,100 @@
+"""The sessions of one model that may run at the same time, and their first runs before there is traffic."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgekit_runtime.service.scheduling.batch import has_free_rows
+from edgekit_runtime.service.scheduling.placement import input_bytes
+from edgekit_runtime.sessions.session import Array, Session
+
+
+def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
+    """Return `count` sessions for as many runs at once.
+
+    A session that says it `is_concurrent` runs in several threads at once, and is given `count` times;
+    another would make its threads wait for one another, so `count` are opened, with as many times the memory.
+
+    Args:
+        open_one: opens a session.
+        count: at least 1.
+
+    Raises:
+        EdgekitError: `open_one` failed; what it had opened before is closed.
+    """
+    first = open_one()
+    if getattr(first, "is_concurrent", False):
+        return (first,) * count
+    sessions = [first]
+    try:
+        while len(sessions) < count:
+            sessions.append(open_one())
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    return tuple(sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmRun:
+    """A run before there was traffic.
+
+    Attributes:
+        size_bytes: of its inputs.
+        seconds: of the engine.
+    """
+
+    size_bytes: int
+    seconds: float
+
+
+def warm_up(
+    instances: Sequence[Session],
+    inputs: Mapping[str, Array],
+    *,
+    max_batch: int = 1,
+    runs: int = 4,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[WarmRun]:
+    """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
+
+    Args:
+        instances: sessions of one model; one that is there several times runs once.
+        inputs: such as the golden ones.
+        max_batch: the most rows of a batch; where rows are free, the powers of two up to it run too.
+        runs: of each session with each size, at least 1; the first of each is not returned if there are more.
+        clock: seconds since any moment.
+
+    Raises:
+        DataError: the inputs do not fit.
+        BackendError: the engine failed.
+    """
+    sizes = [inputs, *_grow(inputs, max_batch)] if has_free_rows(instances[0]) else [inputs]
+    found = []
+    for session in {id(session): session for session in instances}.values():
+        for batch in sizes:
+            seconds = []
+            for _ in range(runs):
+                began_s = clock()
+                session.run(batch)
+                seconds.append(clock() - began_s)
+            found += [WarmRun(input_bytes(batch), s) for s in seconds[1:] or seconds]
+    return found
+
+
+def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Array]]:
+    rows = {len(array) for array in inputs.values()}
+    if len(rows) != 1 or 0 in rows:
+        return []
+    count = rows.pop()
+    batches: list[Mapping[str, Array]] = []
+    size = 2
+    while size <= max_batch:
+        if size > count:
+            picked = np.arange(size) % count
+            batches.append({name: array[picked] for name, array in inputs.items()})
+        size *= 2
+    return batches

@@ -1,0 +1,1 @@
+"""The LiteRT backend: `.tflite` models on the CPU."""

@@ -1,0 +1,112 @@
+"""Finding the LiteRT engine, and loading a file into its interpreter quietly.
+
+The first session of a process makes the engine print a line to the standard error, from C++ and whatever the
+log level is set to; that line is caught here.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.system.mapped_file import parts
+from edgekit_runtime.system.resource_errors import check_lack
+
+_STDERR: Final = 2
+_first = threading.Lock()
+_greeted = threading.Event()
+
+
+def find_engine() -> ModuleType:
+    """Return the module with the interpreter: ai-edge-litert's, else tflite-runtime's.
+
+    Raises:
+        EngineMissingError: neither can be imported; the message has both reasons.
+    """
+    try:
+        return importlib.import_module("ai_edge_litert.interpreter")
+    except ImportError as first:
+        try:
+            return importlib.import_module("tflite_runtime.interpreter")
+        except ImportError as second:
+            raise EngineMissingError(
+                f"backend 'litert' needs ai-edge-litert or tflite-runtime ({first}; {second}):"
+                f" {install_command('litert')}"
+            ) from second
+
+
+def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, xnnpack: bool) -> Any:
+    """Return an interpreter that holds `model`, with its tensors allocated.
+
+    Args:
+        model: content or path of a `.tflite` file; a view is copied.
+        threads: of one inference, at least 1, or None for the engine's choice.
+        xnnpack: whether XNNPACK runs what it can.
+
+    Raises:
+        EngineMissingError: no engine is installed.
+        BackendError: the engine refused the model.
+    """
+    engine = find_engine()
+    resolvers = engine.OpResolverType
+    resolver = resolvers.AUTO if xnnpack else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    try:
+        # From bytes in any case: of a file the engine would keep a mapping, and a change to the file while
+        # the session lives would change the model, or end the process.
+        content = model.read_bytes() if isinstance(model, Path) else _copy(model)
+        with _quiet_first_time() if xnnpack else contextlib.nullcontext():
+            interpreter = engine.Interpreter(
+                model_content=content, num_threads=threads, experimental_op_resolver_type=resolver
+            )
+            interpreter.allocate_tensors()
+    except Exception as cause:  # bindings raise what the C++ side and pybind11 come up with
+        check_lack(cause, "backend 'litert': the model cannot be given to the engine")
+        raise BackendError(f"backend 'litert': the engine refused the model: {cause}") from cause
+    return interpreter
+
+
+def _copy(model: bytes | memoryview) -> bytes:
+    if isinstance(model, bytes):
+        return model
+    copied = io.BytesIO()
+    copied.writelines(parts(model))
+    return copied.getvalue()  # its own buffer, no further copy
+
+
+@contextlib.contextmanager
+def _quiet_first_time() -> Iterator[None]:
+    """Drop what the process writes to its standard error, until one model has been loaded.
+
+    Other threads lose their lines too for that time, so it is done once and not for every session.
+    """
+    with _first:
+        if not _greeted.is_set():
+            with _dropped_stderr():
+                yield
+            _greeted.set()
+            return
+    yield
+
+
+@contextlib.contextmanager
+def _dropped_stderr() -> Iterator[None]:
+    try:
+        saved = os.dup(_STDERR)
+    except OSError:  # closed, as in some services: there is nothing to drop
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path of ours
+            os.dup2(nowhere.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(saved, _STDERR)
+        os.close(saved)

@@ -1,0 +1,201 @@
+"""The LiteRT backend: `.tflite` models on the CPU.
+
+The engine is ai-edge-litert, else tflite-runtime where that is all that a device has (it needs numpy < 2).
+Importing this module imports neither. It does not run models with several subgraph signatures by signature:
+what runs is the first subgraph, as with every `Interpreter.invoke`.
+
+The interpreter checks the structure of a file, not what its operators refer to. Some damage can end the
+process (docs/explanation/litert.md). Run files that you do not trust in a process of their own.
+"""
+
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.litert.engine import load_interpreter
+from edgekit_runtime.sessions.litert.quantized import Quantization
+from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
+from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
+from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
+from edgekit_runtime.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LiteRtOptions:
+    """How LiteRT runs a model; the `backend.options` of a manifest.
+
+    Attributes:
+        threads: that share one inference; None leaves it to the engine, which takes one.
+        xnnpack: whether XNNPACK runs what it can; without it the engine's own kernels do.
+        float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
+
+    Raises:
+        BackendError: a field has the wrong type or value.
+    """
+
+    threads: int | None = None
+    xnnpack: bool = True
+    float_io: bool = True
+
+    def __post_init__(self) -> None:
+        require_count("litert", "threads", self.threads, MAX_THREADS)
+        require_flag("litert", "xnnpack", self.xnnpack)
+        require_flag("litert", "float_io", self.float_io)
+
+    @classmethod
+    def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "LiteRtOptions":
+        """Return the options in a manifest, with `threads` in the place of theirs unless it is None.
+
+        Raises:
+            BackendError: an option is unknown or wrong.
+        """
+        return parse_options(cls, "litert", options, threads)
+
+
+class LiteRtSession:
+    """A model in LiteRT; `run` may be called from several threads, which then wait for one another.
+
+    Names are those of the signature where the file has exactly one and it covers the inputs and outputs of
+    the model, else the tensor names as they are in the file (`serving_default_x:0`, nothing stripped).
+
+    A quantized input or output (int8, uint8 or int16 with one scale) is float32 here unless
+    `options.float_io` is off: `run` then quantizes and dequantizes, and `inputs` and `outputs` say float32,
+    since they state what `run` takes and returns. What the file holds is in `quantization`. With `float_io`
+    off everything is as in the file. Integers without a scale are never converted.
+
+    Attributes:
+        inputs: what `run` takes; a dimension of any size is named `NAME_AXIS`.
+        outputs: what `run` returns.
+        quantization: name -> codes of each quantized input, and of each quantized output.
+    """
+
+    __slots__ = (
+        "_checks",
+        "_inputs",
+        "_interpreter",
+        "_lock",
+        "_outputs",
+        "_shapes",
+        "inputs",
+        "outputs",
+        "quantization",
+    )
+
+    def __init__(self, model: bytes | memoryview | Path, options: LiteRtOptions | None = None) -> None:
+        """Load a model.
+
+        Args:
+            model: content or path of a `.tflite` file.
+            options: by default `LiteRtOptions()`.
+
+        Raises:
+            EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.
+            BackendError: the engine refused the model, or it has inputs or outputs that are no plain
+                tensors.
+        """
+        options = options or LiteRtOptions()
+        self._lock = threading.RLock()
+        self._interpreter: Any = load_interpreter(model, threads=options.threads, xnnpack=options.xnnpack)
+        self._inputs, self._outputs = read_tensors(self._interpreter, float_io=options.float_io)
+        self.inputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._inputs)
+        self.outputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._outputs)
+        self.quantization: Mapping[str, Quantization] = {
+            tensor.spec.name: tensor.stored
+            for tensor in (*self._inputs, *self._outputs)
+            if tensor.stored is not None
+        }
+        self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
+        # Of the inputs as allocated; empty after a failure, so that the next run allocates anew.
+        self._shapes: dict[int, tuple[int, ...]] = {tensor.index: tensor.shape for tensor in self._inputs}
+
+    @property
+    def alone(self) -> AbstractContextManager[object]:
+        """Keeps runs of other threads waiting for a `with` block, so that one in it can be timed."""
+        return self._lock
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for one set of inputs, as arrays of the caller's own.
+
+        A new size of a free dimension allocates the model's memory anew, which costs about as much as a
+        first run.
+
+        Args:
+            inputs: input name -> array of the spec's dtype and shape, one for each input; free dimensions
+                are at least 1.
+
+        Raises:
+            DataError: a name is missing or unknown, an array does not fit its spec or is empty, or a value
+                to quantize is NaN.
+            RefusedInputError: the engine cannot run with these sizes or values.
+            BackendError: the session is closed.
+        """
+        if inputs.keys() != self._checks.keys():
+            raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")
+        values = [_to_engine(tensor, inputs[tensor.spec.name]) for tensor in self._inputs]
+        with self._lock:
+            if self._interpreter is None:
+                raise BackendError("backend 'litert': the session is closed")
+            try:
+                self._fit(
+                    {tensor.index: value.shape for tensor, value in zip(self._inputs, values, strict=True)}
+                )
+                for tensor, value in zip(self._inputs, values, strict=True):
+                    self._interpreter.set_tensor(tensor.index, value)
+                self._interpreter.invoke()
+                found = [self._interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
+            except (ValueError, RuntimeError) as cause:
+                self._shapes = {}
+                raise RefusedInputError(f"backend 'litert': running the model failed: {cause}") from cause
+        return {
+            tensor.spec.name: value if tensor.codes is None else tensor.codes.decode(value)
+            for tensor, value in zip(self._outputs, found, strict=True)
+        }
+
+    def _fit(self, shapes: dict[int, tuple[int, ...]]) -> None:
+        if shapes == self._shapes:
+            return
+        for index, shape in shapes.items():
+            self._interpreter.resize_tensor_input(index, shape, strict=True)
+        self._interpreter.allocate_tensors()
+        self._shapes = shapes
+
+    def close(self) -> None:
+        """Free the model once the run that is under way has ended; a second call does nothing."""
+        with self._lock:
+            self._interpreter = None
+
+
+def open_litert(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> LiteRtSession:
+    """Return a session for the artifact that `choice` names; see `OpenBackend`.
+
+    Raises:
+        EngineMissingError: no engine is installed.
+        BackendError: an option is wrong, the engine refused the model, or its inputs and outputs are not
+            those of the manifest.
+    """
+    options = LiteRtOptions.from_json(choice.options, threads)
+    try:
+        session = LiteRtSession(package.read(choice.artifact), options)
+    except EngineMissingError:
+        raise
+    except BackendError as cause:
+        raise BackendError(f"{package.path}: '{choice.artifact}': {cause}") from cause
+    check_specs(session, package, choice)
+    return session
+
+
+def _to_engine(tensor: ModelTensor, value: Array) -> Array:
+    tensor.spec.check(value)
+    if 0 in value.shape:
+        # Kernels divide by sizes; the engine does not promise to refuse an empty array.
+        raise DataError(
+            f"tensor '{tensor.spec.name}': got shape {list(value.shape)}, expected sizes of at least 1"
+        )
+    return value if tensor.codes is None else tensor.codes.encode(value)

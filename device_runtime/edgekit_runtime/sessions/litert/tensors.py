@@ -1,0 +1,120 @@
+"""The inputs and outputs of a `.tflite` model, as an interpreter describes them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.sessions.litert.quantized import CODE_DTYPES, Quantization
+from edgekit_runtime.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """One input or output.
+
+    Attributes:
+        spec: what the caller gives or gets.
+        index: of the tensor in the interpreter.
+        shape: as allocated after loading.
+        stored: how the file quantizes it, or None.
+        codes: how to convert between the caller's float32 and the file's codes, or None for no conversion.
+    """
+
+    spec: TensorSpec
+    index: int
+    shape: tuple[int, ...]
+    stored: Quantization | None
+    codes: Quantization | None
+
+
+def read_tensors(
+    interpreter: Any, *, float_io: bool
+) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor, ...]]:
+    """Return the inputs and the outputs of the first subgraph.
+
+    Args:
+        interpreter: of ai-edge-litert or tflite-runtime.
+        float_io: whether quantized tensors are float32 to the caller.
+
+    Raises:
+        BackendError: a tensor is no plain tensor, has a quantization that cannot be computed with or a name
+            that is no text, or two have one name.
+    """
+    try:
+        return _read(interpreter, float_io=float_io)
+    except (ValueError, TypeError, RuntimeError) as cause:  # a name that is not UTF-8, an unknown type
+        raise BackendError(f"backend 'litert': the inputs and outputs cannot be read: {cause}") from cause
+
+
+def _read(interpreter: Any, *, float_io: bool) -> tuple[tuple[ModelTensor, ...], tuple[ModelTensor, ...]]:
+    found = (interpreter.get_input_details(), interpreter.get_output_details())
+    named = _signature(interpreter, found) or tuple(_by_tensor_name(details) for details in found)
+    inputs, outputs = (
+        tuple(_read_tensor(name, detail, float_io=float_io) for name, detail in side.items())
+        for side in named
+    )
+    return inputs, outputs
+
+
+def _by_tensor_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    named: dict[str, Mapping[str, Any]] = {}
+    for detail in details:
+        name = detail["name"]
+        if name in named and named[name]["index"] != detail["index"]:
+            raise BackendError(
+                f"backend 'litert': two tensors have the name '{name}', and there is no signature that tells"
+                " them apart; rename one"
+            )
+        named[name] = detail
+    return named
+
+
+def _signature(
+    interpreter: Any, found: Sequence[Sequence[Mapping[str, Any]]]
+) -> tuple[dict[str, Mapping[str, Any]], ...] | None:
+    """Return the names of the only signature with their details, or None where it cannot be used."""
+    keys = list(interpreter.get_signature_list())
+    if len(keys) != 1 or not keys[0]:  # the engine takes an empty key for none
+        return None
+    runner = interpreter.get_signature_runner(keys[0])
+    named = (runner.get_input_details(), runner.get_output_details())
+    for side, details in zip(named, found, strict=True):
+        # A signature may belong to another subgraph, or leave out an input; only `invoke` runs it all.
+        if {_identity(detail) for detail in side.values()} != {_identity(detail) for detail in details}:
+            return None
+    return named
+
+
+def _identity(detail: Mapping[str, Any]) -> tuple[int, str]:
+    return detail["index"], detail["name"]
+
+
+def _read_tensor(name: str, detail: Mapping[str, Any], *, float_io: bool) -> ModelTensor:
+    dtype = np.dtype(detail["dtype"]).name
+    shape = tuple(int(size) for size in detail["shape"])
+    # Files of old converters have no signature of shapes.
+    signature = [int(size) for size in detail["shape_signature"]] or list(shape)
+    free = tuple(f"{name}_{axis}" if size < 0 else size for axis, size in enumerate(signature))
+    stored = _read_quantization(name, dtype, detail)
+    codes = stored if float_io else None
+    try:
+        spec = TensorSpec(name, dtype if codes is None else "float32", free)
+    except DataError as cause:
+        raise BackendError(f"backend 'litert': {cause}") from cause
+    return ModelTensor(spec, int(detail["index"]), shape, stored, codes)
+
+
+def _read_quantization(name: str, dtype: str, detail: Mapping[str, Any]) -> Quantization | None:
+    parameters = detail["quantization_parameters"]
+    scales, zero_points = parameters["scales"], parameters["zero_points"]
+    if len(scales) == 0 or dtype not in CODE_DTYPES:
+        return None
+    if len(scales) > 1 or len(zero_points) != 1:
+        raise BackendError(
+            f"backend 'litert': '{name}' has {len(scales)} scales and {len(zero_points)} zero points,"
+            " expected one each; inputs and outputs have one scale a tensor"
+        )
+    return Quantization(name, dtype, float(scales[0]), int(zero_points[0]))

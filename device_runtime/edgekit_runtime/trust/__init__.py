@@ -1,0 +1,1 @@
+"""Signatures of packages and the public keys that a device trusts."""

@@ -1,0 +1,201 @@
+"""What is signed, and the form in which it comes: in-toto statements in DSSE envelopes.
+
+The envelope has one canonical byte form and exactly one signature, so no byte of it is free. Nothing here
+verifies signatures (`signing`): that takes libraries which a service does not keep in memory (`verifying`).
+
+Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); in-toto Attestation Framework, Statement
+    v1.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.errors import SignatureError
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PACKAGE_PREDICATE_TYPE: Final = "https://edgekit.dev/package/v1"
+EVIDENCE_PREDICATE_TYPE: Final = "https://edgekit.dev/evidence/v1"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """An in-toto statement: what is said (`predicate`) about one file (`subject_name`, `sha256`).
+
+    Raises:
+        SignatureError: the digest is not a sha256.
+    """
+
+    subject_name: str
+    sha256: str
+    predicate_type: str
+    predicate: Mapping[str, JsonValue]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sha256, str) or not _SHA256.fullmatch(self.sha256):
+            raise SignatureError(
+                f"statement: subject sha256 is {self.sha256!r}, expected 64 hexadecimal digits"
+            )
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON of the statement: the payload that is signed.
+
+        Raises:
+            SignatureError: the predicate holds what JSON cannot express.
+        """
+        json: dict[str, JsonValue] = {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": self.subject_name, "digest": {"sha256": self.sha256}}],
+            "predicateType": self.predicate_type,
+            "predicate": self.predicate,
+        }
+        try:
+            return encode_json(json)
+        except (ValueError, TypeError, RecursionError) as cause:
+            raise SignatureError(f"statement: predicate cannot be written as JSON: {cause}") from cause
+
+    @classmethod
+    def from_bytes(cls, payload: bytes, where: str) -> "Statement":
+        """Return the statement in a payload.
+
+        Raises:
+            SignatureError: not a canonical in-toto statement v1 with one subject.
+        """
+        fields = Fields(decode_json(payload, f"{where}: payload", SignatureError), where, SignatureError)
+        if (kind := fields.take("_type")) != STATEMENT_TYPE:
+            raise SignatureError(f"{where}: payload is of type {kind!r}, expected {STATEMENT_TYPE}")
+        subjects = fields.take_list("subject")
+        if len(subjects) != 1:
+            raise SignatureError(f"{where}: payload has {len(subjects)} subjects, expected one")
+        subject = Fields(subjects[0], f"{where}: subject", SignatureError)
+        digest = Fields(subject.take("digest"), f"{where}: subject digest", SignatureError)
+        predicate = fields.take("predicate")
+        if not isinstance(predicate, dict):
+            raise SignatureError(f"{where}: predicate is {type(predicate).__name__}, expected an object")
+        name, sha256, kind = subject.take("name"), digest.take("sha256"), fields.take("predicateType")
+        try:
+            return cls(name, sha256, kind, predicate)
+        except SignatureError as cause:
+            raise SignatureError(f"{where}: {cause}") from cause
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A DSSE envelope around a statement, with one signature.
+
+    Attributes:
+        payload: canonical bytes of the statement.
+        key_id: of the key that the signature is said to be by.
+        signature: as the key's algorithm makes it.
+    """
+
+    payload: bytes
+    key_id: str
+    signature: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode_json(
+            {
+                "payload": base64.b64encode(self.payload).decode("ascii"),
+                "payloadType": PAYLOAD_TYPE,
+                "signatures": [
+                    {"keyid": self.key_id, "sig": base64.b64encode(self.signature).decode("ascii")}
+                ],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> "Envelope":
+        """Return the envelope in `data`; its signature is not verified.
+
+        Args:
+            data: the caller has bounded its size.
+            where: what the error message starts with.
+
+        Raises:
+            SignatureError: not a DSSE envelope around a statement with one signature, in canonical form.
+        """
+        fields = Fields(decode_json(data, where, SignatureError), where, SignatureError)
+        payload, kind = fields.take("payload"), fields.take("payloadType")
+        signatures = fields.take_list("signatures")
+        if len(signatures) != 1:
+            raise SignatureError(f"{where}: has {len(signatures)} signatures, expected one")
+        signature = Fields(signatures[0], f"{where}: signature", SignatureError)
+        key_id, sig = signature.take("keyid"), signature.take("sig")
+        if not isinstance(key_id, str):
+            raise SignatureError(f"{where}: key id is {type(key_id).__name__}, expected a string")
+        if kind != PAYLOAD_TYPE:
+            raise SignatureError(f"{where}: payload type is {kind!r}, expected {PAYLOAD_TYPE}", key_id)
+        try:
+            envelope = cls(base64.b64decode(payload), key_id, base64.b64decode(sig))
+        except (ValueError, TypeError) as cause:
+            raise SignatureError(f"{where}: payload or signature is no base64: {cause}", key_id) from cause
+        if envelope.to_bytes() != data:
+            # Unknown members and base64 with stray trailing bits are bytes that no signature covers.
+            raise SignatureError(f"{where}: not the canonical form of a DSSE envelope", key_id)
+        return envelope
+
+    def read(self, predicate_type: str, where: str) -> Statement:
+        """Return the statement inside.
+
+        Args:
+            predicate_type: what the statement must be; a signature for one purpose is none for another.
+            where: what the error message starts with.
+
+        Raises:
+            SignatureError: not a canonical statement of that type.
+        """
+        statement = Statement.from_bytes(self.payload, where)
+        if statement.predicate_type != predicate_type:
+            raise SignatureError(
+                f"{where}: predicate type is {statement.predicate_type!r}, expected {predicate_type}",
+                self.key_id,
+            )
+        return statement
+
+
+def encode_signed(payload: bytes) -> bytes:
+    """Return what the signature of a payload is over: DSSE's pre-authentication encoding."""
+    kind = PAYLOAD_TYPE.encode("ascii")
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+class Verifier(Protocol):
+    """Who decides which signatures count."""
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        """Return the statement in an envelope and the id of the trusted key that signed it.
+
+        Args:
+            envelope: canonical bytes of a DSSE envelope; the caller has bounded their size.
+            predicate_type: what the statement must be.
+            where: what the error message starts with.
+
+        Raises:
+            SignatureError: malformed, by a key that is not trusted, wrong, or of another predicate type.
+            UnavailableError: it cannot be found out now.
+        """
+
+
+def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+    """Return the statement in an envelope whose signature is NOT verified, and the key id that it names.
+
+    Anybody can have written both. This is for showing them to people who decide whether to trust that key.
+
+    Args:
+        data: canonical bytes of the envelope; the caller has bounded their size.
+        predicate_type: what the statement must be.
+        where: what the error message starts with.
+
+    Raises:
+        SignatureError: malformed, or of another predicate type.
+    """
+    envelope = Envelope.from_bytes(data, where)
+    return envelope.read(predicate_type, where), envelope.key_id

@@ -1,0 +1,127 @@
+"""Verifying signatures, and the public keys that are trusted.
+
+Making keys and signatures is the toolkit's part (`edgekit_toolkit.sign`); a device holds public keys only.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+from securesystemslib.exceptions import Error as SecuresystemslibError
+from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
+
+from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.system.resource_errors import check_lack
+from edgekit_runtime.trust.dsse import Envelope, Statement, encode_signed
+from edgekit_runtime.trust.keys import find_keys_folder, list_keys
+
+MAX_KEY_FILE_BYTES: Final = 64 << 10
+
+
+def read_public_key(path: Path) -> Key:
+    """Return the public key in a PEM file; its key id is the sha256 of the key, not the file's name.
+
+    Raises:
+        SignatureError: unreadable, no regular file, too large, or not a public key of a kind that
+            securesystemslib knows.
+        UnavailableError: it cannot be read now.
+    """
+    return read_public_file(path)[0]
+
+
+def read_public_file(path: Path) -> tuple[Key, bytes]:
+    """Return the public key in a PEM file, and the same key as PEM without whatever else the file holds.
+
+    The file is read once: who can write to it must not exchange the key after its id was shown.
+
+    Raises:
+        SignatureError: as from `read_public_key`.
+        UnavailableError: it cannot be read now.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SignatureError(
+                    f"public key {path}: is no regular file; put the key itself there, or a link to its file"
+                )
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as cause:
+        check_lack(cause, f"cannot read public key {path}")
+        raise SignatureError(f"cannot read public key {path}: {cause.strerror}") from cause
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise SignatureError(f"public key {path}: over {MAX_KEY_FILE_BYTES} bytes, so not a key")
+    try:
+        public_key = load_pem_public_key(data)
+        pem = public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return SSlibKey.from_crypto(public_key), pem
+    except (ValueError, UnsupportedAlgorithm, SecuresystemslibError) as cause:
+        raise SignatureError(
+            f"public key {path}: not a PEM public key (SubjectPublicKeyInfo): {cause}"
+        ) from cause
+
+
+class TrustStore:
+    """The public keys whose signatures are accepted; a `Verifier`."""
+
+    __slots__ = ("_folder", "_keys")
+
+    def __init__(self, keys: Iterable[Key], folder: Path | None = None) -> None:
+        """Trust `keys`, which lie in `folder` if they lie in one."""
+        self._keys: Mapping[str, Key] = {key.keyid: key for key in keys}
+        self._folder = folder
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "TrustStore":
+        """Return the store of all `*.pub.pem` in `folder`; a missing folder is an empty store.
+
+        Who can write to the folder decides what is trusted: its permissions are not checked here.
+
+        Raises:
+            SignatureError: it is not a folder, or one of the files is no public key. Such a file is not
+                skipped: a key that silently is not trusted shows much later, as a refused update.
+            UnavailableError: they cannot be read now.
+        """
+        return cls((read_public_key(path) for path in list_keys(folder)), folder)
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Ids of the trusted keys."""
+        return tuple(self._keys)
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        """Return the statement in an envelope and the id of the key that signed it, see `Verifier`."""
+        opened = Envelope.from_bytes(envelope, where)
+        key_id = opened.key_id
+        key = self._keys.get(key_id)
+        if key is None:
+            trusted = ", ".join(self.key_ids) or "none"
+            raise SignatureError(
+                f"{where}: signed by key {key_id}, trusted are: {trusted}{self._advise()}", key_id
+            )
+        try:
+            key.verify_signature(Signature(key_id, opened.signature.hex()), encode_signed(opened.payload))
+        except SecuresystemslibError as cause:
+            raise SignatureError(
+                f"{where}: the signature by key {key_id} does not fit its content; fetch the file again",
+                key_id,
+            ) from cause
+        return opened.read(predicate_type, where), key_id
+
+    def _advise(self) -> str:
+        """Return what a user can do about a key that is not trusted, to follow the ids of those that are."""
+        if self._folder is None:
+            return "; trust that key if you know its owner"
+        folder = "" if self._folder == find_keys_folder() else f" --keys {self._folder}"
+        return (
+            f" (in {self._folder}); if you know the owner of that key, get its public part from them and"
+            f" trust it: edgekit-device keys trust FILE{folder}"
+        )
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; where it is a pipe or a device, opening it could wait for somebody who never comes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither

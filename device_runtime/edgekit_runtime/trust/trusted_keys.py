@@ -1,0 +1,119 @@
+"""Listing, adding and removing the public keys that are trusted on this machine.
+
+Private keys are the toolkit's part (`edgekit_toolkit.sign`), which keeps them beside the public ones.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgekit_runtime.errors import OutputError, SignatureError
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
+from edgekit_runtime.trust.trust_store import read_public_file, read_public_key
+
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII
+)  # no dot, so that the suffixes stay unambiguous
+_SIGNING_SUFFIXES = (".pem", ".uri")  # of what the toolkit signs with under the same name
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKey:
+    """A public key in the folder.
+
+    Attributes:
+        name: of its file.
+        key_id: sha256 of the key, as signatures name it.
+    """
+
+    name: str
+    key_id: str
+
+
+def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
+    """Return the keys in `folder`, by name; a missing folder holds none.
+
+    Raises:
+        SignatureError: `folder` is not a folder, or a file there is not what its name says.
+        UnavailableError: it cannot be found out now.
+    """
+    return tuple(
+        TrustedKey(path.name.removesuffix(PUBLIC_KEY_SUFFIX), read_public_key(path).keyid)
+        for path in list_keys(folder)
+    )
+
+
+def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
+    """Return the public key at `source`, from now on trusted under `name`.
+
+    Raises:
+        SignatureError: the file is no public key, or the name is malformed or that of another key.
+        OutputError: the folder cannot be made or written.
+    """
+    check_name(name)
+    public_key, pem = read_public_file(source)
+    make_keys_folder(folder, 0o755)  # the service's user reads it, too
+    path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
+    if path.exists() and read_public_key(path).keyid != public_key.keyid:
+        raise SignatureError(
+            f"key '{name}' in {folder} is another key; choose another name", public_key.keyid
+        )
+    write_public_file(path, pem)
+    return TrustedKey(name, public_key.keyid)
+
+
+def remove_key(name: str, folder: Path) -> TrustedKey:
+    """Trust the key `name` no more; returns what it was.
+
+    Raises:
+        SignatureError: there is no such key, or it signs on this machine.
+        OutputError: it cannot be removed.
+    """
+    path = folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}"
+    if path not in list_keys(folder):
+        known = ", ".join(key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in list_keys(folder)) or "none"
+        raise SignatureError(f"no key '{name}' in {folder}, there are: {known}")
+    if any((folder / f"{name}{suffix}").exists() for suffix in _SIGNING_SUFFIXES):
+        raise SignatureError(f"key '{name}' in {folder} signs on this machine; remove its files yourself")
+    key = TrustedKey(name, read_public_key(path).keyid)
+    try:
+        path.unlink()
+    except OSError as cause:
+        raise OutputError(f"cannot remove {path}: {cause.strerror}") from cause
+    return key
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a key may have it.
+
+    Raises:
+        SignatureError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
+    return name
+
+
+def make_keys_folder(folder: Path, mode: int) -> None:
+    """Make the folder where it is missing; `mode` is before the umask.
+
+    Raises:
+        OutputError: that is not possible.
+    """
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(
+            f"cannot make the key folder {folder}: {cause.strerror}; set EDGEKIT_HOME"
+        ) from cause
+
+
+def write_public_file(path: Path, pem: bytes) -> None:
+    """Write a public key, whole or not at all.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with write_atomically(path) as file:
+        file.write(pem)
