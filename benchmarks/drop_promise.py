@@ -17,17 +17,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.acceptance import Accepted
-from edgekit_toolkit.artifacts import open_model
-from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.confirmation import Confirmed, choose_confirmed
-from edgekit_toolkit.data import open_data
-from edgekit_toolkit.metrics import METRICS, Metric
-from edgekit_toolkit.packaging import search
-from edgekit_toolkit.runs import Request, Run
-from edgekit_toolkit.scoring import tally_scores
-from edgekit_toolkit.search import Measured, choose
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.evaluation.metrics import METRICS, Metric
+from edgekit_toolkit.evaluation.model_kind import open_model
+from edgekit_toolkit.evaluation.scoring import tally_scores
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.search import search
+from edgekit_toolkit.pipeline.state import Request, Run
+from edgekit_toolkit.pipeline.tensorrt_acceptance import Accepted
+from edgekit_toolkit.samples.source import open_data
+from edgekit_toolkit.selection.budget import parse_budget
+from edgekit_toolkit.selection.choice import Measured, choose
+from edgekit_toolkit.selection.confirmation import Confirmed, choose_confirmed
 from edgekit_toolkit.targets import load_target
 from works import WORKS, MissingError
 

@@ -19,7 +19,7 @@ import ai_edge_litert
 import click
 import numpy as np
 
-from edgekit_toolkit.tflite_file import DTYPES, SubGraph, Tensor, expected_bytes, parsed, shape_of
+from edgekit_toolkit.tflite.flatbuffer import DTYPES, SubGraph, Tensor, expected_bytes, parsed, shape_of
 from results import machine
 
 Pointer = ctypes.c_void_p

@@ -21,13 +21,13 @@ import numpy as np
 
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_toolkit.candidates import Candidate, find_candidates
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.importers.tflite import load_tflite
+from edgekit_toolkit.importers.tflite.importer import load_tflite
+from edgekit_toolkit.pipeline.candidates import Candidate, find_candidates
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512
-from edgekit_toolkit.search import SAME_LATENCY
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.selection.choice import SAME_LATENCY
 from judging import Judge
 from results import machine
 from works import CACHE, WORKS, MissingError, Work

@@ -38,15 +38,26 @@ from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.service.serving.integer_division import FIGURE as TRAP_FIGURE
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.artifacts import Model, content_of, engine_of, open_session, path_of, specs_of
-from edgekit_toolkit.feeds import Feeds, generate_feeds
-from edgekit_toolkit.golden import golden_feeds, golden_outputs
-from edgekit_toolkit.integer_division import divides_by_inputs
-from edgekit_toolkit.measure import PeakMemory, measure_engine_bytes, measure_peak_memory
-from edgekit_toolkit.measure_service import estimate_service_bytes, measure_service_bytes, serve_once
-from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
-from edgekit_toolkit.sign import load_signer
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.evaluation.model_kind import (
+    Model,
+    content_of,
+    engine_of,
+    open_session,
+    path_of,
+    specs_of,
+)
+from edgekit_toolkit.importers.integer_division import divides_by_inputs
+from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_peak_memory
+from edgekit_toolkit.measurement.service_memory import (
+    estimate_service_bytes,
+    measure_service_bytes,
+    serve_once,
+)
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 10**6
@@ -56,7 +67,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from edgekit_runtime import open_session
-from edgekit_toolkit.peak import peak_bytes
+from edgekit_toolkit.measurement.resident_peak import peak_bytes
 session = open_session(Path(sys.argv[1]))
 feeds = dict(np.load(sys.argv[2]))
 for _ in range(3):

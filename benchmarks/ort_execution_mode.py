@@ -17,8 +17,8 @@ import onnxruntime
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
-from edgekit_toolkit.feeds import bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.samples.generated import bind_dims
 from public_models import MODELS, MissingError, PublicModel
 from public_samples import samples_of, with_random_weights
 

@@ -36,10 +36,10 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, ModelError
-from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
-from edgekit_toolkit.shards import Batching
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.samples.shards import Batching
 from public_models import MODELS, MissingError, PublicModel
 from public_samples import Samples, samples_of, with_random_weights
 from public_verdicts import Verdict, verify

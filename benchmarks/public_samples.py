@@ -8,8 +8,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from edgekit_toolkit.feeds import Feeds, generate_feeds
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from public_models import PublicModel
 from works import WORKS, MissingError
 

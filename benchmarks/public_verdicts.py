@@ -18,11 +18,11 @@ from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.metrics import class_scores, find_metric
-from edgekit_toolkit.parity import Tolerance, compare, worst
+from edgekit_toolkit.evaluation.metrics import class_scores, find_metric
+from edgekit_toolkit.packaging.recipe import read_recipe
+from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 from edgekit_toolkit.passes.pipeline import EQUAL as EXACT
-from edgekit_toolkit.recipe import read_recipe
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.check import EQUAL as LITERT_EXACT
 
 ANY_SIZE = Tolerance(range_fraction=1e30)  # of a quantized model; its error is reported

@@ -35,7 +35,7 @@ from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import RequestError, TransportError
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from service_latency import MODEL, ROOT, pin, take_turns, write
 
 CLIENTS = 4

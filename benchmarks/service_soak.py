@@ -48,7 +48,7 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from soak_clients import Load, Question, asking
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgekit_toolkit.energy import NodeCost
-from edgekit_toolkit.node_costs import node_costs
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.targets import Precision
 
 # MobileNet v1, table 1: stride and output channels of each depthwise separable block.

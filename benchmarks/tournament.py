@@ -30,10 +30,10 @@ from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.feeds import Feeds, bind_dims
 from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.passes.pipeline import optimise
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.samples.generated import Feeds, bind_dims
 from edgekit_toolkit.tflite.convert import convert
 from public_models import MODELS, MissingError, PublicModel
 from public_samples import samples_of, with_random_weights

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import onnx
 
-from edgekit_toolkit.feeds import bind_dims, generate_feeds
-from edgekit_toolkit.importers.model import load_model
+from edgekit_toolkit.importers.source import load_model
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.passes.pipeline import optimise
-from edgekit_toolkit.specs import tensor_specs
-from edgekit_toolkit.wrong_rewrites import find_wrong_rewrites
+from edgekit_toolkit.passes.wrong_rewrites import find_wrong_rewrites
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ def wrap(path: Path, out: Path) -> Path:
     from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
     from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
     from edgekit_runtime.sessions.litert.session import LiteRtSession
-    from edgekit_toolkit.sign import load_signer
+    from edgekit_toolkit.packaging.signing_keys import load_signer
 
     session = LiteRtSession(path)
     rng = np.random.default_rng(0)

@@ -51,16 +51,18 @@ AREAS = {
          "tests/runtime/test_variants.py"],
     ),
     "choice": (
-        [f"{TOOLKIT}/{name}.py" for name in ("budget", "search")],
+        [f"{TOOLKIT}/selection/{name}.py" for name in ("budget", "choice")],
         ["tests/toolkit/test_budget.py", "tests/toolkit/test_search.py"],
     ),
     "judge": (
-        [f"{TOOLKIT}/{name}.py" for name in ("judge", "scoring", "metrics", "drops", "confirmation")],
+        [*(f"{TOOLKIT}/evaluation/{name}.py" for name in ("judge", "scoring", "metrics", "drops")),
+         f"{TOOLKIT}/selection/confirmation.py"],
         ["tests/toolkit/test_metrics.py", "tests/toolkit/test_scoring.py", "tests/toolkit/test_drops.py",
          "tests/toolkit/test_confirmation.py"],
     ),
     "costs": (
-        [f"{TOOLKIT}/{name}.py" for name in ("energy", "node_costs", "control_flow")],
+        [f"{TOOLKIT}/costs/target_model.py", f"{TOOLKIT}/costs/onnx_operators.py",
+         f"{TOOLKIT}/onnx_graph/control_flow.py"],
         ["tests/toolkit/test_energy.py", "tests/toolkit/test_node_costs.py",
          "tests/toolkit/test_control_flow.py"],
     ),

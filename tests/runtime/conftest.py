@@ -24,7 +24,7 @@ from edgekit_runtime.package.manifest import (
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
 CODES = np.array([[0, 1, 2, 3]], np.uint8)

@@ -15,7 +15,7 @@ from edgekit_runtime.errors import SignatureError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.system.mapped_file import parts
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.packaging.signing_keys import load_signer
 
 MIB = 1 << 20
 _OPEN = """

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.ort_products import saturates
-from edgekit_toolkit.arithmetic import SATURATING, instruction_set
+from edgekit_toolkit.measurement.arithmetic import SATURATING, instruction_set
 
 pytestmark = pytest.mark.int8_products
 

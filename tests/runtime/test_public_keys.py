@@ -12,7 +12,7 @@ from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.trust.keys import list_keys, stamp_keys
 from edgekit_runtime.trust.trust_store import TrustStore, read_public_file, read_public_key
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}).to_bytes()
 KEY_FILE_LIMIT_BYTES = 65536

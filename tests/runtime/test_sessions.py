@@ -15,7 +15,7 @@ from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import EngineMissingError, open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.sign import find_keys_folder, load_signer
+from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
 pytest.importorskip("onnxruntime")
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession

@@ -23,7 +23,7 @@ from edgekit_runtime.trust.dsse import (
 )
 from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {"a": 1}).to_bytes()
 

@@ -30,7 +30,7 @@ from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.preference import keep_winner, recall_order
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.sign import find_keys_folder, load_signer
+from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
 QUICK_S = 0.1  # one process
 QUICK = ["--seconds", str(QUICK_S)]

@@ -18,7 +18,7 @@ from edgekit_runtime.sessions import open_session, session
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recall_tuned
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.sign import find_keys_folder, load_signer
+from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
 OWN = Setting()
 

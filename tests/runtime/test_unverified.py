@@ -17,7 +17,7 @@ from edgekit_runtime.package.archive import (
 from edgekit_runtime.package.evidence import read_unverified_evidence, write_evidence
 from edgekit_runtime.package.manifest import SIGNATURE_NAME
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 
 @pytest.fixture

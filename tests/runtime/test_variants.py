@@ -22,7 +22,7 @@ from edgekit_runtime.sessions import EngineMissingError, open_preferred, open_se
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.sign import find_keys_folder, load_signer
+from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
 # What the variant's model makes of the golden input: twice the default's.
 DOUBLE = 2.0

@@ -25,7 +25,7 @@ from edgekit_runtime.trust import verifier_process as verifying
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_runtime.trust.verifier_process import VerifyingProcess
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {}).to_bytes()
 

@@ -46,7 +46,7 @@ from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Slots
-from edgekit_toolkit.sign import StatementSigner
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 
 @pytest.fixture(autouse=True)

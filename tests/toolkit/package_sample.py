@@ -15,8 +15,8 @@ from edgekit_runtime.package.archive import Sign, write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
-from edgekit_toolkit.sign import load_signer
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.packaging.signing_keys import load_signer
 
 WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
 GOLDEN_X = np.array([[-1.0, -0.5, 0.0, 0.5]], np.float32)

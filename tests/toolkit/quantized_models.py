@@ -17,8 +17,8 @@ from tests.toolkit.small_models import (
     random_weight,
 )
 
+from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
-from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 

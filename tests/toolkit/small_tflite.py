@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from edgekit_toolkit.tflite_file import pack
+from edgekit_toolkit.tflite.flatbuffer import pack
 
 Array = np.ndarray[Any, Any]
 TYPES = {"float32": 0, "int32": 2, "uint8": 3, "int64": 4, "bool": 6, "int8": 9}

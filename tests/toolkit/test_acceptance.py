@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
-from edgekit_toolkit.acceptance import choose_accepted
-from edgekit_toolkit.budget import Budget
-from edgekit_toolkit.measure import trivial_model
-from edgekit_toolkit.search import Measured
+from edgekit_toolkit.measurement.peak_memory import trivial_model
+from edgekit_toolkit.pipeline.tensorrt_acceptance import choose_accepted
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import Measured
 
 
 def alike_on_target(name: str, *, size: float, host: float) -> Measured:

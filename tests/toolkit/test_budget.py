@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit_toolkit.budget import DEFAULT_LIMITS, UNITS, Budget, parse_budget
+from edgekit_toolkit.selection.budget import DEFAULT_LIMITS, UNITS, Budget, parse_budget
 
 
 @pytest.mark.parametrize(

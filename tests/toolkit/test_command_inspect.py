@@ -19,7 +19,7 @@ from edgekit_runtime.package.golden import Codes, Golden, GoldenInput, GoldenOut
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.commands.inspect import command
-from edgekit_toolkit.sign import StatementSigner, load_signer
+from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\nUNVERIFIED \u202e"
 

@@ -99,7 +99,7 @@ def test_scales_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
 def test_without_litert_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("edgekit_toolkit.importers.tflite")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "edgekit_toolkit.tflite_file", raising=False)
+    monkeypatch.delitem(sys.modules, "edgekit_toolkit.tflite.flatbuffer", raising=False)
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     with pytest.raises(EngineMissingError, match="litert-host"):
         invoke(path)

@@ -11,7 +11,7 @@ from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.trust.trust_store import read_public_key
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.commands.keys import command
-from edgekit_toolkit.sign import list_keys, load_signer
+from edgekit_toolkit.packaging.signing_keys import list_keys, load_signer
 
 
 @pytest.fixture(autouse=True)

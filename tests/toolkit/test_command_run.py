@@ -22,7 +22,7 @@ from edgekit_runtime.errors import (
 )
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_toolkit.commands.run import command
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.packaging.signing_keys import load_signer
 
 X = np.random.default_rng(3).normal(size=(25, 4)).astype(np.float32)
 

@@ -16,7 +16,7 @@ from edgekit_runtime.package.evidence import evidence_path, write_evidence
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.commands.verify import command
-from edgekit_toolkit.sign import export_key, load_signer
+from edgekit_toolkit.packaging.signing_keys import export_key, load_signer
 
 pytestmark = pytest.mark.usefixtures("new_home")
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekit_toolkit.acceptance import Accepted
-from edgekit_toolkit.budget import Budget
-from edgekit_toolkit.confirmation import Confirmed, HeldDrop, choose_confirmed, limits_in_force
-from edgekit_toolkit.drops import PairedDrop
-from edgekit_toolkit.metrics import METRICS
-from edgekit_toolkit.scoring import Scores, Tally, tally_scores
-from edgekit_toolkit.search import Measured, choose
+from edgekit_toolkit.evaluation.drops import PairedDrop
+from edgekit_toolkit.evaluation.metrics import METRICS
+from edgekit_toolkit.evaluation.scoring import Scores, Tally, tally_scores
+from edgekit_toolkit.pipeline.tensorrt_acceptance import Accepted
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import Measured, choose
+from edgekit_toolkit.selection.confirmation import Confirmed, HeldDrop, choose_confirmed, limits_in_force
 
 LIMITS = Budget({"drop": 1.0})
 

@@ -10,12 +10,18 @@ from tests.toolkit.package_run import isolated_home, package, saved
 from tests.toolkit.small_models import run
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.control_flow import body_model, captured, check_steady, find_steps, output_types
-from edgekit_toolkit.energy import model_cost
-from edgekit_toolkit.engine_graph import optimise_as_engine
-from edgekit_toolkit.node_costs import node_costs
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.costs.target_model import model_cost
+from edgekit_toolkit.onnx_graph.control_flow import (
+    body_model,
+    captured,
+    check_steady,
+    find_steps,
+    output_types,
+)
+from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
 from edgekit_toolkit.passes import fold_constants
-from edgekit_toolkit.quantize.storage import half_weights
+from edgekit_toolkit.quantize.onnx.storage import half_weights
 from edgekit_toolkit.targets import load_target
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.data import open_data, split
-from edgekit_toolkit.shards import DataLimits
+from edgekit_toolkit.samples.shards import DataLimits
+from edgekit_toolkit.samples.source import open_data, split
 
 FREE = [TensorSpec("image", "float32", ("N", 4, 4, 3))]
 FIXED_1 = [TensorSpec("image", "float32", (1, 4, 4, 3))]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgekit_toolkit.drops import PairedDrop, ResampledDrop, mean_drops, set_drop, set_replicates
+from edgekit_toolkit.evaluation.drops import PairedDrop, ResampledDrop, mean_drops, set_drop, set_replicates
 
 
 def test_interval_of_paired_outcomes_is_tangos() -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.energy import NodeCost, kernel_latency_s, model_cost
+from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s, model_cost
 from edgekit_toolkit.targets import Target, load_target
 
 

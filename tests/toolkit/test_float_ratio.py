@@ -6,7 +6,7 @@ import pytest
 from tests.toolkit.package_run import isolated_home, package, tiny
 
 from edgekit_runtime.sessions.latency import Latency
-from edgekit_toolkit.float_ratio import FloatRatio, find_slowdown, ratio_uncertainty
+from edgekit_toolkit.selection.float_ratio import FloatRatio, find_slowdown, ratio_uncertainty
 
 
 def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.sessions.latency import Latency
-from edgekit_toolkit.host_load import HostLoad, LoadMeter
+from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
 
 STEADY = Latency((1.0, 1.0, 1.0, 1.0))
 

@@ -12,7 +12,7 @@ from tests.toolkit.package_run import mlp, package, read_only, saved
 from tests.toolkit.small_tflite import Lite
 
 from edgekit_runtime.service.serving.integer_division import FIGURE
-from edgekit_toolkit.integer_division import divides_by_inputs
+from edgekit_toolkit.importers.integer_division import divides_by_inputs
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 

@@ -10,12 +10,12 @@ from onnx import helper
 from tests.toolkit.package_run import environment, model_of, package, read_only, saved, stored, tensor
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.measure import (
+from edgekit_toolkit.measurement.peak_memory import (
     MemoryLimits,
     measure_engine_bytes,
     measure_peak_memory,
 )
-from edgekit_toolkit.measure_service import estimate_service_bytes, measure_service_bytes
+from edgekit_toolkit.measurement.service_memory import estimate_service_bytes, measure_service_bytes
 
 MIB = 1024 * 1024
 _OPEN = """
@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from edgekit_runtime import open_session
-from edgekit_toolkit.peak import peak_bytes
+from edgekit_toolkit.measurement.resident_peak import peak_bytes
 session = open_session(Path(sys.argv[1]), threads=1)
 for _ in range(3):
     session.run({"x": np.ones((1, 1024), np.float32)})

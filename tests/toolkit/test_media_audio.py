@@ -9,8 +9,8 @@ import pytest
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.data import open_data
-from edgekit_toolkit.media.decoding import Decoding
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.source import open_data
 
 FLAT = (TensorSpec("sound", "float32", ("N", 6)),)
 FREE = (TensorSpec("sound", "float32", ("N", 1, "samples")),)

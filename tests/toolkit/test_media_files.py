@@ -11,9 +11,9 @@ from PIL import Image
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.data import open_data
-from edgekit_toolkit.media.classes import check_class_count, find_class_names
-from edgekit_toolkit.media.decoding import Decoding
+from edgekit_toolkit.samples.media.classes import check_class_count, find_class_names
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.source import open_data
 
 INPUTS = (TensorSpec("image", "float32", ("N", 3, 4, 4)),)
 OUTPUTS = (TensorSpec("scores", "float32", ("N", 3)),)

@@ -13,11 +13,11 @@ from PIL import Image
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.attachments import read_preprocessing
-from edgekit_toolkit.data import open_data
-from edgekit_toolkit.media import decoding as decoding_module
-from edgekit_toolkit.media.decoding import Decoding
-from edgekit_toolkit.media.rules import PRESETS
+from edgekit_toolkit.packaging.attachments import read_preprocessing
+from edgekit_toolkit.samples.media import decoding as decoding_module
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.media.rules import PRESETS
+from edgekit_toolkit.samples.source import open_data
 
 NCHW = (TensorSpec("image", "float32", ("N", 3, 8, 8)),)
 NHWC = (TensorSpec("image", "float32", ("N", 8, 8, 3)),)

@@ -10,12 +10,12 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import model_of, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
-from edgekit_toolkit.arena import Arena
-from edgekit_toolkit.feeds import generate_feeds
-from edgekit_toolkit.judge import find_memory
-from edgekit_toolkit.measure import PeakMemory, measure_peak_memory
-from edgekit_toolkit.memory import MemoryEstimate, estimate_peak_memory
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.costs.ort_arena import Arena
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.evaluation.judge import find_memory
+from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_peak_memory
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets import load_target
 
 KIB, MIB = 1024, 1024 * 1024

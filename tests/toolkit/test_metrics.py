@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.metrics import Metric, SetMetric, find_metric
+from edgekit_toolkit.evaluation.metrics import Metric, SetMetric, find_metric
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.4, 0.3, 0.3]], np.float32)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.energy import NodeCost
-from edgekit_toolkit.node_costs import node_costs
-from edgekit_toolkit.shapes import dynamic_dims
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.costs.target_model import NodeCost
+from edgekit_toolkit.onnx_graph.shapes import dynamic_dims
 
 SHARED = Path(__file__).parents[3] / "shared" / "models" / "models"
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

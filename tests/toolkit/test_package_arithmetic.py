@@ -20,7 +20,7 @@ from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.arithmetic import find_saturating, score_label
+from edgekit_toolkit.measurement.arithmetic import find_saturating, score_label
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys; from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -37,7 +37,7 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.measure import PeakMemory
+from edgekit_toolkit.measurement.peak_memory import PeakMemory
 
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 
@@ -321,7 +321,7 @@ def test_memory_that_cannot_be_measured_is_reported(
 
 def test_memory_measured_over_the_limit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = PeakMemory(800_000_000, 100_000_000)
-    monkeypatch.setattr("edgekit_toolkit.memory_here.peak_memory_of", lambda *_: measured)
+    monkeypatch.setattr("edgekit_toolkit.measurement.memory_here.peak_memory_of", lambda *_: measured)
     outcome = package(
         saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", "--budget", "memory=500MB", "--json"
     )

@@ -26,10 +26,10 @@ from tests.toolkit.package_run import (
 )
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import search
-from edgekit_toolkit.runs import Request
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.search import search
+from edgekit_toolkit.pipeline.state import Request
+from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
 
 Report = dict[str, Any]

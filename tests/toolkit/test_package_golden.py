@@ -23,7 +23,7 @@ from edgekit_runtime.package.golden import GoldenInput, GoldenOutput
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.golden import golden_feeds, golden_outputs
+from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 
 MAX_ELEMENTS = 4096
 

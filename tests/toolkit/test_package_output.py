@@ -24,7 +24,7 @@ from tests.toolkit.package_run import (
 )
 from tests.waiting import bounded
 
-from edgekit_toolkit import publish
+from edgekit_toolkit.pipeline import publish
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -152,7 +152,7 @@ class InterruptOnImport:
 def test_an_interrupt_while_modules_are_imported_waits_for_them(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "edgekit_toolkit.terminal"
+    name = "edgekit_toolkit.console"
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [InterruptOnImport(name), *sys.meta_path])
     outcome = package(model, tmp_path / "out")

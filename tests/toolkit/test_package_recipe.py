@@ -28,13 +28,13 @@ from tests.toolkit.package_run import (
 )
 
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.packaging import search
-from edgekit_toolkit.publish import evidence_of, publish
+from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.publish import evidence_of, publish
+from edgekit_toolkit.pipeline.search import search
+from edgekit_toolkit.pipeline.state import Request, Run
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.recipe import Recipe, read_recipe, tool_versions
-from edgekit_toolkit.runs import Request, Run
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
 
 LABELS, PREPROCESSING = "näh\nfern\n", {"mean": [0.5], "nested": {"b": 1, "a": "é"}}

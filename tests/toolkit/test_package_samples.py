@@ -11,7 +11,7 @@ from tests.toolkit.package_run import mlp, package, read_only, samples, saved, s
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples import Part, choose_samples, feeds_only
+from edgekit_toolkit.samples.split import Part, choose_samples, feeds_only
 
 INPUTS = (TensorSpec("x", "float32", ("N", 8)),)
 

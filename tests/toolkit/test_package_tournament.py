@@ -9,11 +9,11 @@ from onnx import helper
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
 from edgekit_runtime.autotune import contest_client as contest_start
-from edgekit_toolkit.budget import parse_budget
-from edgekit_toolkit.runs import Request
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.engine_tournament import search_engines
+from edgekit_toolkit.pipeline.state import Request
+from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
-from edgekit_toolkit.tournament import search_engines
 
 pytestmark = [
     pytest.mark.usefixtures("home"),

@@ -21,16 +21,16 @@ from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.budget import Budget, parse_budget
-from edgekit_toolkit.drops import PairedDrop
-from edgekit_toolkit.pack import package_bytes
-from edgekit_toolkit.packaging import search
-from edgekit_toolkit.runs import Request, Run
-from edgekit_toolkit.sign import load_signer
-from edgekit_toolkit.specs import common_specs
+from edgekit_toolkit.evaluation.drops import PairedDrop
+from edgekit_toolkit.onnx_graph.specs import common_specs
+from edgekit_toolkit.packaging.assemble import package_bytes
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.search import search
+from edgekit_toolkit.pipeline.state import Request, Run
+from edgekit_toolkit.pipeline.variants import carry_variants
+from edgekit_toolkit.selection.budget import Budget, parse_budget
 from edgekit_toolkit.targets import load_target
-from edgekit_toolkit.tensorrt_check import TensorRtCheck
-from edgekit_toolkit.variants import carry_variants
+from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 pytest.importorskip("ai_edge_litert")
 
@@ -243,7 +243,7 @@ def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pyte
         errors = ("no kernel",) if model is best else ()
         return TensorRtCheck(True, True, not errors, errors, None, "1.7", 1.0)
 
-    monkeypatch.setattr("edgekit_toolkit.variants.check_accepted", answer)
+    monkeypatch.setattr("edgekit_toolkit.pipeline.variants.check_accepted", answer)
     run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())
     assert [one.place for one in run.variants] == [len(ort.drafts) - 2]
     assert any("TensorRT refuses it: no kernel" in note for note in run.warnings)

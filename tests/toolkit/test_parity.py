@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from edgekit_toolkit.parity import Tolerance, compare, worst
+from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 
 
 def test_equal_outputs_are_ok_without_error():

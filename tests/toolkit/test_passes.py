@@ -9,10 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.feeds import bind_dims, generate_feeds
 from edgekit_toolkit.importers.onnx import load_onnx
-from edgekit_toolkit.nesting import nodes
-from edgekit_toolkit.parity import compare
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.passes import (
     convert_opset,
     drop_unused,
@@ -25,7 +24,8 @@ from edgekit_toolkit.passes import (
     share_weights,
     simplify,
 )
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.passes.parity import compare
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 SHARED = Path(__file__).parents[3] / "shared" / "models" / "models"
 ONNX_LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -534,7 +534,7 @@ def test_result_is_the_same_bytes_in_another_process(tmp_path):
     code = (
         "import sys, hashlib, pathlib\n"
         "from edgekit_toolkit.importers.onnx import load_onnx\n"
-        "from edgekit_toolkit.feeds import bind_dims, generate_feeds\n"
+        "from edgekit_toolkit.samples.generated import bind_dims, generate_feeds\n"
         "from edgekit_toolkit.passes import optimise\n"
         "source = load_onnx(pathlib.Path(sys.argv[1]))\n"
         "feeds = generate_feeds(source.inputs, 2, 1, bind_dims(source.model))\n"

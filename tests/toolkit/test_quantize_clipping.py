@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
-from edgekit_toolkit.candidates import find_candidates
+from edgekit_toolkit.pipeline.candidates import find_candidates
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import least_error_range, percentile_range
-from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.ranges import HISTOGRAM_BINS, Histogram, count_values
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 

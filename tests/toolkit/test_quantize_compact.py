@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import assert_valid, model_of, node, random_feeds, random_weight, run
 
-from edgekit_toolkit.quantize.compact import shorten_names
+from edgekit_toolkit.quantize.onnx.compact import shorten_names
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
-from edgekit_toolkit.quantize.equalize import apply_factors, apply_to_ranges, find_factors
+from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
+from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
-from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.ranges import Range, collect
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 

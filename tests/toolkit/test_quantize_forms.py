@@ -29,8 +29,8 @@ from tests.toolkit.small_models import (
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.equalize import find_factors
 from edgekit_toolkit.quantize.forms import Form, build
+from edgekit_toolkit.quantize.onnx.equalize import find_factors
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SCHEMES, Scheme

@@ -12,7 +12,7 @@ from tests.toolkit.small_models import Array, model_of, node, random_weight, snr
 
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, LITERT, SYMMETRIC
@@ -102,7 +102,7 @@ def test_normalisation_by_hand_survives_int8_in_onnxruntime(ending: str, scheme:
 )
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_normalisation_by_hand_survives_int8_in_litert(ending: str) -> None:
-    from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
     content = convert_checked(layer_norm(ENDINGS[ending]), {}, tokens(2, seed=1)).model

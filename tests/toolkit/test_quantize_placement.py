@@ -24,8 +24,8 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
+from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
-from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 
 pytestmark = pytest.mark.int8_products

@@ -7,9 +7,9 @@ import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize import ranges
 from edgekit_toolkit.quantize.ranges import Limits, Range, collect
+from edgekit_toolkit.samples.generated import Feeds
 
 NAMES = ["x", "c", "r", "p", "s"]
 

@@ -9,10 +9,9 @@ import onnx
 import pytest
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.onnx.qdq import write_qdq
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
-from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 from edgekit_toolkit.quantize.sensitivity import (
@@ -24,6 +23,7 @@ from edgekit_toolkit.quantize.sensitivity import (
     measure_blocks,
     release,
 )
+from edgekit_toolkit.samples.generated import Feeds
 
 pytestmark = pytest.mark.int8_products
 

@@ -26,7 +26,7 @@ from tests.toolkit.small_models import (
     snr_db,
 )
 
-from edgekit_toolkit.quantize.reread import reread_hard_sigmoid
+from edgekit_toolkit.quantize.onnx.reread import reread_hard_sigmoid
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, activation_params
 
 pytestmark = pytest.mark.int8_products

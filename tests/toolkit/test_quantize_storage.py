@@ -20,7 +20,7 @@ from tests.toolkit.small_models import (
 )
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.quantize.storage import dynamic_int8, half_weights, int4_weights, int8_weights
+from edgekit_toolkit.quantize.onnx.storage import dynamic_int8, half_weights, int4_weights, int8_weights
 
 pytestmark = pytest.mark.int8_products
 

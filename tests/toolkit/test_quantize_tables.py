@@ -11,8 +11,8 @@ from tests.toolkit.small_models import Array, assert_valid, node, operators, run
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers
-from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
-from edgekit_toolkit.quantize.tables import int8_tables
+from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.onnx.tables import int8_tables
 from edgekit_toolkit.tflite.check import convert_checked
 
 ROWS, COLUMNS = 500, 32

@@ -8,10 +8,10 @@ import pytest
 from tests.toolkit.small_models import model_of, node, random_feeds, random_weight, run, snr_db
 
 from edgekit_runtime.errors import RecipeError
-from edgekit_toolkit.candidates import find_candidates
+from edgekit_toolkit.pipeline.candidates import find_candidates
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build
-from edgekit_toolkit.quantize.onnx_quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
 

@@ -11,9 +11,9 @@ from tests.toolkit.package_run import TINY as MODELS
 from tests.toolkit.package_run import mlp, model_of, tensor
 
 from edgekit_runtime.drift.reference import ClassReference, ValueReference, parse_references
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.reference import drift_reference
-from edgekit_toolkit.samples import Part
+from edgekit_toolkit.packaging.drift_reference import drift_reference
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.split import Part
 
 
 def part(samples: NDArray[np.float32], *, given: bool = True) -> Part:

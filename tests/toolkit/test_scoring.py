@@ -12,13 +12,13 @@ from tests.toolkit.package_run import model_of, package, saved, stored, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.drops import PairedDrop
-from edgekit_toolkit.found import Candidate, Found
-from edgekit_toolkit.metrics import METRICS
+from edgekit_toolkit.evaluation.drops import PairedDrop
+from edgekit_toolkit.evaluation.metrics import METRICS
+from edgekit_toolkit.evaluation.scoring import Contestant, Scores, Tally, score_candidates, tally_scores
+from edgekit_toolkit.pipeline.candidate_set import Candidate, Found
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.samples import Part
-from edgekit_toolkit.scoring import Contestant, Scores, Tally, score_candidates, tally_scores
+from edgekit_toolkit.samples.split import Part
 
 Array = NDArray[Any]
 INPUTS = (TensorSpec("x", "float32", ("N", 2)),)

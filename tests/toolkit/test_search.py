@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit_toolkit.budget import Budget, parse_budget
-from edgekit_toolkit.search import (
+from edgekit_toolkit.selection.budget import Budget, parse_budget
+from edgekit_toolkit.selection.choice import (
     COSTS,
     MOST_FOR_GPU,
     SAME_HOST_LATENCY,

@@ -16,7 +16,7 @@ from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, Statement
 from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
-from edgekit_toolkit.sign import (
+from edgekit_toolkit.packaging.signing_keys import (
     KeyInfo,
     StatementSigner,
     export_key,

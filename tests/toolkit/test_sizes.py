@@ -12,11 +12,11 @@ from tests.toolkit.package_run import check_refused, isolated_home, model_of, pa
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.feeds import batch_dims
-from edgekit_toolkit.sizes import Size, settle_sizes
+from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.pipeline.free_sizes import Size, settle_sizes
+from edgekit_toolkit.samples.generated import batch_dims
 from edgekit_toolkit.tflite.convert import convert
-from edgekit_toolkit.tflite_costs import tflite_costs
-from edgekit_toolkit.tflite_file import parsed
+from edgekit_toolkit.tflite.flatbuffer import parsed
 
 
 def picture(*, leading: int | str = "N") -> onnx.ModelProto:

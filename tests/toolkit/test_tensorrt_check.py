@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.tensorrt_check import INSTALL_COMMAND, ShapeRange, check_tensorrt
+from edgekit_toolkit.tensorrt.check import INSTALL_COMMAND, ShapeRange, check_tensorrt
 
 SHARED_MODELS = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 Constants = dict[str, NDArray[Any] | onnx.TensorProto]

@@ -5,7 +5,7 @@ import pytest
 from tests.toolkit.small_tflite import Lite
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.tflite_costs import tflite_costs
+from edgekit_toolkit.costs.tflite_operators import tflite_costs
 
 
 @pytest.mark.parametrize("kind", ["WHILE", "IF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"])

@@ -7,13 +7,13 @@ import pytest
 from tests.toolkit.small_tflite import Array, Lite
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_toolkit.costs.tflite_operators import tflite_costs
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, Scheme
-from edgekit_toolkit.tflite_costs import tflite_costs
-from edgekit_toolkit.tflite_file import operator_name, operators, parse, shape_of
+from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parse, shape_of
 
 
 def stem(

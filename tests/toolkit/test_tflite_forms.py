@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgekit_toolkit.tflite.forms import (
+from edgekit_toolkit.tflite.layout.forms import (
     NEW,
     Form,
     Shape,

@@ -5,13 +5,13 @@ import pytest
 from tests.toolkit.small_tflite import Array, Lite
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_toolkit.importers.tflite_summary import summarise
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import LITERT
-from edgekit_toolkit.tflite_file import parse
+from edgekit_toolkit.tflite.flatbuffer import parse
+from edgekit_toolkit.tflite.summary import summarise
 
 # Two layers whose weights are rounded to 11 bits, over 32 products.
 HALF_ERROR = 2e-3

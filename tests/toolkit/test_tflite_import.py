@@ -10,9 +10,9 @@ import pytest
 from tests.toolkit.small_tflite import Lite, computed_shape, small_cnn
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.importers.tflite import TfliteLimits, TfliteModel, load_tflite, read_model
-from edgekit_toolkit.importers.tflite_trial import try_model
-from edgekit_toolkit.tflite_file import pack, parse, schema
+from edgekit_toolkit.importers.tflite.importer import TfliteLimits, TfliteModel, load_tflite, read_model
+from edgekit_toolkit.importers.tflite.trial import try_model
+from edgekit_toolkit.tflite.flatbuffer import pack, parse, schema
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 

@@ -10,10 +10,10 @@ pytest.importorskip("ai_edge_litert")
 from onnx import numpy_helper
 from tests.toolkit.tflite_models import operators
 
-from edgekit_toolkit.feeds import bind_dims, generate_feeds
 from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.passes.pipeline import optimise
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 from edgekit_toolkit.tflite.check import convert_checked
 
 ROOT = Path(__file__).resolve().parents[2]

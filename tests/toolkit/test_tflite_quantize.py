@@ -10,22 +10,23 @@ from tests.toolkit.small_tflite import Array, Lite, images, small_cnn
 
 from edgekit_runtime.errors import DataError, RecipeError
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_toolkit.artifacts import computes_in_codes
-from edgekit_toolkit.candidates import find_candidates
-from edgekit_toolkit.importers.tflite import load_tflite, read_model
-from edgekit_toolkit.importers.tflite_summary import TfliteSummary, summarise
-from edgekit_toolkit.quantize import forms, litert
+from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.evaluation.model_kind import computes_in_codes
+from edgekit_toolkit.importers.tflite.importer import load_tflite, read_model
+from edgekit_toolkit.pipeline.candidates import find_candidates
+from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.litert_kernels import kernel_names
-from edgekit_toolkit.quantize.litert_prepare import prepare
-from edgekit_toolkit.quantize.litert_quantizer import LiteRtQuantizer
-from edgekit_toolkit.quantize.litert_ranges import collect
+from edgekit_toolkit.quantize.litert import writer as litert
+from edgekit_toolkit.quantize.litert.kernels import kernel_names
+from edgekit_toolkit.quantize.litert.prepare import prepare
+from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
+from edgekit_toolkit.quantize.litert.ranges import collect
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.ranges import Limits
 from edgekit_toolkit.quantize.scheme import LITERT
-from edgekit_toolkit.range_trap import find_range_trap
-from edgekit_toolkit.tflite_costs import tflite_costs
-from edgekit_toolkit.tflite_file import constant, operators, pack, parse, schema, tensor_name
+from edgekit_toolkit.samples.range_trap import find_range_trap
+from edgekit_toolkit.tflite.flatbuffer import constant, operators, pack, parse, schema, tensor_name
+from edgekit_toolkit.tflite.summary import TfliteSummary, summarise
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 # Noise of 8 bits a layer through four layers; a wrong scale or zero point gives more than 0.5.

@@ -11,10 +11,10 @@ from tests.toolkit.small_models import model_of, node, random_feeds, random_weig
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_toolkit.artifacts import open_session as open_model_session
-from edgekit_toolkit.engine_graph import optimise_as_engine
-from edgekit_toolkit.nesting import has_foldable_weights
-from edgekit_toolkit.quantize.storage import int4_weights, int8_weights
+from edgekit_toolkit.evaluation.model_kind import open_session as open_model_session
+from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
+from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
+from edgekit_toolkit.quantize.onnx.storage import int4_weights, int8_weights
 
 
 def convolutions(seed: int = 5) -> onnx.ModelProto:

@@ -18,18 +18,19 @@ from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_toolkit import arithmetic, wrong_rewrites
-from edgekit_toolkit.artifacts import open_model
-from edgekit_toolkit.engine_graph import optimise_as_engine
-from edgekit_toolkit.ort_options import (
+from edgekit_toolkit.evaluation.model_kind import open_model
+from edgekit_toolkit.measurement import arithmetic
+from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
+from edgekit_toolkit.onnx_graph.ort_options import (
     WHOLE_OPTIMISER,
     disable_optimizers,
     disabled_optimizers,
     ort_options,
     stated_options,
 )
+from edgekit_toolkit.passes import wrong_rewrites
+from edgekit_toolkit.passes.wrong_rewrites import OPTIMIZERS, find_wrong_rewrites
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, FLOAT32, INT8_WEIGHTS, Form, build
-from edgekit_toolkit.wrong_rewrites import OPTIMIZERS, find_wrong_rewrites
 
 pytestmark = pytest.mark.usefixtures("home")
 SHAPE = (3, 8, 8)

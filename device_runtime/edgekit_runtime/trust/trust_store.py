@@ -1,6 +1,6 @@
 """Verifying signatures, and the public keys that are trusted.
 
-Making keys and signatures is the toolkit's part (`edgekit_toolkit.sign`); a device holds public keys only.
+A device holds public keys only. `edgekit_toolkit.packaging.signing_keys` makes keys and signatures.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Listing, adding and removing the public keys that are trusted on this machine.
 
-Private keys are the toolkit's part (`edgekit_toolkit.sign`), which keeps them beside the public ones.
+`edgekit_toolkit.packaging.signing_keys` keeps private keys beside the public ones.
 """
 
 import re

@@ -94,7 +94,7 @@ def _inspect(path: Path) -> Inspection:
     from edgekit_runtime.package.archive import read_package, read_unverified_manifest
     from edgekit_runtime.trust.keys import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
-    from edgekit_toolkit.sign import list_keys
+    from edgekit_toolkit.packaging.signing_keys import list_keys
 
     trust = TrustStore.from_folder(find_keys_folder())
     names = {key.key_id: key.name for key in list_keys()}
@@ -148,7 +148,7 @@ def _print_json(found: Inspection) -> None:
 
 
 def _show(found: Inspection) -> None:
-    from edgekit_toolkit.terminal import open_console, print_line, print_section
+    from edgekit_toolkit.console import open_console, print_line, print_section
 
     console, manifest = open_console(), found.manifest
     if not found.verified:
@@ -173,7 +173,7 @@ def _show(found: Inspection) -> None:
 
 
 def _show_evidence(console: Console, evidence: Evidence | None) -> None:
-    from edgekit_toolkit.terminal import print_line, print_section
+    from edgekit_toolkit.console import print_line, print_section
 
     if evidence is None:
         return

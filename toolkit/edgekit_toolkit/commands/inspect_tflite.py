@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from edgekit_toolkit.importers.tflite import TfliteModel
-    from edgekit_toolkit.importers.tflite_summary import InterfaceTensor
+    from edgekit_toolkit.importers.tflite.importer import TfliteModel
+    from edgekit_toolkit.tflite.summary import InterfaceTensor
 
 
 def show_tflite(path: Path, *, as_json: bool) -> None:
@@ -22,7 +22,7 @@ def show_tflite(path: Path, *, as_json: bool) -> None:
         ModelError: the file cannot be used, or LiteRT does not run it.
         EngineMissingError: LiteRT is not installed here.
     """
-    from edgekit_toolkit.importers.tflite import load_tflite
+    from edgekit_toolkit.importers.tflite.importer import load_tflite
 
     model = load_tflite(path)
     if as_json:
@@ -48,7 +48,7 @@ def _print_json(model: TfliteModel) -> None:
 
 
 def _show(model: TfliteModel) -> None:
-    from edgekit_toolkit.terminal import open_console, print_line, print_section
+    from edgekit_toolkit.console import open_console, print_line, print_section
 
     console, summary = open_console(), model.summary
     print_line(console, (f"{model.path.name}, a LiteRT model", "bold"))

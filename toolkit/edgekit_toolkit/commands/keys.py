@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from edgekit_toolkit.sign import KeyInfo
+    from edgekit_toolkit.packaging.signing_keys import KeyInfo
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _a_file = click.Path(path_type=Path)
@@ -28,7 +28,7 @@ def command() -> None:
 @_json_option
 def generate(name: str, *, as_json: bool) -> None:
     """Make an ed25519 key called NAME, which signs on this machine."""
-    from edgekit_toolkit.sign import generate_key
+    from edgekit_toolkit.packaging.signing_keys import generate_key
 
     _report(generate_key(name), f"made, and trusted here; edgekit keys export {name} FILE shares it", as_json)
 
@@ -37,7 +37,7 @@ def generate(name: str, *, as_json: bool) -> None:
 @_json_option
 def list_command(*, as_json: bool) -> None:
     """List the keys that are trusted here, and how those that can sign do so."""
-    from edgekit_toolkit.sign import list_keys
+    from edgekit_toolkit.packaging.signing_keys import list_keys
 
     keys = list_keys()
     if as_json:
@@ -47,7 +47,7 @@ def list_command(*, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(key) for key in keys], indent=2))
         return
     from edgekit_runtime.trust.keys import find_keys_folder
-    from edgekit_toolkit.terminal import open_console, print_line, print_section
+    from edgekit_toolkit.console import open_console, print_line, print_section
 
     console = open_console()
     if not keys:
@@ -65,7 +65,7 @@ def list_command(*, as_json: bool) -> None:
 def export(name: str, file: Path, *, as_json: bool) -> None:
     """Write the public key NAME to FILE, for those who shall trust it; FILE must not exist."""
     from edgekit_runtime.errors import OutputError
-    from edgekit_toolkit.sign import export_key
+    from edgekit_toolkit.packaging.signing_keys import export_key
 
     if file.exists():  # it may be the only copy of a private key
         raise OutputError(f"{file} exists, and is not replaced; choose another file or remove it")
@@ -81,7 +81,7 @@ def trust(file: Path, name: str, *, as_json: bool) -> None:
 
     Whoever holds its private part can then sign packages for this machine: compare the key id with its owner.
     """
-    from edgekit_toolkit.sign import trust_key
+    from edgekit_toolkit.packaging.signing_keys import trust_key
 
     _report(trust_key(file, name), "trusted here from now on", as_json)
 
@@ -97,7 +97,7 @@ def register(name: str, uri: str, file: Path, *, as_json: bool) -> None:
     URI says where, as securesystemslib takes it (hsm:, awskms:, gcpkms:, azurekms:, ...); FILE holds its
     public part (PEM).
     """
-    from edgekit_toolkit.sign import register_uri
+    from edgekit_toolkit.packaging.signing_keys import register_uri
 
     _report(register_uri(name, uri, file), "trusted here, and signs from now on", as_json)
 
@@ -109,7 +109,7 @@ def _report(key: KeyInfo, done: str, as_json: bool) -> None:
 
         click.echo(json.dumps(dataclasses.asdict(key), indent=2))
         return
-    from edgekit_toolkit.terminal import open_console, print_line
+    from edgekit_toolkit.console import open_console, print_line
 
     console = open_console()
     print_line(console, f"{key.name}:", done)

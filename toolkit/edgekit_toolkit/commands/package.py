@@ -12,9 +12,9 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgekit_toolkit.packaging.signing_keys import StatementSigner
+    from edgekit_toolkit.pipeline.state import Request, Run
     from edgekit_toolkit.report.document import Report
-    from edgekit_toolkit.runs import Request, Run
-    from edgekit_toolkit.sign import StatementSigner
 
 _MAX_BATCH = 2**31 - 1
 _MAX_VARIANTS = 9  # the default, and what edgekit_runtime.package.variants allows beside it
@@ -137,7 +137,7 @@ def command(
     _import_engines()
     from edgekit_toolkit.commands.package_recipe import check_alone, repeat_recipe
     from edgekit_toolkit.commands.package_request import command_line, read_request
-    from edgekit_toolkit.terminal import open_console
+    from edgekit_toolkit.console import open_console
 
     console = open_console(stderr=as_json)  # with --json only the progress bar is for people
     try:
@@ -166,8 +166,7 @@ def _import_engines() -> None:
     if in_main:
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
-        import edgekit_toolkit.document
-        import edgekit_toolkit.terminal  # noqa: F401
+        pass
     finally:
         if in_main:
             signal.signal(signal.SIGINT, before)
@@ -179,14 +178,14 @@ def _search(
     request: Request, out: Path, key: str, console: Console, command_line: str, *, fixed_version: bool
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
-    from edgekit_toolkit.memory_here import with_measured_memory
-    from edgekit_toolkit.packaging import search
-    from edgekit_toolkit.progress import ProgressBar
-    from edgekit_toolkit.publish import output_folder
-    from edgekit_toolkit.sign import load_signer
-    from edgekit_toolkit.tournament import search_engines
-    from edgekit_toolkit.variants import carry_variants
-    from edgekit_toolkit.versions import with_free_version, with_version_of_same_content
+    from edgekit_toolkit.commands.progress import ProgressBar
+    from edgekit_toolkit.measurement.memory_here import with_measured_memory
+    from edgekit_toolkit.packaging.next_version import with_free_version, with_version_of_same_content
+    from edgekit_toolkit.packaging.signing_keys import load_signer
+    from edgekit_toolkit.pipeline.engine_tournament import search_engines
+    from edgekit_toolkit.pipeline.publish import output_folder
+    from edgekit_toolkit.pipeline.search import search
+    from edgekit_toolkit.pipeline.variants import carry_variants
 
     with output_folder(out):
         signer = load_signer(key)
@@ -207,9 +206,9 @@ def _search(
 
 def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
     """Write the report, and the package where one was chosen."""
-    from edgekit_toolkit.document import describe, evidence_figures
-    from edgekit_toolkit.publish import evidence_of, publish, staging
+    from edgekit_toolkit.pipeline.publish import evidence_of, publish, staging
     from edgekit_toolkit.report import finite_report, write_report
+    from edgekit_toolkit.report.builder import describe, evidence_figures
 
     request, published = run.request, None
     with staging(out) as stage:

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from edgekit_toolkit.progress import ProgressBar
-from edgekit_toolkit.publish import Published, evidence_of, output_folder, publish, repeat, staging
-from edgekit_toolkit.recipe import Recipe, read_recipe
-from edgekit_toolkit.sign import load_signer
+from edgekit_toolkit.commands.progress import ProgressBar
+from edgekit_toolkit.console import print_line, print_section
+from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, repeat, staging
 from edgekit_toolkit.targets import load_target, user_target_dir
-from edgekit_toolkit.terminal import print_line, print_section
 
 
 def check_alone(ctx: click.Context) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from edgekit_toolkit.attachments import read_labels, read_preprocessing
-from edgekit_toolkit.budget import parse_budget
 from edgekit_toolkit.importers.sniff import is_tflite
-from edgekit_toolkit.media.classes import find_class_names
-from edgekit_toolkit.runs import Request
+from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
+from edgekit_toolkit.packaging.next_version import FIRST_VERSION
+from edgekit_toolkit.pipeline.engine_tournament import engines_here
+from edgekit_toolkit.pipeline.state import Request
+from edgekit_toolkit.samples.media.classes import find_class_names
+from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import Target, load_target, user_target_dir
-from edgekit_toolkit.tournament import engines_here
-from edgekit_toolkit.versions import FIRST_VERSION
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")

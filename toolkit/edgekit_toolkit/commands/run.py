@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit_runtime.sessions import Session
-    from edgekit_toolkit.inference import Inference
+    from edgekit_toolkit.evaluation.batch_inference import Inference
 
 _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
 
@@ -69,7 +69,7 @@ def command(
             session = open_session(opened, variant=variant, threads=threads)
         stack.callback(session.close)
         # Only now, since these import engines; a missing one has been named by open_session.
-        from edgekit_toolkit.inference import (
+        from edgekit_toolkit.evaluation.batch_inference import (
             package_decoding,
             read_class_names,
             run_golden,
@@ -125,7 +125,7 @@ def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dic
     """Return what is printed of an output; NaN and infinities, for which JSON has no word, become null."""
     import numpy as np
 
-    from edgekit_toolkit.inference import find_top_classes
+    from edgekit_toolkit.evaluation.batch_inference import find_top_classes
 
     finite = array[np.isfinite(array)]
     return {
@@ -147,7 +147,7 @@ def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dic
 
 def _show(document: Mapping[str, Any]) -> None:
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
-    from edgekit_toolkit.terminal import open_console, print_line, print_section
+    from edgekit_toolkit.console import open_console, print_line, print_section
 
     console = open_console()
     source = document["input"] or "the golden inputs"

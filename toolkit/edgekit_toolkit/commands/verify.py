@@ -89,7 +89,7 @@ def _quiet(_check: str, _detail: str, _mark: tuple[str, str] = _OK) -> None:
 
 
 def _make_say() -> _Say:
-    from edgekit_toolkit.terminal import open_console, print_line
+    from edgekit_toolkit.console import open_console, print_line
 
     console = open_console()
 

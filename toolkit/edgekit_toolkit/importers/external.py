@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.nesting import stored_tensors
+from edgekit_toolkit.onnx_graph.traversal import stored_tensors
 
 FOUR_BIT_TYPES = frozenset({onnx.TensorProto.UINT4, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT4E2M1})
 

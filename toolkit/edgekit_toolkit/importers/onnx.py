@@ -16,7 +16,7 @@ from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.external import external_files, merge_external
-from edgekit_toolkit.importers.screen import (
+from edgekit_toolkit.importers.onnx_screen import (
     check_interface,
     check_names,
     check_operators,
@@ -24,7 +24,7 @@ from edgekit_toolkit.importers.screen import (
     explain_refusal,
 )
 from edgekit_toolkit.importers.sniff import describe, describe_folder
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
 
 Content: TypeAlias = bytes  # under this name in a class that has a field `bytes`
 

@@ -14,9 +14,9 @@ from typing import Final
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.system.child_process import describe_end
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.child_process import run_module
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
-from edgekit_toolkit.processes import run_module
 
 _ZIP: Final = b"PK\x03\x04"
 _TIME_LIMIT_S: Final = 600.0

@@ -9,7 +9,7 @@ from typing import Final
 import onnx
 from onnx import version_converter
 
-from edgekit_toolkit.graph import opset
+from edgekit_toolkit.onnx_graph.index import opset
 
 TARGET_OPSET: Final = 17
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit.graph import GraphIndex, add_constant, attribute, fresh_name, replace_nodes
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, attribute, fresh_name, replace_nodes
 from edgekit_toolkit.passes.pointwise import is_pointwise, matrix
 from edgekit_toolkit.passes.rewriting import rewrite_all
 

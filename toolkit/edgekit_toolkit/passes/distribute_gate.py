@@ -8,7 +8,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.graph import GraphIndex, add_constant, float_tensors, fresh_name, replace_nodes
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    add_constant,
+    float_tensors,
+    fresh_name,
+    replace_nodes,
+)
 from edgekit_toolkit.passes.rewriting import rewrite_all
 
 # A gate of one value a channel comes from one of these, through a chain that keeps its 1x1 size.

@@ -5,8 +5,8 @@ Inputs stay, used or not, because callers give them; so does the metadata, which
 
 import onnx
 
-from edgekit_toolkit.graph import reads, remove_unused_initializers
-from edgekit_toolkit.nesting import graphs
+from edgekit_toolkit.onnx_graph.index import reads, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import onnx
 from onnx import shape_inference
 
-from edgekit_toolkit.feeds import batch_dims, free_dims
-from edgekit_toolkit.specs import real_inputs, tensor_specs
+from edgekit_toolkit.onnx_graph.specs import real_inputs, tensor_specs
+from edgekit_toolkit.samples.generated import batch_dims, free_dims
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from edgekit_toolkit.graph import (
+from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     Shape,
     add_constant,

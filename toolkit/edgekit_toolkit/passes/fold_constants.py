@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.graph import GraphIndex, attribute, reads, remove_unused_initializers
-from edgekit_toolkit.nesting import graphs
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, reads, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.traversal import graphs
 
 MAX_GROWN_BYTES: Final = 64 << 10
 KEPT_OPERATORS: Final = frozenset(

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.graph import (
+from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
     fresh_name,

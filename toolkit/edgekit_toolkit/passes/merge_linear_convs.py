@@ -7,7 +7,7 @@ It does not merge a bottleneck (a narrow middle), whose product is larger than i
 import numpy as np
 import onnx
 
-from edgekit_toolkit.graph import (
+from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
     replace_nodes,

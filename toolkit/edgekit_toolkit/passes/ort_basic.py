@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from edgekit_toolkit.nesting import nodes
+from edgekit_toolkit.onnx_graph.traversal import nodes
 
 
 class CastsAddedError(Exception):

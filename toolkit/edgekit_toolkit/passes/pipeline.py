@@ -16,10 +16,9 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeEr
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.feeds import Feeds, batch_dims, scaled
-from edgekit_toolkit.importers.screen import STANDARD_DOMAINS
-from edgekit_toolkit.nesting import nodes, stored_tensors
-from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.importers.onnx_screen import STANDARD_DOMAINS
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
     convert_opset,
@@ -37,7 +36,8 @@ from edgekit_toolkit.passes import (
     simplify,
     state_zero_points,
 )
-from edgekit_toolkit.specs import tensor_specs
+from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.samples.generated import Feeds, batch_dims, scaled
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 

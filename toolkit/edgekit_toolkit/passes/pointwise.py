@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit.graph import GraphIndex, attribute
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:

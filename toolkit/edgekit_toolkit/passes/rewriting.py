@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import onnx
 
-from edgekit_toolkit.graph import remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import remove_unused_initializers
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:

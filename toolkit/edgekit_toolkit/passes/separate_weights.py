@@ -8,7 +8,7 @@ from typing import Final
 
 import onnx
 
-from edgekit_toolkit.specs import real_inputs
+from edgekit_toolkit.onnx_graph.specs import real_inputs
 
 IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
 

@@ -9,8 +9,8 @@ from typing import Final
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from edgekit_toolkit.graph import remove_unused_initializers
-from edgekit_toolkit.nesting import graphs
+from edgekit_toolkit.onnx_graph.index import remove_unused_initializers
+from edgekit_toolkit.onnx_graph.traversal import graphs
 
 FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgekit_toolkit.graph import GraphIndex, add_constant
-from edgekit_toolkit.nesting import graphs
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant
+from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:

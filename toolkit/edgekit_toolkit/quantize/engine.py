@@ -11,8 +11,8 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.samples.generated import Feeds
 
 # Only errors that say that a graph or node could not be used; the rest (warnings of fallbacks) is noise here.
 _LOG_FATAL = 4

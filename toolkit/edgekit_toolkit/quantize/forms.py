@@ -16,14 +16,14 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
-from edgekit_toolkit.graph import GraphIndex, opset
-from edgekit_toolkit.quantize import storage
-from edgekit_toolkit.quantize.compact import shorten_names
-from edgekit_toolkit.quantize.equalize import apply_factors
+from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
+from edgekit_toolkit.quantize.onnx import storage
+from edgekit_toolkit.quantize.onnx.compact import shorten_names
+from edgekit_toolkit.quantize.onnx.equalize import apply_factors
+from edgekit_toolkit.quantize.onnx.qdq import write_qdq
+from edgekit_toolkit.quantize.onnx.tables import int8_tables, is_table_lookup, stored_table
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
-from edgekit_toolkit.quantize.qdq import write_qdq
 from edgekit_toolkit.quantize.scheme import SCHEMES
-from edgekit_toolkit.quantize.tables import int8_tables, is_table_lookup, stored_table
 
 FLOAT32: Final = "float32"
 FLOAT16_WEIGHTS: Final = "float16-weights"

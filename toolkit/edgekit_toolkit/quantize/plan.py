@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from edgekit_toolkit.graph import GraphIndex, attribute, float_tensors, reads
-from edgekit_toolkit.quantize.precise import Step, precise_steps
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, float_tensors, reads
+from edgekit_toolkit.quantize.onnx.precise import Step, precise_steps
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})

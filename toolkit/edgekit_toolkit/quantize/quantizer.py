@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
+from edgekit_toolkit.samples.generated import Feeds
 
 M = TypeVar("M")
 Factors = Mapping[str, NDArray[np.float32]]

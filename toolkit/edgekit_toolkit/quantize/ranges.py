@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.feeds import Feeds
 from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.samples.generated import Feeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.graph import GraphIndex, attribute
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
+from edgekit_toolkit.samples.generated import Feeds
 
 M = TypeVar("M")
 Block = tuple[str, ...]

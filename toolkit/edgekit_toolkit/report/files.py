@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit_runtime.errors import OutputError
 from edgekit_toolkit.report.document import finite_report
-from edgekit_toolkit.report.html import render_page
+from edgekit_toolkit.report.page.html import render_page
 
 
 def write_report(document: Mapping[str, Any], folder: Path, stem: str) -> tuple[Path, Path]:

@@ -36,7 +36,7 @@ from edgekit_toolkit.report.figures import (
     show_sizes,
 )
 from edgekit_toolkit.report.headline import headline
-from edgekit_toolkit.report.variants import describe_variant
+from edgekit_toolkit.report.page.variants import describe_variant
 
 _BAR_CELLS = 12
 # What a budget line begins with.

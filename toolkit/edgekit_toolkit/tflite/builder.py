@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.tflite.forms import Shape
+from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import RefusedError
 
 # Element types that TFLite kernels compute with; the values are TFLite's names.

@@ -9,9 +9,9 @@ import onnx
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_toolkit.feeds import Feeds
-from edgekit_toolkit.ort_options import ort_options
-from edgekit_toolkit.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
 

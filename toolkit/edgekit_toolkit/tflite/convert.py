@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
-from edgekit_toolkit.tflite.forms import Form, held_shape, plain
-from edgekit_toolkit.tflite.fusion import fuse
-from edgekit_toolkit.tflite.layout import plan_forms
+from edgekit_toolkit.tflite.fusion.fusion import fuse
+from edgekit_toolkit.tflite.layout.assignment import plan_forms
+from edgekit_toolkit.tflite.layout.forms import Form, held_shape, plain
+from edgekit_toolkit.tflite.layout.rules import Rule
+from edgekit_toolkit.tflite.layout.values import Values, View, find_views
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.prepare import CONSTANT_OPERATORS, NO_MAPPING, prepare
 from edgekit_toolkit.tflite.refusal import (
@@ -22,9 +24,7 @@ from edgekit_toolkit.tflite.refusal import (
     refuse_all,
 )
 from edgekit_toolkit.tflite.registry import Operator
-from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.step import Step
-from edgekit_toolkit.tflite.values import Values, View, find_views
 from edgekit_toolkit.tflite.view import Graph, Node, graph_of
 from edgekit_toolkit.tflite.writer import write
 

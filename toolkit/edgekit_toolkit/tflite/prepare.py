@@ -6,10 +6,10 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.graph import opset
+from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.shapes import with_shapes
+from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.passes import convert_opset, fold_constants
-from edgekit_toolkit.shapes import with_shapes
-from edgekit_toolkit.specs import dimension, real_inputs
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of

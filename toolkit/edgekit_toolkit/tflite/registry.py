@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from edgekit_toolkit.tflite.rules import MakeRule
+from edgekit_toolkit.tflite.layout.rules import MakeRule
 from edgekit_toolkit.tflite.step import Step
 
 Emit: TypeAlias = Callable[[Step], None]

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Builder, Options, Tensor
-from edgekit_toolkit.tflite.forms import Form, Shape, held_shape
+from edgekit_toolkit.tflite.layout.forms import Form, Shape, held_shape
+from edgekit_toolkit.tflite.layout.rules import Rule
+from edgekit_toolkit.tflite.layout.values import Values
 from edgekit_toolkit.tflite.refusal import RefusedError
-from edgekit_toolkit.tflite.rules import Rule
-from edgekit_toolkit.tflite.values import Values
 from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 

@@ -10,9 +10,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.graph import opset
-from edgekit_toolkit.specs import real_inputs
-from edgekit_toolkit.tflite.forms import Shape
+from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.specs import real_inputs
+from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import UnknownTensorError
 
 # The activation that an operator applies to its result, by TFLite's names.

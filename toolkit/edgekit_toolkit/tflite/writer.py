@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Operation, Tensor
+from edgekit_toolkit.tflite.flatbuffer import pack, schema
 from edgekit_toolkit.tflite.refusal import ConversionError
-from edgekit_toolkit.tflite_file import pack, schema
 
 SIGNATURE_KEY: Final = "serving_default"
 SCHEMA_VERSION: Final = 3

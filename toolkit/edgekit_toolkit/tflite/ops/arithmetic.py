@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.layout.rules import elementwise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import elementwise
 from edgekit_toolkit.tflite.step import Step
 
 _COMPARISONS: Final = {

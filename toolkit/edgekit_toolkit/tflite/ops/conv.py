@@ -3,11 +3,11 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
-from edgekit_toolkit.tflite.forms import NEW, Form, channels_last
+from edgekit_toolkit.tflite.layout.forms import NEW, Form, channels_last
+from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.ops.sliding import padded, strides_of, windows_of
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.step import Step, fused
 from edgekit_toolkit.tflite.view import Graph, Node
 

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
-from edgekit_toolkit.tflite.forms import channels_last
+from edgekit_toolkit.tflite.layout.forms import channels_last
+from edgekit_toolkit.tflite.layout.rules import Rule
 from edgekit_toolkit.tflite.ops.sliding import PADDING_CODES, attributes_of, pad_spatial
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import Rule
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node
 

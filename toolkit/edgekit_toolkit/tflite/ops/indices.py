@@ -3,9 +3,9 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.layout.rules import Rule, axis_last, axiswise, removing
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import Rule, axis_last, axiswise, removing
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node
 

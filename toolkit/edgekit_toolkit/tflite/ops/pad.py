@@ -3,9 +3,9 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.layout.rules import axiswise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import axiswise
 from edgekit_toolkit.tflite.step import Step
 
 MAX_PADDED_RANK = 5

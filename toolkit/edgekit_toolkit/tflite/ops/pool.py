@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.layout.rules import Rule, axiswise, spatial
 from edgekit_toolkit.tflite.ops.sliding import (
     attributes_of,
     pad_for_maxima,
@@ -16,7 +17,6 @@ from edgekit_toolkit.tflite.ops.sliding import (
 from edgekit_toolkit.tflite.ops.sums import emit_reduction
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import Rule, axiswise, spatial
 from edgekit_toolkit.tflite.step import Step, fused
 from edgekit_toolkit.tflite.view import Graph, Node
 from edgekit_toolkit.tflite.windows import Windows

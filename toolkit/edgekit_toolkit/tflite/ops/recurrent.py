@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.layout.rules import as_onnx
 from edgekit_toolkit.tflite.ops.linear import fully_connected
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import as_onnx
 from edgekit_toolkit.tflite.step import Step
 
 # Each step is about ten operators in each direction; longer sequences make files slow to load and run.

@@ -3,9 +3,9 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.layout.rules import as_onnx, elementwise, regrouping
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import as_onnx, elementwise, regrouping
 from edgekit_toolkit.tflite.step import Step
 
 

@@ -1,8 +1,8 @@
 """Softmax and its logarithm, along the last held axis."""
 
 from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.layout.rules import axis_last
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import axis_last
 from edgekit_toolkit.tflite.step import Step
 
 

@@ -5,9 +5,9 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options
+from edgekit_toolkit.tflite.layout.rules import elementwise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
-from edgekit_toolkit.tflite.rules import elementwise
 from edgekit_toolkit.tflite.step import Step
 
 # ONNX operator -> TFLite operator and its table of options, for float32.

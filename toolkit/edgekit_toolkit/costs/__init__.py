@@ -1,0 +1,1 @@
+"""Modelled costs of a model: operations, bytes, latency, energy and memory."""

@@ -1,0 +1,219 @@
+"""Memory of the activations: onnxruntime's plan of buffers, replayed on its arena.
+
+Not modelled: sub-graphs of control flow, and buffers that a kernel takes from the C library.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+
+from edgekit_toolkit.costs.ort_arena import Arena, Block
+from edgekit_toolkit.onnx_graph.index import attribute, reads
+from edgekit_toolkit.onnx_graph.ort_graph import BLOCKED_DOMAIN, EngineGraph, EngineTensor
+
+_RUNS: Final = 3  # a second run may find the arena cut in a way that needs more; a third seldom does
+# Kernels whose output is another view of their input.
+_VIEWS: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"})
+# Kernels that may write over their first input where nothing reads it later. Add and its like are not among
+# them on the CPU.
+_IN_PLACE: Final = frozenset(
+    {"Cast", "Celu", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "LogSoftmax"}
+    | {"QuickGelu", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
+)
+_SUMMAND_INPUT: Final = 3  # of a convolution with a fused addition, which adds to it in place
+_VARIADIC: Final = frozenset({"Max", "Mean", "Min", "Sum"})
+# Scratch of one thread in a convolution that expands its input in segments: 128 x 128 floats.
+_SEGMENT_BYTES: Final = 128 * 128 * 4
+_SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take channels in such groups
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationMemory:
+    """What the activations need.
+
+    Attributes:
+        resident_bytes: of the arena after a few runs: activations, scratch of the kernels and outputs.
+        unknown_tensors: intermediate tensors without a known shape; they are counted as nothing.
+    """
+
+    resident_bytes: int
+    unknown_tensors: int
+
+
+def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
+    """Return what the activations of `graph` need.
+
+    Args:
+        graph: see `optimise_as_engine`.
+        threads: of one inference, at least 1.
+    """
+    buffers = _plan_buffers(graph)
+    last_use: dict[str, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for name in (*reads(node), *node.output):
+            last_use[buffers.get(name, name)] = step
+    ends: dict[int, list[str]] = {}
+    for name, step in last_use.items():
+        ends.setdefault(step, []).append(name)
+    arena = Arena()
+    packed = [
+        _tensor(graph, node.input[index]).size_bytes for node in graph.nodes for index in _packed_input(node)
+    ]
+    for size in packed:
+        arena.allocate(size)
+    for _ in range(_RUNS):
+        _run(graph, buffers, ends, arena, threads)
+    unknown = sum(graph.tensors[name].shape is None for node in graph.nodes for name in node.output if name)
+    return ActivationMemory(arena.resident_bytes - sum(packed), unknown)
+
+
+def _run(
+    graph: EngineGraph, buffers: Mapping[str, str], ends: Mapping[int, list[str]], arena: Arena, threads: int
+) -> None:
+    live: dict[str, Block] = {}
+    for step, node in enumerate(graph.nodes):
+        for name in node.output:
+            if name and name not in buffers and graph.tensors[name].size_bytes:
+                live[name] = arena.allocate(graph.tensors[name].size_bytes)
+        scratch = [arena.allocate(size) for size in scratch_bytes(node, graph, threads) if size]
+        for block in scratch:
+            arena.release(block)
+        for name in ends.get(step, ()):
+            if name in live and name not in graph.outputs:
+                arena.release(live.pop(name))
+    # The caller drops the outputs before the next run.
+    for block in live.values():
+        arena.release(block)
+
+
+def _plan_buffers(graph: EngineGraph) -> dict[str, str]:
+    """Return which tensors live in the buffer of another one: name -> the tensor that owns the buffer.
+
+    Source: onnxruntime, core/framework/allocation_planner.cc, ComputeSingleStreamReusePlan.
+    """
+    owners: dict[str, str] = {}
+    # Never free: what the caller or the session owns.
+    uses = dict.fromkeys((*graph.weights, *graph.inputs, *graph.outputs), 1)
+    for node in graph.nodes:
+        for name in reads(node):
+            uses[name] = uses.get(name, 0) + 1
+    unread = {name for node in graph.nodes for name in node.output if name and name not in uses}
+    free: list[str] = []  # owners of free buffers, the latest first
+    for node in graph.nodes:
+        for position, name in enumerate(node.output):
+            if not name or name in graph.outputs:
+                continue
+            owner = _reusable_input(node, position, graph, owners, uses)
+            if owner is None and graph.tensors[name].shape:
+                owner = next((other for other in free if graph.tensors[other] == graph.tensors[name]), None)
+                if owner is not None:
+                    free.remove(owner)
+            if owner is not None:
+                owners[name] = owner
+                uses[owner] += uses.get(name, 0)
+        for name in (*reads(node), *(name for name in node.output if name in unread)):
+            owner = owners.get(name, name)
+            uses[owner] = uses.get(owner, 1) - 1
+            if uses[owner] == 0 and owner in graph.tensors:
+                free.insert(0, owner)
+    return owners
+
+
+def _reusable_input(
+    node: onnx.NodeProto,
+    position: int,
+    graph: EngineGraph,
+    owners: Mapping[str, str],
+    uses: Mapping[str, int],
+) -> str | None:
+    if position > 0:
+        return None
+    if node.op_type in _VIEWS:
+        viewed: str = node.input[0]
+        return owners.get(viewed, viewed)
+    if node.op_type in _IN_PLACE:
+        index = 0
+    elif node.op_type == "FusedConv" or (node.op_type == "Conv" and node.domain == BLOCKED_DOMAIN):
+        index = _SUMMAND_INPUT
+    else:
+        return None
+    if index >= len(node.input) or node.input[index] not in graph.tensors:
+        return None
+    name: str = node.input[index]
+    owner = owners.get(name, name)
+    tensor = graph.tensors[name]
+    same_size = tensor.shape is not None and tensor == graph.tensors[node.output[0]]
+    return owner if same_size and uses[owner] == 1 else None
+
+
+def _packed_input(node: onnx.NodeProto) -> tuple[int, ...]:
+    """Return which input the kernel packs into the arena while the model is loaded, if any."""
+    return {"ConvTranspose": (1,), "QLinearConv": (3,)}.get(node.op_type, ())
+
+
+def scratch_bytes(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Iterator[int]:
+    """Yield the sizes of the buffers that the kernel of `node` takes from the arena while it runs.
+
+    Source: onnxruntime, core/mlas/lib/convolve.cpp (MlasConvPrepare) and, in core/providers/cpu,
+    nn/conv_transpose.cc, quantization/qlinearconv.cc and math/element_wise_ops.cc (Compute).
+    """
+    if node.op_type in {"Conv", "FusedConv"} and node.domain != BLOCKED_DOMAIN:
+        yield from _conv_scratch(node, graph, threads)
+    elif node.op_type == "ConvTranspose":
+        data, weight = _tensor(graph, node.input[0]), _tensor(graph, node.input[1])
+        if data.shape and weight.shape:
+            yield math.prod(weight.shape[1:]) * math.prod(data.shape[2:]) * 4
+    elif node.op_type in _VARIADIC and len(node.input) > 2:
+        yield _tensor(graph, node.output[0]).size_bytes  # the result so far
+    elif node.op_type == "QLinearConv":
+        yield from _int8_conv_scratch(node, graph)
+
+
+def _conv_scratch(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Iterator[int]:
+    weight, out = _tensor(graph, node.input[1]).shape, _tensor(graph, node.output[0]).shape
+    if not weight or not out or (math.prod(weight[2:]) == 1 and not _moves(node)):
+        return  # a pointwise convolution is one matrix product
+    positions = math.prod(out[2:])
+    if weight[0] // attribute(node, "group", 1) > positions:
+        yield positions * math.prod(weight[1:]) * 4
+    else:
+        yield threads * _SEGMENT_BYTES
+
+
+def _int8_conv_scratch(node: onnx.NodeProto, graph: EngineGraph) -> Iterator[int]:
+    data, out = _tensor(graph, node.input[0]), _tensor(graph, node.output[0])
+    weight = _tensor(graph, node.input[3]).shape
+    if not data.shape or not out.shape or not weight:
+        return
+    last = bool(attribute(node, "channels_last", 0))
+    positions = math.prod(out.shape[1:-1] if last else out.shape[2:])
+    kernel = math.prod(weight[2:])
+    groups = attribute(node, "group", 1)
+    depthwise = weight[1] == 1 and weight[0] == groups
+    # The symmetric kernels scale to int8 as they go; the others leave int32 sums.
+    symmetric = (
+        weight[0] % _SYMMETRIC_CHANNELS == 0
+        if depthwise
+        else groups == 1 and weight[0] >= _SYMMETRIC_CHANNELS
+    )
+    if not symmetric:
+        yield 4 * weight[0] * positions
+    if not last:
+        yield from (data.size_bytes // data.shape[0], out.size_bytes // out.shape[0])
+    if depthwise or (symmetric and (kernel > 1 or _moves(node))):
+        yield 8 * kernel * positions  # a pointer a tap
+    elif kernel > 1 or _moves(node):
+        yield weight[1] * kernel * positions
+
+
+def _moves(node: onnx.NodeProto) -> bool:
+    """Whether a convolution has strides or padding."""
+    padded = any(attribute(node, "pads", ())) or attribute(node, "auto_pad", b"NOTSET").startswith(b"SAME")
+    return padded or any(stride != 1 for stride in attribute(node, "strides", ()))
+
+
+def _tensor(graph: EngineGraph, name: str) -> EngineTensor:
+    return graph.weights.get(name) or graph.tensors[name]

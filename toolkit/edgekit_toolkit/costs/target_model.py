@@ -1,0 +1,120 @@
+"""Modelled latency and energy of a network on a target: for choosing early, never in place of a measurement.
+
+Each kernel takes the longer of its arithmetic and its memory traffic, plus a fixed start; kernels run one
+after another. Caches, overlap and thermal throttling are not modelled, which is why a result carries a range.
+
+Source: S. Williams et al., Roofline: an insightful visual performance model for multicore architectures,
+CACM 52(4), 2009, section 3 (the bound of one kernel).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgekit_toolkit.targets import PowerMode, Precision, Target
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What one kernel computes and moves, whatever it runs on.
+
+    Attributes:
+        name: the node's name, or that of its first output where it has none.
+        op: operator type.
+        macs: multiply-accumulates.
+        bytes_read: activations read.
+        bytes_written: activations written.
+        weight_bytes: constants read.
+        precision: of the arithmetic.
+        repeats: times it runs in one inference, in the body of a loop; the other figures are of one run.
+        steps: of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for each.
+    """
+
+    name: str
+    op: str
+    macs: int
+    bytes_read: int
+    bytes_written: int
+    weight_bytes: int
+    precision: Precision
+    repeats: int = 1
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("macs", "bytes_read", "bytes_written", "weight_bytes"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{self.name}: {field}: expected at least 0, got {getattr(self, field)}")
+
+    @property
+    def traffic_bytes(self) -> int:
+        """All bytes that the kernel moves."""
+        return self.bytes_read + self.bytes_written + self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledCost:
+    """A modelled latency and energy, with what it was modelled for.
+
+    Attributes:
+        target: name of the target.
+        power_mode: the power mode, by the vendor's name.
+        latency_s: modelled time of one inference.
+        energy_j: modelled energy of the whole board during one inference, idle draw included.
+        energy_above_idle_j: the part of it that the inference adds.
+        active_w: draw of the board during inference.
+        idle_w: draw of the board at rest.
+        uncertainty: factor by which latency, and so energy, may be off either way.
+        kernels: number of kernels that run.
+        status: always `modelled`, so that a report cannot take it for a measurement.
+    """
+
+    target: str
+    power_mode: str
+    latency_s: float
+    energy_j: float
+    energy_above_idle_j: float
+    active_w: float
+    idle_w: float
+    uncertainty: float
+    kernels: int
+    status: Literal["modelled"] = "modelled"
+
+    @property
+    def latency_range_s(self) -> tuple[float, float]:
+        """Least and greatest latency that the uncertainty allows."""
+        return self.latency_s / self.uncertainty, self.latency_s * self.uncertainty
+
+
+def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
+    """Modelled time of all runs of one kernel on `target` in `mode`, seconds."""
+    arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * mode.compute_scale.value)
+    transfer_s = node.traffic_bytes / (target.costs.memory.value * mode.bandwidth_scale.value)
+    starts = node.steps if target.backend.default == "tensorrt" else 1
+    return node.repeats * (max(arithmetic_s, transfer_s) + starts * target.costs.kernel_overhead.value)
+
+
+def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None = None) -> ModelledCost:
+    """Modelled latency and energy of one inference.
+
+    Args:
+        nodes: the kernels, from `edgekit_toolkit.costs.onnx_operators.node_costs`.
+        target: where they would run, on the target's default backend.
+        power_mode: name of a power mode of the target; by default the one set out of the box.
+
+    Raises:
+        TargetError: the target has no such power mode.
+    """
+    mode = target.power.mode(power_mode or target.power.default_mode)
+    latency_s = sum(kernel_latency_s(node, target, mode) for node in nodes)
+    active_w, idle_w = mode.active.value, target.power.idle.value
+    return ModelledCost(
+        target=target.name,
+        power_mode=mode.name,
+        latency_s=latency_s,
+        energy_j=active_w * latency_s,
+        energy_above_idle_j=(active_w - idle_w) * latency_s,
+        active_w=active_w,
+        idle_w=idle_w,
+        uncertainty=target.costs.uncertainty.value,
+        kernels=sum(node.repeats for node in nodes),
+    )

@@ -1,0 +1,196 @@
+"""Running files of samples through a session, and writing what comes out.
+
+Any number of samples is run in the batch that the model takes. All it knows of an
+output is whether it looks like class scores.
+"""
+
+import json
+import zipfile  # noqa: TID251 - an .npz is data for the user, not a package
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError, PackageError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.packaging.attachments import class_names
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.samples.source import open_data
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What came out of a file of samples.
+
+    Attributes:
+        samples: how many there were.
+        batch: how many were run at once.
+        outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
+        first: the feeds of the first run.
+        names: the file of each sample, where each is a file of its own.
+    """
+
+    samples: int
+    batch: int
+    outputs: Mapping[str, NDArray[Any]]
+    first: Feeds
+    names: tuple[str, ...] = ()
+
+
+def run_samples(
+    session: Session, inputs: Sequence[TensorSpec], path: Path, decoding: Decoding | None = None
+) -> Inference:
+    """Return the outputs for all samples in the file or folder at `path`.
+
+    A model of a fixed batch runs that many at once; the last ones are filled up with copies of the last
+    sample, whose outputs are dropped. Other models run one sample at a time.
+
+    Args:
+        session: of the model.
+        inputs: what the model takes, as its package states it.
+        path: as for `open_data`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
+
+    Raises:
+        DataError: see `open_data`; or the outputs of the samples form no array.
+        BackendError: the engine failed.
+    """
+    batching = Batching.of(inputs)
+    batch = batching.size or 1
+    if batching.stacked:  # read in any number, also in fewer than the batch
+        inputs = [replace(spec, shape=("samples", *spec.shape[1:])) for spec in inputs]
+    source = open_data(path, inputs, decoding=decoding)
+    parts: dict[str, list[NDArray[Any]]] = {}
+    first: Feeds = {}
+    for feeds, _ in source.stream(batch):
+        filled, count = _fill(feeds, batch) if batching.stacked else (feeds, 1)
+        first = first or filled
+        for name, output in session.run(filled).items():
+            parts.setdefault(name, []).append(_rows(name, output, count, batch))
+    outputs = {name: _join(name, rows) for name, rows in parts.items()}
+    return Inference(len(source), batch, outputs, first, source.names)
+
+
+def run_golden(session: Session, package: OpenedPackage) -> Inference:
+    """Return the outputs for the golden inputs of a package, as the model gives them.
+
+    Raises:
+        DataError: the session takes other inputs than the package states.
+        BackendError: the engine failed.
+    """
+    feeds = read_golden_inputs(package)
+    shapes = [
+        TensorSpec(golden.name, golden.dtype, golden.shape) for golden in package.manifest.golden.inputs
+    ]
+    batch = Batching.of(shapes).size or 1
+    return Inference(batch, batch, session.run(feeds), feeds)
+
+
+def _fill(feeds: Feeds, batch: int) -> tuple[Feeds, int]:
+    """Return feeds of a whole batch, and how many of its samples are real."""
+    count = len(next(iter(feeds.values())))
+    if count == batch:
+        return feeds, count
+    return {
+        name: np.concatenate([array, np.repeat(array[-1:], batch - count, axis=0)])
+        for name, array in feeds.items()
+    }, count
+
+
+def _rows(name: str, output: NDArray[Any], count: int, batch: int) -> NDArray[Any]:
+    """Return the part of an output that belongs to the `count` real samples, with a leading axis to join."""
+    if output.ndim and output.shape[0] == batch:
+        return output[:count]
+    if count < batch:
+        raise DataError(
+            f"output '{name}' has shape {list(output.shape)}, without a row for each of the {batch} samples"
+            f" that the model takes at once, so {count} cannot be run; give a multiple of {batch}"
+        )
+    return output[np.newaxis]
+
+
+def _join(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise DataError(
+            f"output '{name}' has shape {list(shapes[0])} for one sample and {list(shapes[-1])} for another,"
+            " so they form no array; run such samples one at a time"
+        )
+    return np.concatenate(parts)
+
+
+def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
+    """Return the names of the classes in the order of their scores, one a line; none where there are none.
+
+    Raises:
+        PackageError: the labels are not text in UTF-8.
+    """
+    path = package.manifest.labels
+    if path is None:
+        return ()
+    try:
+        return class_names(bytes(package.read(path)).decode("utf-8"))
+    except UnicodeDecodeError as cause:
+        raise PackageError(f"{package.path}: labels '{path}' are not text in UTF-8: {cause}") from cause
+
+
+def package_decoding(package: OpenedPackage) -> Decoding:
+    """Return how photographs and recordings become samples of a package: by the preprocessing it carries.
+
+    Raises:
+        PackageError: the preprocessing is no JSON object.
+    """
+    path = package.manifest.preprocessing
+    if path is None:
+        return Decoding(labelled=False)
+    try:
+        fields = json.loads(bytes(package.read(path)))
+    except (ValueError, RecursionError) as cause:
+        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON: {cause}") from cause
+    if not isinstance(fields, dict):
+        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON object")
+    return Decoding(fields, labelled=False)
+
+
+def find_top_classes(
+    output: NDArray[Any], classes: int, count: int = 5
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the classes of the highest scores with these, for each sample; nothing for other outputs.
+
+    Args:
+        output: class scores are numbers [N, classes]; NaN comes last.
+        classes: how many there are.
+        count: how many to return at most.
+    """
+    if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
+        return ()
+    scores = output.astype(np.float64)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return tuple(
+        tuple((int(index), float(row[index])) for index in best)
+        for row, best in zip(scores, order, strict=True)
+    )
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays to an `.npz` file, atomically; the same arrays give the same bytes.
+
+    Not by `numpy.savez`, which takes the names for its own arguments (`file`, `allow_pickle`).
+
+    Raises:
+        OutputError: the folder is missing or unwritable, or the disk is full.
+    """
+    with write_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                npy_format.write_array(member, np.asanyarray(array), allow_pickle=False)

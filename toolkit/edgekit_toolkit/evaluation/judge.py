@@ -1,0 +1,73 @@
+"""Figures of candidates beside their scores: latency here and on the target, memory, energy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.costs.target_model import NodeCost, model_cost
+from edgekit_toolkit.evaluation.model_kind import Model, peak_memory_of, work_of
+from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes
+from edgekit_toolkit.onnx_graph.traversal import is_control_flow
+from edgekit_toolkit.quantize.quantizer import Runner
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets import Target
+
+_LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0)
+
+
+def measure_latencies(
+    source: Runner, candidates: Sequence[Runner], feeds: Feeds
+) -> tuple[Latency, tuple[Latency, ...]]:
+    """Return the latency here of the source model and of each candidate, from interleaved runs."""
+    calls = {str(number): partial(run, feeds) for number, run in enumerate([source, *candidates])}
+    found = measure_latency(calls, _LATENCY_LIMITS)
+    return found["0"], tuple(found[str(number)] for number in range(1, len(calls)))
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """Latency and energy on the target, modelled; None where the model's work cannot be counted."""
+
+    latency_ms: float | None
+    energy_mj: float | None
+    reason: str
+
+
+def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
+    """Return what one inference would take on the target."""
+    try:
+        work = work_of(model, dims, float_outputs=target.backend.default == "tensorrt")
+    except ModelError as error:
+        return Modelled(None, None, str(error).splitlines()[0])
+    cost = model_cost(work, target)
+    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, "")
+
+
+def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
+    """Return the work of each kernel, or nothing where it cannot be counted."""
+    try:
+        return work_of(model, dims)
+    except ModelError:
+        return []
+
+
+def find_memory(
+    model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds
+) -> MemoryEstimate | PeakMemory | str:
+    """Return the peak memory of a process that runs the model, or why it cannot be told.
+
+    For onnxruntime it is estimated for the target, with the engine's part of this machine. It is measured
+    here for LiteRT, whose memory depends little on the processor, and for control flow, which the estimate
+    does not look into.
+    """
+    try:
+        if isinstance(model, bytes) or any(map(is_control_flow, model.graph.node)):
+            return peak_memory_of(model, feeds)
+        return estimate_peak_memory(
+            model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
+        )
+    except EdgekitError as error:
+        return f"peak memory is not known: {str(error).splitlines()[0]}"

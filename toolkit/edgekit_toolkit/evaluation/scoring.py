@@ -1,0 +1,370 @@
+"""Scores of candidates on the evaluation samples, sample by sample: one half chooses, the other is held back.
+
+The best of many candidates looks better on the samples that chose it than it is. Its drop is therefore taken
+on samples that chose nothing; `confirmation` holds the rule.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.evaluation.drops import Drop, Floats, mean_drops, set_drop, set_replicates
+from edgekit_toolkit.evaluation.metrics import Metric, Outputs, SetMetric, find_metric
+from edgekit_toolkit.quantize.quantizer import Runner
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.samples.source import draw_mask
+from edgekit_toolkit.samples.split import Part
+
+# Samples in a batch where the model leaves it free; one for models whose activations are large anyway.
+_BATCH = 16
+_SMALL_INPUT_BYTES = 1 << 18
+CONFIRMATION_SHARE: Final = 0.5
+# With fewer, neither half says anything, and the bootstrap of a half is not to be trusted.
+LEAST_TO_HOLD_BACK: Final = 40
+_SPLIT_SEED = 2  # not that of the split between calibration and evaluation
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Scores on one set of samples.
+
+    Attributes:
+        samples: how many there are.
+        baseline: score of the source model, 0..1.
+        scores: of each candidate, 0..1.
+        drops: of each candidate.
+    """
+
+    samples: int
+    baseline: float
+    scores: tuple[float, ...]
+    drops: tuple[Drop, ...]
+
+    def without(self, places: Collection[int]) -> "Tally":
+        """Return the tally of the other candidates."""
+        kept = [place for place in range(len(self.scores)) if place not in places]
+        return replace(
+            self,
+            scores=tuple(self.scores[place] for place in kept),
+            drops=tuple(self.drops[place] for place in kept),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores on the evaluation samples.
+
+    Attributes:
+        metric: that was used.
+        choosing: on the samples by which candidates are chosen.
+        confirmation: on those held back, which choose nothing; None where there are too few samples.
+        spoiled: place of each candidate whose outputs are NaN or infinite where those of the source model are
+            finite, with which and on how many samples. No score makes up for that: it is not to be used.
+    """
+
+    metric: Metric | SetMetric
+    choosing: Tally
+    confirmation: Tally | None
+    spoiled: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return self.choosing.samples + (0 if self.confirmation is None else self.confirmation.samples)
+
+    @property
+    def stated(self) -> Tally:
+        """What a package states: on the samples that chose nothing, where there are any."""
+        return self.confirmation or self.choosing
+
+    def without(self, places: Collection[int]) -> "Scores":
+        """Return the scores of the other candidates, all of them fit for use."""
+        confirmation = None if self.confirmation is None else self.confirmation.without(places)
+        return Scores(self.metric, self.choosing.without(places), confirmation)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A model as it is judged, whatever its engine.
+
+    Attributes:
+        run: makes one inference.
+        alone: whether it takes one sample at a time: its batch is fixed, or its ranges come from the batch.
+    """
+
+    run: Runner
+    alone: bool
+
+
+def score_candidates(
+    source: Runner,
+    candidates: Sequence[Contestant],
+    part: Part,
+    metric_name: str,
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    progress: Callable[[int, int], None],
+) -> Scores:
+    """Return the scores of the source model and of the candidates.
+
+    Args:
+        source: the float model as the user gave it, which is also the reference of relative metrics.
+        candidates: to judge; they take and give what the source does, in its order.
+        part: evaluation samples.
+        metric_name: as for `metrics.find_metric`.
+        inputs: what the source takes.
+        outputs: what it gives.
+        progress: called with samples done and their number.
+
+    Raises:
+        DataError: the metric does not suit the model or the data.
+        BackendError: a model does not run on a sample.
+    """
+    first = next(part.stream(1), None)
+    if first is None:
+        raise DataError("there are no evaluation samples")
+    names = [spec.name for spec in outputs]
+    runs = [_named(run, names) for run in (source, *(one.run for one in candidates))]
+    metric = find_metric(metric_name, runs[0](first[0]), part.labelled)
+    stacked = Batching.of(inputs).stacked
+    alone = isinstance(metric, SetMetric) or any(one.alone for one in candidates)
+    judging = _Judging(part, 1 if alone else _batch(first[0]), stacked, progress)
+    if isinstance(metric, SetMetric):
+        return judging.by_set(runs, metric)
+    return judging.by_sample(runs, metric)
+
+
+def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
+    return lambda feeds: dict(zip(names, run(feeds), strict=True))
+
+
+@dataclass(slots=True)
+class _Judging:
+    """One pass over the samples, or one a model.
+
+    Attributes:
+        part: evaluation samples.
+        batch: samples at once where the model leaves that free.
+        stacked: whether samples share a leading axis.
+        progress: called with samples done and their number.
+        spoiled: place of a candidate -> output -> samples.
+    """
+
+    part: Part
+    batch: int
+    stacked: bool
+    progress: Callable[[int, int], None]
+    spoiled: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def by_sample(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: Metric) -> Scores:
+        """Return the means of scores of single samples."""
+        rows: list[Floats] = []
+        done = 0
+        for feeds, labels in self.part.stream(self.batch):
+            reference = runs[0](feeds)
+            count = self._count(feeds)
+            scores = []
+            for place, run in enumerate(runs):
+                found = run(feeds) if place else reference
+                self._note_spoiled(place - 1, found, reference, count)
+                scores.append(_checked(metric.score(found, reference, labels), feeds, count))
+            rows.append(np.stack(scores))
+            done += count
+            self.progress(min(done, self.part.count), self.part.count)
+        table = np.concatenate(rows, axis=1)
+        tallied = tally_scores(metric, table, hold_back=not self.part.is_generated)
+        return replace(tallied, spoiled=self._reasons(table.shape[1]))
+
+    def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
+        """Return scores over whole sets; the outputs of two models are held at a time."""
+        labels: list[int] = []
+        references: list[Outputs] = []
+        for feeds, given in self.part.stream(1):
+            references += _sample_rows(runs[0](feeds), self._count(feeds))
+            labels += [] if given is None else given.tolist()
+            self.progress(len(references), self.part.count * len(runs))
+        known = np.asarray(labels, np.int64) if self.part.labelled else None
+        parts = _split(len(references), hold_back=not self.part.is_generated)
+        found: list[list[tuple[float, Floats]]] = [[] for _ in parts]
+        for place, run in enumerate(runs):
+            outputs = references if place == 0 else self._outputs(run, references, place, len(runs))
+            for part, entries in zip(parts, found, strict=True):
+                score = _set_score(metric, outputs, references, known, part)
+                entries.append((score(np.arange(len(part))), _set_replicates(metric, score, len(part))))
+        tallies = [_set_tally(len(part), entries) for part, entries in zip(parts, found, strict=True)]
+        return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None, self._reasons(len(references)))
+
+    def _outputs(
+        self, run: Callable[[Feeds], Outputs], references: Sequence[Outputs], place: int, models: int
+    ) -> list[Outputs]:
+        outputs: list[Outputs] = []
+        for feeds, _ in self.part.stream(1):
+            rows = _sample_rows(run(feeds), self._count(feeds))
+            for found, reference in zip(rows, references[len(outputs) :], strict=False):
+                self._note_spoiled(place - 1, found, reference, 1)
+            outputs += rows
+            self.progress(place * self.part.count + len(outputs), self.part.count * models)
+        return outputs
+
+    def _count(self, feeds: Feeds) -> int:
+        return len(next(iter(feeds.values()))) if self.stacked else 1
+
+    def _note_spoiled(self, place: int, found: Outputs, reference: Outputs, count: int) -> None:
+        for name, rows in _spoiled_rows(found, reference, count).items():
+            counts = self.spoiled.setdefault(place, {})
+            counts[name] = counts.get(name, 0) + rows
+
+    def _reasons(self, count: int) -> dict[int, str]:
+        return {place: _reason(counts, count) for place, counts in self.spoiled.items()}
+
+
+def tally_scores(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
+    """Return the scores of a table of outcomes, half of them held back where there are enough.
+
+    Args:
+        metric: that they are of.
+        table: [models, samples], 0..1, the source model first.
+        hold_back: whether samples may be held back.
+    """
+    tallies = []
+    for places in _split(table.shape[1], hold_back=hold_back):
+        part = table[:, places]
+        means = [float(mean) for mean in part.mean(axis=1)]
+        tallies.append(Tally(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:]))))
+    return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None)
+
+
+def _split(count: int, *, hold_back: bool) -> list[Places]:
+    """Return the places of the samples that choose, and of those held back where there are enough."""
+    if count < LEAST_TO_HOLD_BACK or not hold_back:
+        return [np.arange(count)]
+    held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)
+    return [np.flatnonzero(~held_back), np.flatnonzero(held_back)]
+
+
+def _checked(scores: Floats, feeds: Feeds, count: int) -> Floats:
+    """Return the scores of a feed: one a sample, or their mean where there is another number of them.
+
+    Such a feed then counts as one sample: what is in it is not independent.
+
+    Raises:
+        DataError: there are none.
+    """
+    if not scores.size:
+        given = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise DataError(
+            f"the model's outputs have no rows to score, for inputs of {given}; give samples of the sizes"
+            " that it is used with (--eval)"
+        )
+    return scores if scores.size == count else scores.mean(keepdims=True)
+
+
+def _sample_rows(outputs: Outputs, count: int) -> list[Outputs]:
+    """Return the outputs of each sample, as copies that a metric cannot change: it sees them many times.
+
+    Raises:
+        DataError: the model takes several samples at once, and an output has no row for each.
+    """
+    if count > 1 and any(value.shape[:1] != (count,) for value in outputs.values()):
+        shapes = {name: list(value.shape) for name, value in outputs.items()}
+        raise DataError(
+            f"a metric over the whole set needs the outputs of each sample; the model takes {count} at once"
+            f" and gives {shapes}; export it with a batch of 1"
+        )
+    rows: list[Outputs] = []
+    for place in range(count):
+        row = {
+            name: (value if count == 1 else value[place : place + 1]).copy()
+            for name, value in outputs.items()
+        }
+        for value in row.values():
+            value.flags.writeable = False
+        rows.append(row)
+    return rows
+
+
+def _set_score(
+    metric: SetMetric,
+    outputs: Sequence[Outputs],
+    references: Sequence[Outputs],
+    labels: NDArray[np.int64] | None,
+    part: Places,
+) -> Callable[[Places], float]:
+    def score(drawn: Places) -> float:
+        places = part[drawn]
+        return metric.score(
+            [outputs[place] for place in places],
+            [references[place] for place in places],
+            None if labels is None else labels[places],
+        )
+
+    return score
+
+
+def _set_replicates(metric: SetMetric, score: Callable[[Places], float], count: int) -> Floats:
+    """Return the score on each resample; NaN where it has none, as AUC where a class was not drawn.
+
+    Raises:
+        DataError: on more than half of them.
+    """
+    errors: list[DataError] = []
+
+    def score_or_nan(drawn: Places) -> float:
+        try:
+            return score(drawn)
+        except DataError as error:
+            errors.append(error)
+            return math.nan
+
+    found = set_replicates(score_or_nan, count)
+    if 2 * len(errors) > len(found):
+        raise DataError(
+            f"metric {metric.name!r} has a score on all {count} samples, but on {len(errors)} of {len(found)}"
+            " resamples of them it has none, so its drop has no interval; give more samples. Last:"
+            f" {errors[-1]}"
+        )
+    return found
+
+
+def _set_tally(count: int, entries: Sequence[tuple[float, Floats]]) -> Tally:
+    (baseline, source), *others = entries
+    drops = tuple(set_drop(baseline, score, (source, replicates), count) for score, replicates in others)
+    return Tally(count, baseline, tuple(score for score, _ in others), drops)
+
+
+def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, int]:
+    """Samples of `count` on which an output is NaN or infinite and the reference is finite, by output."""
+    rows = {}
+    for name, want in reference.items():
+        got = found[name]
+        if got.dtype.kind != "f" or np.isfinite(got).all():
+            continue
+        # An output of another shape (a list of detections) has no value to hold each one against.
+        allowed = ~np.isfinite(want) if got.shape == want.shape else not np.isfinite(want).all()
+        strange = ~np.isfinite(got) & ~np.asarray(allowed)
+        if strange.any():
+            alike = got.ndim > 0 and len(got) == count
+            rows[name] = int(strange.reshape(count, -1).any(axis=1).sum()) if alike else count
+    return rows
+
+
+def _reason(counts: Mapping[str, int], samples: int) -> str:
+    name, most = max(counts.items(), key=lambda item: item[1])
+    return (
+        f"output '{name}' is NaN or infinite on {most} of {samples} evaluation samples, where the source"
+        " model's is finite"
+    )
+
+
+def _batch(feeds: Feeds) -> int:
+    return _BATCH if sum(array.nbytes for array in feeds.values()) <= _SMALL_INPUT_BYTES else 1

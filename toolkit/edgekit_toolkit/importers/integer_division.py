@@ -1,0 +1,92 @@
+"""Whether a model divides integers by what its inputs decide.
+
+On x86 the smallest integer divided by -1 ends the process, and engines do not look for it. So the runtime
+keeps such a model in a process of its own.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_toolkit.evaluation.model_kind import Model
+from edgekit_toolkit.onnx_graph.traversal import graphs
+
+_ONNX_OPERATORS: Final = frozenset({"Div", "Mod"})
+_TFLITE_OPERATORS: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+_FLOAT_TYPES: Final = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+
+
+def divides_by_inputs(model: Model) -> bool:
+    """Return whether some integer division has a divisor that is no constant, or one that holds 0 or -1.
+
+    A tensor whose type cannot be found counts as an integer.
+    """
+    return _tflite_divides(model) if isinstance(model, bytes) else _onnx_divides(model)
+
+
+def _onnx_divides(model: onnx.ModelProto) -> bool:
+    if any(node.op_type in _ONNX_OPERATORS for function in model.functions for node in function.node):
+        return True
+    if not any(node.op_type in _ONNX_OPERATORS for graph in graphs(model.graph) for node in graph.node):
+        return False
+    inferred = onnx.shape_inference.infer_shapes(model)
+    # Two branches may use one name for different things: all that a name stands for must be harmless.
+    types: dict[str, set[int]] = {}
+    constants: dict[str, list[NDArray[Any]]] = {}
+    computed: set[str] = set()
+    for graph in graphs(inferred.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            types.setdefault(value.name, set()).add(value.type.tensor_type.elem_type)
+        for tensor in graph.initializer:
+            types.setdefault(tensor.name, set()).add(tensor.data_type)
+            constants.setdefault(tensor.name, []).append(onnx.numpy_helper.to_array(tensor))
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                value = onnx.numpy_helper.to_array(node.attribute[0].t)
+                constants.setdefault(node.output[0], []).append(value)
+            else:
+                computed.update(node.output)
+
+    def is_float(name: str) -> bool:
+        return name in types and types[name] <= _FLOAT_TYPES
+
+    return any(
+        not is_float(node.output[0])
+        and not is_float(node.input[0])
+        and not (
+            node.input[1] in constants
+            and node.input[1] not in computed
+            and all(map(_is_harmless, constants[node.input[1]]))
+        )
+        for graph in graphs(inferred.graph)
+        for node in graph.node
+        if node.op_type in _ONNX_OPERATORS
+    )
+
+
+def _tflite_divides(content: bytes) -> bool:
+    from edgekit_toolkit.tflite import flatbuffer as tflite_file  # needs LiteRT, which a host may lack
+
+    model = tflite_file.parsed(content)
+    for graph, _, operator in tflite_file.operators(model):
+        if tflite_file.operator_name(model, operator) not in _TFLITE_OPERATORS:
+            continue
+        divisor = graph.tensors[operator.inputs[1]]
+        dtype = tflite_file.DTYPES.get(divisor.type)
+        is_float = dtype is not None and np.dtype(dtype).kind == "f"
+        if not is_float and not _is_harmless(tflite_file.constant(model, divisor)):
+            return True
+    return False
+
+
+def _is_harmless(divisor: NDArray[Any] | None) -> bool:
+    return divisor is not None and not np.isin(divisor, (0, -1)).any()

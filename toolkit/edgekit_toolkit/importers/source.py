@@ -1,0 +1,24 @@
+"""A model file of any kind that is read here: which importer it is for."""
+
+from pathlib import Path
+
+from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
+from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
+from edgekit_toolkit.importers.sniff import is_tflite
+
+
+def load_model(path: Path) -> SourceModel:
+    """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
+
+    Raises:
+        ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`.
+        EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
+    """
+    if is_pt2(path):
+        return load_pt2(path)
+    if not is_tflite(path):
+        return load_onnx(path)
+    from edgekit_toolkit.importers.tflite.importer import load_tflite
+
+    found = load_tflite(path)
+    return SourceModel(path, found.sha256, len(found.content), found.content, found.inputs, found.outputs)

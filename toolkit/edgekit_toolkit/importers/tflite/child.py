@@ -1,0 +1,63 @@
+"""The process in which `tflite_trial` runs a model: `python -m edgekit_toolkit.importers.tflite.child BYTES`.
+
+It reads the model from the standard input, loads it and runs it on zeros, with at most BYTES of address
+space. It exits with 0 where that worked, or prints why not to the standard error and exits with 1. Outputs
+that came out in another shape than the file records go to the standard output as JSON, a list of
+`importers.tflite_shapes.MadeOutput`; for them it runs once more, on noise. It imports nothing of ours, so
+that it starts fast.
+"""
+
+import json
+import resource
+import sys
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+
+def _main(limit_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    interpreter = Interpreter(model_content=sys.stdin.buffer.read(), num_threads=1)
+    interpreter.allocate_tensors()
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    recorded = {detail["index"]: detail["shape"].tolist() for detail in outputs}
+    free = any(size < 0 for detail in inputs for size in detail["shape_signature"])
+    try:
+        made = _run(interpreter, inputs, recorded, noise=False)
+    except (ValueError, RuntimeError):
+        if not free:  # with other sizes it may run
+            raise
+        return
+    if made != recorded:
+        try:
+            again = _run(interpreter, inputs, recorded, noise=True)
+        except (ValueError, RuntimeError):  # not every model takes noise
+            again = made
+        differing = (index for index in made if made[index] != recorded[index])
+        json.dump(
+            [{"index": index, "first": made[index], "second": again[index]} for index in differing],
+            sys.stdout,
+        )
+
+
+def _run(
+    interpreter: Any, inputs: list[dict[str, Any]], outputs: dict[int, list[int]], *, noise: bool
+) -> dict[int, list[int]]:
+    """Return the shape of each output; integers are zeros in any case, as they may be places in a table."""
+    for detail in inputs:
+        value = np.zeros(detail["shape"], detail["dtype"] if detail["dtype"] is not np.bytes_ else np.float32)
+        if noise and value.dtype.kind == "f":
+            value += np.asarray(np.random.default_rng(0).normal(size=value.shape), value.dtype)
+        if detail["dtype"] is not np.bytes_:  # strings are empty at first
+            interpreter.set_tensor(detail["index"], value)
+    interpreter.invoke()
+    return {index: list(interpreter.get_tensor(index).shape) for index in outputs}
+
+
+if __name__ == "__main__":
+    try:
+        _main(int(sys.argv[1]))
+    except Exception as error:  # the parent reports it; a traceback of this process would help nobody
+        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))

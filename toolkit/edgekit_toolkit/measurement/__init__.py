@@ -1,0 +1,1 @@
+"""Memory and load, measured on this machine."""

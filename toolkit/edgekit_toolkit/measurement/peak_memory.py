@@ -1,0 +1,173 @@
+"""Peak memory of a fresh process on this machine that runs one model.
+
+It measures the host; figures of a target need that device. `costs.peak_memory` estimates them, and
+`edgekit_runtime.sessions.latency` measures times.
+"""
+
+import functools
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.system.child_process import describe_end
+from edgekit_toolkit.child_process import run_module
+from edgekit_toolkit.samples.generated import Feeds
+
+Engine = Literal["ort", "litert"]
+
+_PROC_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Bounds of the process in which memory is measured.
+
+    Attributes:
+        runs: inferences; the second can need more than the first.
+        time_limit_s: for the whole process.
+    """
+
+    runs: int = 3
+    time_limit_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or not self.time_limit_s > 0:
+            raise ValueError(f"expected runs >= 1 and time_limit_s > 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Largest resident memory of a process that opens a package with `open_session` and runs it.
+
+    Attributes:
+        total_bytes: of the whole process, interpreter, our runtime and engine included.
+        engine_bytes: of a process that runs a session of one Relu in place of the model.
+    """
+
+    total_bytes: int
+    engine_bytes: int
+
+    @property
+    def model_bytes(self) -> int:
+        """What the model adds to the bare engine."""
+        return self.total_bytes - self.engine_bytes
+
+
+def measure_peak_memory(
+    model: bytes | Path,
+    feeds: Feeds,
+    *,
+    engine: Engine = "ort",
+    threads: int = 1,
+    options: Mapping[str, JsonValue] | None = None,
+    limits: MemoryLimits | None = None,
+) -> PeakMemory:
+    """Peak memory of a fresh process on this machine that opens `model` with our runtime and runs it.
+
+    Args:
+        model: content or path of a model that the engine loads.
+        engine: which runs it.
+        feeds: input name -> array, one for each input.
+        threads: of one inference, at least 1.
+        options: as a manifest has them, by default none; onnxruntime only.
+        limits: by default `MemoryLimits()`.
+
+    Raises:
+        BackendError: the process died or took too long, or this system has no /proc.
+    """
+    limits = limits or MemoryLimits()
+    engine_bytes = measure_engine_bytes(engine, threads)
+    request = {"engine": engine, "threads": threads, "options": dict(options or {})}
+    return PeakMemory(_peak_bytes(model, feeds, request, limits), engine_bytes)
+
+
+@functools.cache
+def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
+    """Peak memory of our runtime and a bare engine on this machine: imports, and a session of one Relu.
+
+    Measured once a process and number of threads: the engine that is imported does not change meanwhile.
+
+    Raises:
+        BackendError: as for `measure_peak_memory`.
+    """
+    feeds: Feeds = {"x": np.zeros(1, np.float32)}
+    request: dict[str, Any] = {"engine": engine, "threads": threads, "options": {}}
+    return _peak_bytes(trivial_model(engine), feeds, request, MemoryLimits())
+
+
+def trivial_model(engine: Engine) -> bytes:
+    """Return a model for the engine that makes y float32 [1] of x float32 [1] by one Relu."""
+    value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
+    # The oldest versions that suffice, so that any engine loads it.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=7)
+    if engine == "litert":
+        from edgekit_toolkit.tflite.convert import convert
+
+        return convert(model, {})
+    return bytes(model.SerializeToString())
+
+
+def _peak_bytes(
+    model: bytes | Path,
+    feeds: Mapping[str, NDArray[Any]],
+    request: Mapping[str, Any],
+    limits: MemoryLimits,
+) -> int:
+    if not _PROC_STATUS.exists():
+        raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
+    try:
+        return _measure_child(model, feeds, request, limits)
+    except OSError as error:
+        raise BackendError(
+            f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
+        ) from error
+
+
+def _measure_child(
+    model: bytes | Path,
+    feeds: Mapping[str, NDArray[Any]],
+    request: Mapping[str, Any],
+    limits: MemoryLimits,
+) -> int:
+    with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
+        folder = Path(name)
+        if isinstance(model, bytes):
+            (folder / "model").write_bytes(model)
+            model = folder / "model"
+        paths = {}
+        for index, (input_name, array) in enumerate(feeds.items()):
+            paths[input_name] = str(folder / f"{index}.npy")
+            np.save(paths[input_name], array, allow_pickle=False)
+        whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": limits.runs}
+        (folder / "request.json").write_text(json.dumps(whole), encoding="utf-8")
+        return _run_child(folder / "request.json", limits)
+
+
+def _run_child(request: Path, limits: MemoryLimits) -> int:
+    ended = run_module(
+        "edgekit_toolkit.measurement.peak_memory_child",
+        str(request),
+        folder=request.parent,
+        time_limit_s=limits.time_limit_s,
+    )
+    if ended is None:
+        raise BackendError(
+            f"measuring memory took longer than {limits.time_limit_s:g} s; raise MemoryLimits.time_limit_s"
+        )
+    if ended.exit_code < 0:
+        how = describe_end(ended.exit_code)
+        hint = " (often: out of memory)" if how.endswith("SIGKILL") else ""
+        raise BackendError(f"the process that loads and runs the model was ended {how}{hint}")
+    if ended.exit_code > 0:
+        raise BackendError(f"the process that loads and runs the model failed: {ended.last_words}")
+    return int(json.loads(ended.output)["peak_bytes"])

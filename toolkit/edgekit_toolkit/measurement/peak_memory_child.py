@@ -1,0 +1,47 @@
+"""The process whose memory `peak_memory` reads: `python -m edgekit_toolkit.measurement.peak_memory_child FILE`.
+
+It does what a device process does that calls `open_session` and runs the model, but for what comes before the
+session and leaves nothing behind: the package is read and verified before. So the imports are those of
+`open_session`, and the session is ours, of a model in a mapped file.
+It writes one JSON object to the standard output: `{"peak_bytes": int}`.
+"""
+
+import json
+import mmap
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekit_runtime import sessions
+from edgekit_toolkit.measurement.resident_peak import peak_bytes
+
+
+def _open(request: Mapping[str, Any]) -> sessions.Session:
+    with Path(request["model"]).open("rb") as file:
+        model = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if request["engine"] == "litert":
+        from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+
+        return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
+    from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+
+    return OrtSession(model, OrtOptions.from_json(request["options"], request["threads"]))
+
+
+def _main(request_path: str) -> None:
+    request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    session = _open(request)
+    feeds = {name: np.load(path, allow_pickle=False) for name, path in request["feeds"].items()}
+    for _ in range(request["runs"]):
+        session.run(feeds)  # the outputs are dropped before the next run
+    json.dump({"peak_bytes": peak_bytes()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    try:
+        _main(sys.argv[1])
+    except Exception as error:  # the parent reports it; a traceback of this process would help nobody
+        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))

@@ -1,0 +1,146 @@
+"""Peak memory of the inference service on this machine, with a model of one Relu: what it takes by itself.
+
+What a model adds is the same as in any other process (see `memory`), and a request more: the inputs of the
+next call can come in while those of the last are held. Several models, and clients that call at the same
+time, take more than is estimated here.
+"""
+
+import functools
+import hashlib
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edgekit_runtime.client import Client
+from edgekit_runtime.errors import BackendError, EdgekitError
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
+from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.measurement.peak_memory import Engine, trivial_model
+from edgekit_toolkit.measurement.resident_peak import peak_bytes
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.samples.generated import Feeds
+
+_NAME: Final = "trivial"
+_CALLS: Final = 5
+_READY_LIMIT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_END_LIMIT_S: Final = 10.0
+
+
+def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> int:
+    """Return the peak memory of a service that serves one model to one client.
+
+    Args:
+        engine: that runs the model.
+        model_bytes: what the model adds to a process that runs it, as estimated or measured.
+        feeds: the inputs of one call.
+
+    Raises:
+        BackendError: as for `measure_service_bytes`.
+    """
+    return measure_service_bytes(engine) + model_bytes + sum(array.nbytes for array in feeds.values())
+
+
+@functools.cache
+def measure_service_bytes(engine: Engine = "ort") -> int:
+    """Return the largest resident memory of `edgekit-device serve` with one trivial model.
+
+    Measured once a process: what is installed does not change meanwhile.
+
+    Raises:
+        BackendError: the service does not start here, or did not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgekit-service-") as name:
+        folder = Path(name)
+        try:
+            package = _write_package(folder, engine)
+            return serve_once(package, folder / "keys", _NAME, {"x": np.zeros(1, np.float32)})
+        except (OSError, EdgekitError) as error:
+            raise BackendError(f"memory of the service cannot be measured: {error}") from error
+
+
+def _write_package(folder: Path, engine: Engine) -> Path:
+    zero = np.zeros(1, np.float32).tobytes()
+    contents = {"golden/x.bin": zero, "golden/y.bin": zero, "model": trivial_model(engine)}
+    manifest = Manifest(
+        name=_NAME,
+        version="1",
+        target="any",
+        inputs=(TensorSpec("x", "float32", (1,)),),
+        outputs=(TensorSpec("y", "float32", (1,)),),
+        artifacts=tuple(
+            Artifact(path, len(content), hashlib.sha256(content).hexdigest(), path.partition("/")[0])
+            for path, content in contents.items()
+        ),
+        backend=BackendChoice(engine, "model", {}),
+        golden=Golden(
+            (GoldenInput("x", "float32", (1,), "golden/x.bin"),),
+            (GoldenOutput("y", "float32", (1,), "golden/y.bin", 0.0, 0.0),),
+        ),
+    )
+    path = folder / manifest.file_name
+    write_package(path, manifest, contents, load_signer(folder=folder / "keys"))
+    return path
+
+
+def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
+    """Return the largest resident memory of a service that serves a package and answers a few calls.
+
+    Args:
+        package: signed by one of the keys.
+        keys: folder of trusted keys; a socket and a log are written beside it.
+        name: of the model.
+        feeds: input name -> array, of each call.
+
+    Raises:
+        EdgekitError: the service does not start, or refuses the model or a call.
+        OSError: a file cannot be written.
+    """
+    folder = keys.parent
+    socket = str(folder / "socket")
+    words = ("serve", "--package", str(package), "--keys", str(keys), "--unix-socket", socket, "--port", "0")
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "edgekit_runtime.cli", *words],
+            cwd=folder,
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        ) as process,
+    ):
+        try:
+            _wait_until_ready(process, socket, name, folder / "log")
+            with Client(socket) as client:
+                for _ in range(_CALLS):
+                    client.infer(name, feeds)
+            return peak_bytes(process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", socket: str, name: str, log: Path) -> None:
+    end_s = time.monotonic() + _READY_LIMIT_S
+    while time.monotonic() < end_s and process.poll() is None:
+        try:
+            with Client(socket) as client:
+                if client.ready(name):
+                    return
+        except EdgekitError:  # not there yet
+            pass
+        time.sleep(_POLL_S)
+    said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    raise BackendError(f"the service was not ready within {_READY_LIMIT_S:g} s: {said[-1]}")

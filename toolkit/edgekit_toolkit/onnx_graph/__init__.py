@@ -1,0 +1,1 @@
+"""ONNX graphs: index, traversal, shapes and specs."""

@@ -1,0 +1,304 @@
+"""The bodies of `If`, `Loop` and `Scan` as models of their own, and how often a loop runs its body.
+
+Nothing is guessed: what depends on the data is refused with the reason.
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.index import attribute, opset
+
+CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
+# A condition that counts is followed step by step; texts and recordings have fewer steps.
+_MAX_FOLLOWED_STEPS: Final = 20_000
+_SCAN_OPSET: Final = 9  # before, Scan had a batch and sequence lengths
+
+Types = Mapping[str, onnx.TypeProto]
+Values = Mapping[str, NDArray[Any]]
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs inside a node: the body of a loop, or the branches of an If."""
+    return [item.g for item in node.attribute if item.type == onnx.AttributeProto.GRAPH]
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a body reads and that are made outside of it."""
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    found: set[str] = set()
+    for node in graph.node:
+        found |= {name for name in node.input if name and name not in own}
+        for inner in bodies(node):
+            found |= captured(inner) - own
+        own |= set(node.output)
+    return found | ({value.name for value in graph.output} - own)
+
+
+def body_model(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    body: onnx.GraphProto,
+    types: Types,
+    initializers: Mapping[str, onnx.TensorProto],
+) -> onnx.ModelProto:
+    """Return a body with all that it reads: captured constants as initializers, the rest as inputs.
+
+    Args:
+        model: whose operator sets it uses.
+        node: that holds the body.
+        body: one of its graphs.
+        types: of the tensors outside, as far as they are known.
+        initializers: constants outside.
+
+    Raises:
+        ModelError: the type of something that it reads is not known.
+    """
+    known = {**types, **{name: _type_of(tensor) for name, tensor in initializers.items()}}
+    own = _input_types(node, known)
+    outer = sorted(captured(body))
+    if any(name not in known for name in outer):
+        raise _untyped(node)
+    made = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    made.graph.CopyFrom(body)
+    del made.graph.input[:]
+    for value, kind in zip(body.input, own, strict=True):
+        made.graph.input.append(onnx.ValueInfoProto(name=value.name, type=kind))
+    for name in outer:
+        if name in initializers:
+            made.graph.initializer.append(initializers[name])
+        else:
+            made.graph.input.append(onnx.ValueInfoProto(name=name, type=types[name]))
+    return made
+
+
+def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
+    """Types of a body's own inputs."""
+    if node.op_type == "If":
+        return []
+    names = [name for name in (node.input[2:] if node.op_type == "Loop" else node.input) if name]
+    if any(name not in types for name in names):
+        raise _untyped(node)
+    given = [types[name] for name in names]
+    if node.op_type == "Loop":
+        counter = helper.make_tensor_type_proto(onnx.TensorProto.INT64, [])
+        return [counter, helper.make_tensor_type_proto(onnx.TensorProto.BOOL, []), *given]
+    scanned = attribute(node, "num_scan_inputs", 0)
+    states, sequences = given[: len(given) - scanned], given[len(given) - scanned :]
+    axes = attribute(node, "scan_input_axes", [0] * scanned)
+    return [*states, *(_without(kind, axis) for kind, axis in zip(sequences, axes, strict=True))]
+
+
+def _without(kind: onnx.TypeProto, axis: int) -> onnx.TypeProto:
+    """The type of one step of a sequence along `axis`."""
+    step = onnx.TypeProto()
+    step.CopyFrom(kind)
+    if step.tensor_type.HasField("shape"):
+        del step.tensor_type.shape.dim[axis]
+    return step
+
+
+def _type_of(tensor: onnx.TensorProto) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+
+
+def check_steady(node: onnx.NodeProto, body: onnx.ModelProto) -> None:
+    """Raise `ModelError` unless each state of a loop has the same shape after a step as before it.
+
+    Args:
+        node: a Loop or Scan.
+        body: its `body_model` with known shapes.
+    """
+    graph, first = body.graph, 1 if node.op_type == "Loop" else 0
+    count = _state_count(node)
+    pairs = zip(graph.input[2 * first :][:count], graph.output[first:][:count], strict=True)
+    for before, after in pairs:
+        if sizes_of(before.type) is None or sizes_of(before.type) != sizes_of(after.type):
+            name = node.name or node.output[0]
+            raise ModelError(
+                f"node {name!r}: state {before.name!r} of {node.op_type} has no size that stays from step to"
+                " step, so its work cannot be counted; measure on the device instead"
+            )
+
+
+def _state_count(node: onnx.NodeProto) -> int:
+    if node.op_type == "Loop":
+        return len(node.input) - 2
+    return len(node.input) - int(attribute(node, "num_scan_inputs", 0))
+
+
+def sizes_of(kind: onnx.TypeProto) -> tuple[int, ...] | None:
+    """Return the shape of a tensor type; None where a size is not known."""
+    tensor = kind.tensor_type
+    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return None
+    return tuple(dim.dim_value for dim in tensor.shape.dim)
+
+
+def output_types(
+    node: onnx.NodeProto,
+    made: Sequence[onnx.ModelProto],
+    types: Types,
+    initializers: Mapping[str, onnx.TensorProto],
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of those outputs of control flow whose sizes are known.
+
+    Args:
+        node: an If, Loop or Scan.
+        made: its `body_model`s with known shapes.
+        types: of the tensors outside.
+        initializers: constants outside.
+
+    Raises:
+        ModelError: a loop whose steps are not known, or whose states change their sizes.
+    """
+    outputs = [[value.type for value in one.graph.output] for one in made]
+    if node.op_type == "If":
+        branches = zip(node.output, *outputs, strict=True)
+        same = ((name, one) for name, one, other in branches if sizes_of(one) == sizes_of(other))
+        return {name: one for name, one in same if sizes_of(one) is not None}
+    check_steady(node, made[0])
+    (kinds,) = outputs
+    if node.op_type == "Loop":
+        kinds = kinds[1:]
+    count, found = _state_count(node), {}
+    for place, (name, kind) in enumerate(zip(node.output, kinds, strict=True)):
+        sizes = sizes_of(kind)
+        if not name or sizes is None:
+            continue
+        if place >= count:
+            axes = attribute(node, "scan_output_axes", [0] * (len(kinds) - count))
+            steps = find_steps(node, made[0], types, initializers)
+            axis = axes[place - count] % (len(sizes) + 1)
+            sizes = (*sizes[:axis], steps, *sizes[axis:])
+        found[name] = helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes)
+    return found
+
+
+def find_steps(
+    node: onnx.NodeProto, body: onnx.ModelProto, types: Types, initializers: Mapping[str, onnx.TensorProto]
+) -> int:
+    """Return how often a Loop or Scan runs its body.
+
+    Args:
+        node: the Loop or Scan.
+        body: its `body_model`.
+        types: of the tensors outside.
+        initializers: constants outside.
+
+    Raises:
+        ModelError: that depends on the data.
+    """
+    if node.op_type == "Scan":
+        return _scan_steps(node, types, opset(body))
+    read = set(node.input)
+    values = {name: numpy_helper.to_array(one) for name, one in initializers.items() if name in read}
+    return _loop_steps(node, body, values)
+
+
+def _scan_steps(node: onnx.NodeProto, types: Types, version: int) -> int:
+    """The length of the sequences."""
+    scanned = attribute(node, "num_scan_inputs", 0)
+    axes = attribute(node, "scan_input_axes", [0] * scanned)
+    if version >= _SCAN_OPSET and scanned and node.input[-scanned] in types:
+        dims = types[node.input[-scanned]].tensor_type.shape.dim
+        if len(dims) > axes[0] and dims[axes[0]].HasField("dim_value"):
+            return int(dims[axes[0]].dim_value)
+    raise _unknown(node)
+
+
+def _loop_steps(node: onnx.NodeProto, body: onnx.ModelProto, values: Values) -> int:
+    """The constant trip count, or the step at which a condition on counters ends the loop."""
+    limit: float = math.inf
+    if node.input[0]:
+        if node.input[0] not in values:
+            raise _unknown(node)
+        limit = int(values[node.input[0]].item())
+    if len(node.input) > 1 and node.input[1]:
+        if node.input[1] not in values:
+            raise _unknown(node)
+        if not values[node.input[1]].item():
+            return 0
+    if math.isfinite(limit) and _always_goes_on(body.graph):
+        return int(limit)
+    return _follow(node, body, values, limit)
+
+
+def _always_goes_on(body: onnx.GraphProto) -> bool:
+    producers = {name: node for node in body.node for name in node.output}
+    name = body.output[0].name
+    while name in producers and producers[name].op_type == "Identity":
+        name = producers[name].input[0]
+    stored = [numpy_helper.to_array(tensor) for tensor in body.initializer if tensor.name == name]
+    return bool(stored[0].all()) if stored else name == body.input[1].name
+
+
+def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: float) -> int:
+    """Return the step at which the condition ends the loop, by running what it depends on.
+
+    Raises:
+        ModelError: it depends on more than constants and counters.
+    """
+    graph = body.graph
+    states = {value.name: place for place, value in enumerate(graph.input[: len(node.input)])}
+    constants = {tensor.name for tensor in graph.initializer}
+    wanted = {graph.output[0].name}
+    while True:  # what a counter becomes may depend on another counter
+        nodes = _ancestors(graph, wanted)
+        made = {name for one in nodes for name in one.output}
+        read = ({name for one in nodes for name in one.input if name} | wanted) - made - constants
+        counters = sorted(read - {graph.input[0].name, graph.input[1].name})
+        if not read <= states.keys() or any(node.input[states[name]] not in values for name in counters):
+            raise _unknown(node)
+        grown = wanted | {graph.output[states[name] - 1].name for name in counters}
+        if grown == wanted:
+            break
+        wanted = grown
+    after = [graph.output[states[name] - 1] for name in counters]
+    before = [graph.input[states[name]] for name in counters]
+    step = helper.make_graph(nodes, "step", [*graph.input[:2], *before], [graph.output[0], *after])
+    step.initializer.extend(graph.initializer)
+    run = ReferenceEvaluator(helper.make_model(step, opset_imports=body.opset_import))
+    state: dict[str, Any] = {name: values[node.input[states[name]]] for name in counters}
+    for count in range(_MAX_FOLLOWED_STEPS):
+        if count >= limit:
+            return count
+        first = {graph.input[0].name: np.int64(count), graph.input[1].name: np.array(True)}
+        goes_on, *made_values = run.run(None, {**first, **state})
+        state = dict(zip(counters, made_values, strict=True))
+        if not np.asarray(goes_on).item():
+            return count + 1
+    raise _unknown(node)
+
+
+def _ancestors(graph: onnx.GraphProto, wanted: Set[str]) -> list[onnx.NodeProto]:
+    """The nodes that `wanted` depends on, in order."""
+    needed, found = set(wanted), []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            found.append(node)
+            needed |= {name for name in node.input if name} | {
+                name for one in bodies(node) for name in captured(one)
+            }
+    return found[::-1]
+
+
+def _untyped(node: onnx.NodeProto) -> ModelError:
+    return ModelError(
+        f"node {node.name or node.output[0]!r}: expected known types of all that {node.op_type} reads;"
+        " measure on the device instead"
+    )
+
+
+def _unknown(node: onnx.NodeProto) -> ModelError:
+    return ModelError(
+        f"node {node.name or node.output[0]!r}: how often {node.op_type} runs its body depends on the data,"
+        " so its work cannot be counted; measure on the device instead"
+    )

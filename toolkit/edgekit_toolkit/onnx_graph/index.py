@@ -1,0 +1,176 @@
+"""An index over an ONNX graph: who makes a tensor, who reads it, which tensors are constant.
+
+It does not change the graph; a pass that does builds a new index.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgekit_toolkit.onnx_graph.traversal import graphs
+
+# Size of each axis; None where it is not a number.
+Shape = tuple[int | None, ...]
+
+
+class GraphIndex:
+    """Producers, consumers and constants of one graph (sub-graphs of control flow are seen as readers).
+
+    Args:
+        graph: to index.
+        shapes: shapes of tensors where they are known better than the graph records them.
+
+    Attributes:
+        graph: the graph that was indexed.
+        initializers: initializer by name.
+        producers: node that makes a tensor, by tensor name.
+        outputs: names of the graph's outputs.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape] | None = None) -> None:
+        self.graph = graph
+        self._shapes = shapes
+        self._replaceable = {value.name for value in graph.input}
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.producers = {name: node for node in graph.node for name in node.output if name}
+        self.outputs = {value.name for value in graph.output}
+        self._consumers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in reads(node):
+                self._consumers.setdefault(name, []).append(node)
+
+    def consumers(self, name: str) -> list[onnx.NodeProto]:
+        """Nodes that read tensor `name`, one entry a reading input."""
+        return self._consumers.get(name, [])
+
+    def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
+        """Whether `node` is the only reader of tensor `name`, once, and the caller does not see it."""
+        consumers = self.consumers(name)
+        return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """Value of initializer `name`; None for other tensors and for defaults that a caller may replace."""
+        tensor = None if name in self._replaceable else self.initializers.get(name)
+        return None if tensor is None else numpy_helper.to_array(tensor)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Shapes that were given or, without those, the ones that the graph records."""
+        return recorded_shapes(self.graph) if self._shapes is None else self._shapes
+
+    @cached_property
+    def names(self) -> set[str]:
+        """All tensor names of the graph and of those inside it, with the ones that `fresh_name` gave out."""
+        found = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
+        found |= {value.name for value in (*self.graph.input, *self.graph.output)}
+        for inner in islice(graphs(self.graph), 1, None):  # what they read is among the consumers
+            found |= {tensor.name for tensor in inner.initializer}
+            found |= {name for node in inner.node for name in node.output}
+        return found
+
+
+def reads(node: onnx.NodeProto) -> Iterable[str]:
+    """Tensor names that a node reads, those read by its sub-graphs included."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
+        for graph in graphs:
+            for inner in graph.node:
+                yield from reads(inner)
+            yield from (value.name for value in graph.output)
+
+
+def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+    """Shape of each input, output and annotated tensor whose rank is recorded."""
+    return {
+        value.name: tuple(
+            int(dim.dim_value) if dim.HasField("dim_value") else None
+            for dim in value.type.tensor_type.shape.dim
+        )
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Shape of each tensor of the top-level graph whose rank can be inferred."""
+    return recorded_shapes(onnx.shape_inference.infer_shapes(model).graph)
+
+
+def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
+    """Names of the float32 activations of the top-level graph that are known to have that type."""
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    exist = {name for node in model.graph.node for name in node.output} | {
+        value.name for value in model.graph.input
+    }
+    exist -= {tensor.name for tensor in model.graph.initializer}
+    return frozenset(
+        value.name
+        for value in values
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and value.name in exist
+    )
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """Value of a node's attribute, or `default` where it is not set."""
+    for item in node.attribute:
+        if item.name == name:
+            return helper.get_attribute_value(item)
+    return default
+
+
+def opset(model: onnx.ModelProto) -> int:
+    """Version of the default operator set that a model imports."""
+    return next((int(item.version) for item in model.opset_import if item.domain in {"", "ai.onnx"}), 0)
+
+
+def remove_unused_initializers(graph: onnx.GraphProto) -> None:
+    """Drop initializers that nothing reads, in place; the default value of an input stays."""
+    used = {name for node in graph.node for name in reads(node)}
+    used |= {value.name for value in (*graph.input, *graph.output)}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    if len(kept) != len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def replace_nodes(
+    graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
+) -> None:
+    """Put `new` in the place of the last of `old` (in topological order) and drop all of `old`, in place."""
+    gone = {id(node) for node in old}
+    nodes: list[onnx.NodeProto] = []
+    left = len(gone)
+    for node in list(graph.node):
+        if id(node) not in gone:
+            nodes.append(node)
+            continue
+        left -= 1
+        if left == 0:
+            nodes.extend(new)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
+    """Add an initializer under a fresh name that starts with `stem`; returns the name."""
+    name = fresh_name(index, stem)
+    tensor = numpy_helper.from_array(value, name)
+    index.graph.initializer.append(tensor)
+    index.initializers[name] = tensor
+    return name
+
+
+def fresh_name(index: GraphIndex, stem: str) -> str:
+    """Reserve a tensor name that starts with `stem` and that the graph does not use yet."""
+    name, count = stem, 0
+    while name in index.names:
+        count += 1
+        name = f"{stem}_{count}"
+    index.names.add(name)
+    return name

@@ -1,0 +1,192 @@
+"""The graph that onnxruntime really runs: after its own optimiser, with the size of every tensor.
+
+Fusions, folded constants and the layouts of the CPU's kernels decide what memory a model needs, so the
+engine's own optimiser is asked for them. Nothing is run. The blocked layout follows this machine's vector
+width; its padding differs between CPUs, and only there.
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnxruntime
+from onnx import helper
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
+from edgekit_runtime.tensors import DTYPES
+from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.specs import real_inputs, tensor_specs
+from edgekit_toolkit.onnx_graph.traversal import stored_tensors
+from edgekit_toolkit.samples.generated import bound_shape
+
+BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
+_SIZES: Final = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1} | {
+    f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+_LOG_FATAL_ONLY: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTensor:
+    """What is known of a tensor.
+
+    Attributes:
+        shape: in elements; None where it depends on the data.
+        item_bytes: of one element; 0 for strings and what is no plain tensor.
+    """
+
+    shape: tuple[int, ...] | None
+    item_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size, 0 where the shape is not known."""
+        return 0 if self.shape is None else math.prod(self.shape) * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGraph:
+    """An optimised graph.
+
+    Attributes:
+        nodes: in the order in which they are run.
+        tensors: inputs, outputs and intermediate tensors by name.
+        weights: constants by name.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        nested_bytes: constants inside control flow, which is not looked into otherwise.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    tensors: Mapping[str, EngineTensor]
+    weights: Mapping[str, EngineTensor]
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    nested_bytes: int
+
+
+def optimise_as_engine(
+    model: onnx.ModelProto, dims: Mapping[str, int] | None = None, *, blocked_layout: bool = True
+) -> EngineGraph:
+    """Return the graph that onnxruntime makes of `model` on the CPU.
+
+    Args:
+        model: an ONNX model without external data; left as it is.
+        dims: sizes of the free dimensions by name (see `feeds.bound_shape`).
+        blocked_layout: whether convolutions run in blocks of channels, as they do on x86-64 and not on Arm.
+
+    Raises:
+        ModelError: onnxruntime refused the model.
+        DataError: a free dimension has no size.
+    """
+    bound = _bind(model, dims or {})
+    try:
+        try:
+            optimised = _optimise(bound, blocked_layout)
+        except Exception:
+            # Bound sizes can contradict a branch of If that is never taken with them; free ones do not.
+            optimised = _optimise(model, blocked_layout)
+        values = _infer(optimised)
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise ModelError(f"onnxruntime refused the model: {error}") from error
+    branched = {
+        name
+        for node in optimised.graph.node
+        if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute)
+        for name in node.output
+    }
+    return EngineGraph(
+        nodes=tuple(optimised.graph.node),
+        tensors={value.name: _tensor(value, value.name in branched) for value in values} | _inputs(bound),
+        weights={
+            tensor.name: EngineTensor(
+                tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            )
+            for tensor in optimised.graph.initializer
+        },
+        inputs=frozenset(value.name for value in real_inputs(optimised.graph)),
+        outputs=frozenset(value.name for value in optimised.graph.output),
+        nested_bytes=_nested_bytes(optimised),
+    )
+
+
+def _bind(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
+    shapes = {spec.name: bound_shape(spec, dims) for spec in tensor_specs(model)[0]}
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    for value in real_inputs(bound.graph):
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+            dim.dim_value = size
+    return bound
+
+
+def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
+    with tempfile.TemporaryDirectory(prefix="edgekit-graph-") as folder:
+        path = Path(folder) / "optimised.onnx"
+        settings = _settings()
+        settings.optimized_model_filepath = str(path)
+        own = ort_options(model)
+        if own.fold_weights:
+            settings.add_session_config_entry("session.disable_quant_qdq", "1")
+        if not own.optimise:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        layout = [] if blocked_layout else ["NchwcTransformer"]
+        disabled = [*WRONG_REWRITES, *own.disabled_optimizers, *layout]
+        onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            settings,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,
+            disabled_optimizers=disabled,
+        )
+        return onnx.load(path)
+
+
+def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
+    """Inputs and the outputs of all nodes, with the shapes that onnxruntime infers for its own operators."""
+    open_model = onnx.ModelProto()
+    open_model.CopyFrom(optimised)
+    known = {value.name for value in optimised.graph.output}
+    for node in optimised.graph.node:
+        for name in node.output:
+            if name and name not in known:
+                open_model.graph.output.add(name=name)
+    settings = _settings()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        open_model.SerializeToString(), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
+    return [*session.get_inputs(), *session.get_outputs()]
+
+
+def _inputs(bound: onnx.ModelProto) -> dict[str, EngineTensor]:
+    return {
+        spec.name: EngineTensor(bound_shape(spec, {}), DTYPES[spec.dtype].itemsize)
+        for spec in tensor_specs(bound)[0]
+    }
+
+
+def _nested_bytes(optimised: onnx.ModelProto) -> int:
+    outer: int = sum(tensor.ByteSize() for tensor in optimised.graph.initializer)
+    everything: int = sum(tensor.ByteSize() for _, tensor in stored_tensors(optimised))
+    return everything - outer
+
+
+def _settings() -> onnxruntime.SessionOptions:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _LOG_FATAL_ONLY
+    settings.intra_op_num_threads = 1
+    settings.add_session_config_entry("session.disable_prepacking", "1")
+    return settings
+
+
+def _tensor(value: onnxruntime.NodeArg, branched: bool) -> EngineTensor:
+    # onnxruntime shows an unknown rank as that of a scalar; it comes from branches of different ranks.
+    known = all(isinstance(size, int) for size in value.shape) and not (branched and not value.shape)
+    element = value.type.removeprefix("tensor(").removesuffix(")")
+    return EngineTensor(tuple(value.shape) if known else None, _SIZES.get(element, 0))

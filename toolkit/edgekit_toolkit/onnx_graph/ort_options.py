@@ -1,0 +1,54 @@
+"""How onnxruntime runs a model, here and on a device; the model alone says it.
+
+A rewrite of the optimiser that changes what a model computes is noted in the model's metadata. So each form
+that is made of the model runs without that rewrite too.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.ort import OrtOptions
+from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
+
+WHOLE_OPTIMISER: Final = ("*",)
+"""In place of names: the model runs without any optimisation."""
+DISABLED_OPTIMIZERS_KEY: Final = "edgekit.disabled_optimizers"
+"""Of the model's metadata; names with commas between them."""
+
+
+def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the rewrites that are off for this model, by onnxruntime's names, or `WHOLE_OPTIMISER`."""
+    noted = [entry.value for entry in model.metadata_props if entry.key == DISABLED_OPTIMIZERS_KEY]
+    return tuple(name for value in noted for name in value.split(",") if name)
+
+
+def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy of `model` that runs without these rewrites and with all others."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    kept = [entry for entry in model.metadata_props if entry.key != DISABLED_OPTIMIZERS_KEY]
+    del result.metadata_props[:]
+    result.metadata_props.extend(kept)
+    if names:
+        result.metadata_props.add(key=DISABLED_OPTIMIZERS_KEY, value=",".join(names))
+    return result
+
+
+def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
+    """Return the backend options of the model's manifest: only what differs from the defaults.
+
+    A runtime that does not know an option refuses the package.
+    """
+    options: dict[str, JsonValue] = {"fold_weights": True} if has_foldable_weights(model) else {}
+    disabled = disabled_optimizers(model)
+    if disabled == WHOLE_OPTIMISER:
+        return {**options, "optimise": False}
+    return {**options, "disabled_optimizers": list(disabled)} if disabled else options
+
+
+def ort_options(model: onnx.ModelProto) -> OrtOptions:
+    """Return the options with which onnxruntime runs the model here and on a device."""
+    return OrtOptions.from_json(stated_options(model))

@@ -1,0 +1,195 @@
+"""Known shapes for every tensor of a model: bind the dynamic dimensions, fold shape arithmetic, infer.
+
+Exporters compute paddings and target shapes in the graph. Inference alone cannot see through that, so small
+integer arithmetic on constants and shapes is evaluated first; weights are left alone.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.control_flow import bodies, body_model, output_types
+from edgekit_toolkit.onnx_graph.index import attribute
+
+# Enough for any shape, axes or padding; weights are larger or floating.
+_MAX_FOLDED_ELEMENTS = 256
+_SHAPE_ARITHMETIC = {
+    "Add",
+    "Cast",
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "Div",
+    "Gather",
+    "Identity",
+    "Mul",
+    "ReduceProd",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+}
+
+
+def dynamic_dims(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Dynamic dimensions of the inputs by name, `INPUT:AXIS` where they have none."""
+    names: dict[str, None] = {}
+    for value in _true_inputs(model.graph):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                names[dim.dim_param or f"{value.name}:{axis}"] = None
+    return tuple(names)
+
+
+def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
+    """Return a copy of `model` with bound inputs and the shape of each tensor that can be inferred.
+
+    Args:
+        model: an ONNX model.
+        dims: size of each dimension that `dynamic_dims` names.
+
+    Raises:
+        ModelError: a dynamic dimension is not bound, or shapes contradict each other.
+    """
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    # Before version 4 an initializer had to be an input too, and folding makes initializers that are not.
+    bound.ir_version = max(bound.ir_version, 4)
+    _bind(bound.graph, dims)
+    stated: dict[str, onnx.TypeProto] = {}
+    while True:
+        # Stale dynamic shapes would hide what inference can find out now.
+        del bound.graph.value_info[:]
+        bound.graph.value_info.extend(
+            onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
+        )
+        inputs = {value.name for value in bound.graph.input}
+        for value in bound.graph.output:
+            if value.name in inputs:  # its shape is stated, not inferred
+                continue
+            value.type.tensor_type.ClearField("shape")
+        bound = _inferred(bound)
+        if _fold(bound):
+            continue
+        more = _control_flow_types(bound, stated)
+        if not more:
+            return bound
+        stated |= more
+
+
+def _control_flow_types(
+    model: onnx.ModelProto, known: Mapping[str, onnx.TypeProto]
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of what control flow makes, as far as its bodies tell; inference alone has few."""
+    graph = model.graph
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    found: dict[str, onnx.TypeProto] = {}
+    for node in graph.node:
+        if not bodies(node) or all(name in known or not name for name in node.output):
+            continue
+        try:
+            made = [body_model(model, node, body, types, initializers) for body in bodies(node)]
+            shaped = [with_shapes(one, {}) for one in made]
+            found |= output_types(node, shaped, types, initializers)
+        except ModelError:  # not known yet, or never: whoever needs the shape says so
+            continue
+    return {name: kind for name, kind in found.items() if name not in known}
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with inferred shapes, through the values of shape arithmetic where that works.
+
+    Raises:
+        ModelError: shapes contradict each other.
+    """
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+    # onnx 1.23 follows values wrongly where vectors of different lengths are combined, and then sees a fault.
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True)
+    except (shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(f"shapes cannot be inferred: {reason}") from error
+
+
+def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    # Before IR version 4 initializers were listed as inputs too.
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in initializers]
+
+
+def _bind(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
+    for value in _true_inputs(graph):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                continue
+            name = dim.dim_param or f"{value.name}:{axis}"
+            if dims.get(name, 0) < 1:
+                raise ModelError(
+                    f"input {value.name!r}: axis {axis}: expected a size of at least 1 for the dynamic "
+                    f"dimension {name!r}, got {dims.get(name, 'none')}; bind it, for instance {name}=1"
+                )
+            dim.dim_value = dims[name]
+
+
+def _fold(model: onnx.ModelProto) -> bool:
+    """Replace shape arithmetic whose inputs are known by constants, in place; False where there is none."""
+    graph = model.graph
+    shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info)}
+    values = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if math.prod(tensor.dims) <= _MAX_FOLDED_ELEMENTS
+    }
+    opsets = {item.domain: item.version for item in model.opset_import}
+    kept = []
+    for node in graph.node:
+        result = _value(node, values, shapes, opsets)
+        if result is None:
+            kept.append(node)
+        else:
+            values[node.output[0]] = result
+            graph.initializer.append(numpy_helper.from_array(result, node.output[0]))
+    folded = len(kept) < len(graph.node)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return folded
+
+
+def _value(
+    node: onnx.NodeProto,
+    values: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, onnx.TensorShapeProto],
+    opsets: dict[str, int],
+) -> NDArray[Any] | None:
+    if node.domain not in {"", "ai.onnx"} or len(node.output) != 1:
+        return None
+    if node.op_type == "Shape":
+        shape = shapes.get(node.input[0])
+        if shape is None or not all(dim.HasField("dim_value") for dim in shape.dim):
+            return None
+        bounds = slice(attribute(node, "start", 0), attribute(node, "end"))  # since opset 15
+        return np.array([dim.dim_value for dim in shape.dim][bounds], np.int64)
+    if node.op_type not in _SHAPE_ARITHMETIC or not all(name in values for name in node.input if name):
+        return None
+    if node.op_type == "ConstantOfShape" and math.prod(values[node.input[0]].tolist()) > _MAX_FOLDED_ELEMENTS:
+        return None
+    feeds = {name: values[name] for name in node.input if name}
+    try:
+        (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, feeds)
+    except (LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        # The reference has not every old version of an operator; what it cannot evaluate stays in the graph.
+        return None
+    array = np.asarray(result)
+    return array if array.size <= _MAX_FOLDED_ELEMENTS else None

@@ -1,0 +1,203 @@
+"""Assemble a package: model, golden test, labels and preprocessing under one manifest.
+
+A package with several variants is put together from packages of one each.
+"""
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.package.archive import Sign
+from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.package.golden import Golden, GoldenInput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
+from edgekit_toolkit.evaluation.model_kind import (
+    Model,
+    computes_in_codes,
+    content_of,
+    open_model,
+    path_of,
+    specs_of,
+)
+from edgekit_toolkit.onnx_graph.ort_options import stated_options
+from edgekit_toolkit.onnx_graph.specs import common_specs
+from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
+from edgekit_toolkit.packaging.recipe import Recipe
+from edgekit_toolkit.samples.generated import Feeds
+
+GOLDEN_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A manifest and the content of its artifacts."""
+
+    manifest: Manifest
+    artifacts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Golden inputs, and what the float model makes of them; the same for all forms of one model."""
+
+    inputs: tuple[GoldenInput, ...]
+    artifacts: Mapping[str, bytes]
+    feeds: Feeds
+    outputs: Mapping[str, NDArray[Any]]
+
+
+def golden_reference(
+    floats: Model, dims: Mapping[str, int], ranges: Mapping[str, tuple[float, float]], seed: int
+) -> Reference:
+    """Return the golden inputs of a model.
+
+    Args:
+        floats: the optimised float model.
+        dims: sizes of the free dimensions.
+        ranges: input name -> smallest and largest value.
+        seed: of the generated values.
+
+    Raises:
+        BackendError: the model does not run on them.
+    """
+    inputs, outputs = specs_of(floats)
+    given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
+    names = [spec.name for spec in outputs]
+    return Reference(given, artifacts, feeds, _run(floats, feeds, names))
+
+
+def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
+    """Return the package that a recipe describes.
+
+    Args:
+        recipe: names, backend, budget, figures, attachments and golden seed.
+        reference: golden inputs, and the float model's outputs for the tolerance of the golden test.
+        model: the packaged model.
+
+    Raises:
+        BackendError: the model does not run on the golden inputs.
+        DataError: the ranges do not suit the model: golden inputs are impossible, or give NaN.
+    """
+    inputs, outputs = specs_of(model, list(reference.outputs))
+    path = path_of(model)
+    made = _run(model, reference.feeds, [spec.name for spec in outputs])
+    expected, more = golden_outputs(made, reference.outputs, integer=computes_in_codes(model))
+    contents = {path: content_of(model), **reference.artifacts, **more}
+    roles = {path: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
+    if recipe.labels is not None:
+        contents["labels.txt"], roles["labels.txt"] = recipe.labels.encode(), "labels"
+    if recipe.preprocessing is not None:
+        contents["preprocessing.json"] = encode_json(dict(recipe.preprocessing))
+        roles["preprocessing.json"] = "preprocessing"
+    manifest = Manifest(
+        name=recipe.name,
+        version=recipe.version,
+        target=recipe.target,
+        inputs=inputs,
+        outputs=outputs,
+        artifacts=_describe(contents, roles),
+        backend=_backend(recipe, path, model),
+        golden=Golden(reference.inputs, expected),
+        preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
+        labels="labels.txt" if recipe.labels is not None else None,
+        budget=recipe.budget,
+        figures=recipe.figures,
+        provenance={
+            "source_sha256": recipe.source_sha256,
+            "recipe_sha256": recipe.sha256,
+            "form": recipe.form.kind,
+            "tools": dict(recipe.tools),
+        },
+    )
+    return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
+
+
+def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -> Assembled:
+    """Return the package of `first` with the only variant of each other package as a further variant.
+
+    Golden inputs are shared. Inputs and outputs are stated as all variants take and give them.
+
+    Args:
+        first: holds the default variant.
+        others: name of the variant -> its package; of the same `Reference` as `first`.
+        recipe: of the whole package.
+
+    Raises:
+        DataError: a variant takes or gives other tensors.
+        ManifestError: a name cannot be that of a variant.
+    """
+    contents = dict(first.artifacts)
+    roles = {artifact.path: artifact.role for artifact in first.manifest.artifacts}
+    inputs, outputs = first.manifest.inputs, first.manifest.outputs
+    variants = []
+    for name, other in others.items():
+        inputs = common_specs(inputs, other.manifest.inputs)
+        outputs = common_specs(outputs, other.manifest.outputs)
+        moved = _move(name, other.manifest)
+        contents |= {place: other.artifacts[path] for path, place in moved.items()}
+        roles |= {moved[one.path]: one.role for one in other.manifest.artifacts if one.path in moved}
+        variants.append(_as_variant(name, other.manifest, moved))
+    provenance: dict[str, JsonValue] = {"recipe_sha256": recipe.sha256, "tools": dict(recipe.tools)}
+    whole = replace(
+        first.manifest,
+        inputs=inputs,
+        outputs=outputs,
+        artifacts=_describe(contents, roles),
+        variants=tuple(variants),
+        provenance={**first.manifest.provenance, **provenance},
+    )
+    return Assembled(whole, {path: contents[path] for path in sorted(contents)})
+
+
+def _move(name: str, manifest: Manifest) -> dict[str, str]:
+    """Where the model and the golden outputs of a package go in one where it is a variant."""
+    paths = [choice.artifact for choice in manifest.backend.chain]
+    paths += [output.path for output in manifest.golden.outputs]
+    return {path: f"variants/{name}/{path.rpartition('/')[2]}" for path in paths}
+
+
+def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Variant:
+    outputs = tuple(replace(output, path=moved[output.path]) for output in manifest.golden.outputs)
+    backend: BackendChoice | None = None
+    for choice in reversed(manifest.backend.chain):
+        backend = replace(choice, artifact=moved[choice.artifact], fallback=backend)
+    assert backend is not None  # noqa: S101  # for the type checker: a chain holds at least one
+    return Variant(name, backend, Golden(manifest.golden.inputs, outputs), manifest.figures)
+
+
+def _describe(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
+    """The entries of artifacts, sorted as a manifest has them."""
+    return tuple(
+        Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
+        for path in sorted(contents)
+    )
+
+
+def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    # One thread: how a sum is split among threads decides about its last bits.
+    return dict(zip(names, open_model(model, names, threads=1)(feeds), strict=True))
+
+
+def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
+    """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
+    if isinstance(model, bytes):
+        return BackendChoice(recipe.backend, path, {})
+    options = stated_options(model)
+    if recipe.backend != "tensorrt":
+        return BackendChoice(recipe.backend, path, options)
+    # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
+    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, options))
+
+
+def package_bytes(assembled: Assembled, sign: Sign) -> int:
+    """Size of the package file, by writing it to memory."""
+    manifest = assembled.manifest.to_bytes()
+    statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
+    head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
+    return write_archive(io.BytesIO(), [*head, *assembled.artifacts.items()])

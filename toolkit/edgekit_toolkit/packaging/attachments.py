@@ -1,0 +1,73 @@
+"""What travels with a model and is not computed: names of its classes, a description of its preprocessing."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.media.rules import PRESETS, expand_preset
+
+
+def read_labels(path: Path) -> str:
+    """Return the class names in a file, one a line.
+
+    Raises:
+        DataError: unreadable, not UTF-8, or empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark, which is no part of a name
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"labels {path}: {error}; expected a UTF-8 text file with one class a line"
+        ) from error
+    if not text.strip():
+        raise DataError(f"labels {path}: the file is empty, expected one class a line")
+    return text
+
+
+def class_names(labels: str) -> tuple[str, ...]:
+    """Return the names in the content of a labels file, in the order of the classes.
+
+    Source: docs/reference/package-format.md, Labels.
+    """
+    # Not splitlines(), which also splits at rarer characters that may stand in a name.
+    return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
+
+
+def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | None:
+    """Return what is odd about labels for a model with these outputs, or None.
+
+    It is a warning at most: the classes of a detector may be a part of an axis only.
+    """
+    count = len(class_names(labels))
+    axes = [size for spec in outputs for size in spec.shape[1:]]
+    if count in axes or any(isinstance(size, str) for size in axes):
+        return None
+    shapes = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in outputs)
+    return f"there are {count} labels, but no output has an axis of {count} classes: {shapes}"
+
+
+def read_preprocessing(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or the fields of the preset of that name.
+
+    A preset that the object names is replaced by its fields, so that a package explains itself.
+
+    Raises:
+        DataError: unreadable, no JSON, no object, or no such preset.
+    """
+    if str(path) in PRESETS and not path.exists():
+        return expand_preset({"preset": str(path)})
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        encode_json(value)  # refuses NaN and lone surrogates, which Python's reader takes
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"preprocessing {path}: {error}; expected a JSON object in a file, or one of {', '.join(PRESETS)}"
+        ) from error
+    if not isinstance(value, dict):
+        raise DataError(f"preprocessing {path}: got {type(value).__name__}, expected a JSON object")
+    return expand_preset(value)

@@ -1,0 +1,122 @@
+"""What a device holds its inputs and outputs against: how they look on the calibration samples.
+
+The outputs are those of the float model: quantized forms differ by less than what counts as drift. See
+docs/explanation/canary.md, section "Drift".
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.drift.class_outputs import class_output
+from edgekit_runtime.drift.monitor import pick
+from edgekit_runtime.drift.reference import ValueReference
+from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch, are_probabilities
+from edgekit_runtime.tensors import DTYPES
+from edgekit_toolkit.evaluation.model_kind import Model, open_model, specs_of
+from edgekit_toolkit.samples.split import Part, feeds_only
+
+_SAMPLES: Final = 128  # each is one run of the float model on one thread
+# Beyond, float32 sums of squares overflow; such values are marks (the lowest float of a mask), not data.
+_LARGEST: Final = 1e18
+_STEP: Final = 0.618  # fills 0..1 evenly: which values of a large array are looked at
+_DECILES: Final = np.arange(1, 10) / 10
+_FIFTHS: Final = np.arange(1, 5) / 5
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Extremes of one tensor over all samples, and some of its values."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    values: list[NDArray[Any]] = field(default_factory=list)
+
+    def add(self, array: NDArray[Any]) -> None:
+        if not array.size or not (np.abs(array) <= _LARGEST).all():  # NaN is not, either
+            return
+        self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
+        self.values.append(pick(array, _STEP * len(self.values) % 1.0))
+
+    def to_json(self) -> dict[str, Any]:
+        values = np.concatenate(self.values)
+        low, high = _round(self.low), _round(self.high)
+        # Deciles see best where values are dense. Many equal values (a black background) make them equal,
+        # which then are one edge: so fifths of the range come on top.
+        places = [*np.quantile(values, _DECILES).tolist(), *(low + _FIFTHS * (high - low)).tolist()]
+        edges = sorted({_round(edge) for edge in places})
+        sketch = ValueSketch(ValueReference(low, high, tuple(edges), (0.0,) * (len(edges) + 1)))
+        count = len(values)
+        sketch.add(values)
+        span = high - low or 1.0
+        return {
+            "low": low,
+            "high": high,
+            # Relative to the range: what is left of values that cancel differs between processors.
+            "mean": _round(round(sketch.moments.mean / span, 4) * span),
+            "std": _round(round(sketch.moments.std / span, 4) * span),
+            "edges": edges,
+            # Nothing lies in the first and last bin: they are for values outside.
+            "shares": [round(bin_count / count, 4) for bin_count in sketch.bins[1:-1]],
+        }
+
+
+def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
+    """Return `figures.reference` of a manifest; None where no sample was given, or none shows anything.
+
+    Args:
+        model: the float model; it is run on one thread, so that the same samples give the same figures.
+        calibration: samples, `_SAMPLES` of which are used, spread over all: they often come sorted by class.
+        says_classes: whether the first output is known to be class scores. Otherwise it counts as such only
+            where it is probabilities in all samples: logits look like any other numbers.
+
+    Raises:
+        BackendError: the model does not run on a sample.
+    """
+    if calibration.sha256 is None:
+        return None
+    inputs, outputs = specs_of(model)
+    names = [spec.name for spec in outputs]
+    run = open_model(model, names, threads=1)
+    classes = class_output(outputs)
+    answers = None if classes is None else ClassSketch(int(classes.shape[1]))
+    given = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
+    made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
+    count, is_certain = 0, True
+    step = max(1, calibration.count // _SAMPLES)
+    for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
+        found = dict(zip(names, run(feeds), strict=True))
+        for name, seen in given.items():
+            seen.add(feeds[name])
+        for name, seen in made.items():
+            seen.add(found[name])
+        if classes is not None and answers is not None:
+            for row in found[classes.name]:
+                answers.add(row)
+                is_certain = is_certain and (says_classes or are_probabilities(row))
+        count += 1
+    known_inputs = {name: seen.to_json() for name, seen in given.items() if seen.values}
+    known_outputs = {name: seen.to_json() for name, seen in made.items() if seen.values}
+    if classes is not None and answers is not None and is_certain and any(answers.classes):
+        known_outputs[classes.name] = _class_reference(answers)
+    if not known_inputs and not known_outputs:
+        return None
+    return {"samples": count, "inputs": known_inputs, "outputs": known_outputs}
+
+
+def _class_reference(sketch: ClassSketch) -> dict[str, Any]:
+    total = sum(sketch.classes)
+    return {
+        "probabilities": bool(sketch.is_probabilities),
+        "confidence": [round(bin_count / total, 4) for bin_count in sketch.confidence],
+        "classes": [round(class_count / total, 4) for class_count in sketch.classes],
+        "entropy": round(sketch.entropy.mean, 4),
+    }
+
+
+def _round(value: float) -> float:
+    """Round to six significant digits."""
+    return float(f"{value:.6g}")

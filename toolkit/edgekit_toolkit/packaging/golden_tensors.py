@@ -1,0 +1,125 @@
+"""Golden inputs and expected outputs for the self-test on the device.
+
+Inputs are generated, never taken from the user's samples: those may be private, and a recipe must repeat the
+package without them. They are stored as 8-bit codes in blocks, so that a large image costs a few kilobytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+
+# More than this is stored in blocks of equal values, or every k-th output.
+_MAX_ELEMENTS: Final = 4096
+# Other engines and processors round differently. Codes of an int8 model may then differ by a step or two in
+# each layer; a float model only in its last bits.
+_TOLERANCE: Final = {"int8": 0.10, "float": 0.005}
+
+
+def golden_feeds(
+    inputs: Sequence[TensorSpec],
+    dims: Mapping[str, int],
+    ranges: Mapping[str, tuple[float, float]],
+    seed: int,
+) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
+    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them.
+
+    Args:
+        inputs: what the model takes.
+        dims: sizes of the free dimensions.
+        ranges: input name -> smallest and largest value, as calibration saw them.
+        seed: of the generated values.
+    """
+    feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
+    described: list[GoldenInput] = []
+    artifacts: dict[str, bytes] = {}
+    decoded: Feeds = {}
+    for position, spec in enumerate(inputs):
+        value = feeds[spec.name]
+        path = f"golden/input{position}.bin"
+        if value.dtype == np.float32 and value.size:
+            codes, stored = _encode(value)
+        else:
+            codes, stored = None, value
+        data = np.ascontiguousarray(stored).astype(stored.dtype.newbyteorder("<")).tobytes()
+        golden = GoldenInput(spec.name, spec.dtype, value.shape, path, codes)
+        described.append(golden)
+        artifacts[path] = data
+        decoded[spec.name] = golden.decode(data)
+    return tuple(described), artifacts, decoded
+
+
+def _encode(value: NDArray[Any]) -> tuple[Codes, NDArray[np.uint8]]:
+    repeat = _repeat(value.shape)
+    blocks = value[tuple(slice(None, None, step) for step in repeat)]
+    low, high = float(blocks.min()), float(blocks.max())
+    scale = float(np.float32(max(high - low, 1e-6) / 255))
+    offset = float(np.float32(low))
+    stored = np.clip(np.rint((blocks - offset) / scale), 0, 255).astype(np.uint8)
+    return Codes("uint8", scale, offset, repeat=repeat if max(repeat, default=1) > 1 else None), stored
+
+
+def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Block sizes that bring the number of stored values under the limit, the longest axes first."""
+    repeat = [1] * len(shape)
+    while np.prod([size // step for size, step in zip(shape, repeat, strict=True)]) > _MAX_ELEMENTS:
+        left = [size // step for size, step in zip(shape, repeat, strict=True)]
+        order = sorted(range(len(shape)), key=lambda axis: -left[axis])
+        axis = next((axis for axis in order if left[axis] > 1), None)
+        if axis is None:
+            break
+        repeat[axis] *= next(factor for factor in range(2, left[axis] + 1) if left[axis] % factor == 0)
+    return tuple(repeat)
+
+
+def golden_outputs(
+    outputs: Mapping[str, NDArray[Any]], floats: Mapping[str, NDArray[Any]], *, integer: bool
+) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
+    """Return expected outputs with tolerances, and the artifacts that hold them.
+
+    Args:
+        outputs: what the packaged model makes of the golden inputs.
+        floats: what the float model makes of them; how far the two are apart is part of the tolerance.
+        integer: whether the packaged model computes in int8.
+
+    Raises:
+        DataError: the float model gives NaN, which a self-test cannot compare.
+    """
+    described: list[GoldenOutput] = []
+    artifacts: dict[str, bytes] = {}
+    for position, (name, value) in enumerate(outputs.items()):
+        if floats[name].dtype.kind == "f" and np.isnan(floats[name]).any():
+            raise DataError(
+                f"output '{name}' is NaN for generated inputs in the range of the calibration samples; give"
+                " --calibration with real samples, whose range the model takes"
+            )
+        path = f"golden/output{position}.bin"
+        every = -(-value.size // _MAX_ELEMENTS)
+        kept = np.ascontiguousarray(value).reshape(-1)[:: max(every, 1)]
+        artifacts[path] = kept.astype(kept.dtype.newbyteorder("<")).tobytes()
+        described.append(
+            GoldenOutput(
+                name, value.dtype.name, value.shape, path, _atol(value, floats[name], integer=integer), 0.0,
+                every=max(every, 1),
+            )
+        )  # fmt: skip
+    return tuple(described), artifacts
+
+
+def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> float:
+    if value.dtype.kind != "f":
+        return 0.0
+    finite = np.isfinite(value) & np.isfinite(reference)
+    known = reference[finite].astype(np.float64)
+    scale = max(float(np.ptp(known)), float(np.abs(known).max())) if known.size else 0.0
+    apart = float(np.abs(value[finite] - known).max(initial=0.0))
+    share = _TOLERANCE["int8" if integer else "float"]
+    own = share * max(scale, 1e-6)
+    # A form that is far from float must not pass for that reason: twice its own share at most.
+    return float(np.float32(own + (min(apart, own) if integer else 0.0)))

@@ -1,0 +1,172 @@
+"""Rewrites of onnxruntime's optimiser that change what a model computes: it is run with and without them.
+
+Only models that compute in float are compared. Integer kernels round otherwise than the QDQ form in float
+does; they are judged by the scores of a package. Rewrites for other processors than this one are not seen.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import onnx
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disable_optimizers, ort_options
+from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
+from edgekit_toolkit.passes.parity import Outputs, Tolerance, compare
+from edgekit_toolkit.samples.generated import Feeds, scaled
+
+# The names that `disabled_optimizers` of onnxruntime 1.31 knows. Those that others build upon come first: of
+# two that are wrong only together, the later one is named. With all of them off, a model stays as it is.
+# Source: onnxruntime, core/optimizer/graph_transformer_utils.cc, and the names in its library.
+OPTIMIZERS: Final = (
+    *("ConstantFolding", "ConstantFoldingDQ", "ConstantSharing", "CommonSubexpressionElimination"),
+    *("EliminateIdentity", "EliminateSlice", "EliminateDropout", "UnsqueezeElimination", "ExpandElimination"),
+    *("CastElimination", "CastChainElimination", "PreShapeNodeElimination", "NoopElimination"),
+    *("DoubleQDQPairsRemover", "RemoveDuplicateCastTransformer", "FreeDimensionOverrideTransformer"),
+    *("WhereDummyDq", "EnsureUniqueDQForNodeUnit", "TransposeOptimizer"),
+    *("TransposeOptimizer_CPUExecutionProvider", "ReshapeFusion", "DivMulFusion", "FuseReluClip"),
+    *("GemmSumFusion", "GemmTransposeFusion", "NotWhereFusion", "ConvAddFusion", "ConvMulFusion"),
+    *("ConvBNFusion", "Pad_Fusion", "MatMul_BatchNormalization_Fusion", "LabelEncoderFusion"),
+    *("MatMulAddFusion", "GeluFusionL1", "LayerNormFusionL1", "QDQPropagationTransformer"),
+    *("WeightBiasQuantization", "ClipQuantRewrite", "ReluQuantRewrite", "QDQS8ToU8Transformer"),
+    *("QDQSelectorActionTransformer", "DQMatMulNBitsFusion", "GemmActivationFusion"),
+    *("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion", "ConvActivationFusion", "GeluFusionL2"),
+    *("LayerNormFusionL2", "SimplifiedLayerNormFusion", "AttentionFusion", "EmbedLayerNormFusion"),
+    *("GatherSliceToSplitFusion", "GatherToSliceFusion", "MatmulTransposeFusion", "BiasGeluFusion"),
+    *("GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "GqaValueLayoutTransformer"),
+    *("SkipLayerNormFusion", "BiasSkipLayerNormFusion", "FastGeluFusion", "QuickGeluFusion"),
+    *("BiasSoftmaxFusion", "BiasDropoutFusion", "MatMulScaleFusion", "MatMulActivationFusion"),
+    *("Avx2WeightS8ToU8Transformer", "MatMulNBitsFusion", "MatMulNBitsMlpFusion", "MatMulNBitsQkvFusion"),
+    *("SliceConcatToSpaceToDepthFusion", "QDQFinalCleanupTransformer"),
+    *("FuseFp16InitializerToFp32NodeTransformer", "NchwcTransformer", "NhwcTransformer"),
+    "ConvAddActivationFusion",
+)
+
+# onnxruntime's exact rewrites move a MobileNet by 8.5e-5 of the outputs' range (docs/adr/0011), and more for
+# inputs beyond the samples' range; a wrong rewrite moves outputs by percents.
+_ROUNDING: Final = Tolerance(range_fraction=1e-3)
+# The other sign, and beyond the samples' range.
+_FACTORS: Final = (-1.0, 2.0)
+# As much as rounding inside a deep model moves its values.
+_NUDGE: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRewrites:
+    """Rewrites that are off for a model because they change what it computes.
+
+    Attributes:
+        names: onnxruntime's, or `WHOLE_OPTIMISER`.
+        reason: how the outputs differ with them.
+    """
+
+    names: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        """A warning for the report."""
+        if self.names == WHOLE_OPTIMISER:
+            return (
+                f"onnxruntime's optimiser changes what this model computes ({self.reason}), and not by a"
+                " rewrite that is known here: onnxruntime runs it without any optimisation, which is slower"
+            )
+        return (
+            f"onnxruntime's rewrite {', '.join(self.names)} changes what this model computes ({self.reason}):"
+            " it is off wherever onnxruntime runs this package"
+        )
+
+
+def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
+    """Return what of onnxruntime's optimiser has to be off for `model`, or None where nothing has.
+
+    The outputs of a session as a device opens it are compared with those of one without optimisation: on
+    `feeds`, on the first of them with the opposite sign, and on it beyond the samples' range. Inputs on which
+    rounding alone decides the outputs say nothing.
+
+    Args:
+        model: optimised by our passes; notes in its metadata do not count.
+        feeds: inputs, at least one.
+
+    Raises:
+        BackendError: the model does not run on the feeds without optimisation.
+    """
+    if computes_in_integers(model):
+        return None
+    model = disable_optimizers(model, ())
+    content, options = model.SerializeToString(), ort_options(model)
+    plain = _Plain(OrtSession(content, replace(options, optimise=False)), feeds)
+
+    def difference(disabled: Sequence[str]) -> str:
+        return plain.difference(content, replace(options, disabled_optimizers=tuple(disabled)))
+
+    reason = difference(())
+    if not reason:
+        return None
+    if difference(OPTIMIZERS):
+        return WrongRewrites(WHOLE_OPTIMISER, reason)
+    return WrongRewrites(_smallest(OPTIMIZERS, lambda names: not difference(names)), reason)
+
+
+class _Plain:
+    """The model without optimisation, and what it makes of the inputs that are compared."""
+
+    def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
+        self._session = session
+        self._cases = [*((feed, session.run(feed)) for feed in feeds), *self._beyond(feeds[0])]
+
+    def _beyond(self, feed: Feeds) -> Iterator[tuple[Feeds, Outputs]]:
+        for factor in _FACTORS:
+            other = scaled(feed, factor)
+            try:
+                yield other, self._session.run(other)
+            except BackendError:  # the model takes no such inputs
+                continue
+
+    def difference(self, content: bytes, options: OrtOptions) -> str:
+        """Return how a session with these options differs; nothing where it does not."""
+        try:
+            session = OrtSession(content, options)
+            for case in list(self._cases):
+                feed, expected = case
+                parity = compare(expected, session.run(feed), _ROUNDING)
+                if parity.ok:
+                    continue
+                if not self._is_fragile(feed, expected):
+                    return parity.reason
+                self._cases.remove(case)
+        except BackendError as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    def _is_fragile(self, feed: Feeds, expected: Outputs) -> bool:
+        """Whether rounding alone moves the outputs so far, as it does where classes are nearly tied."""
+        signs = np.random.default_rng(0)
+        nudged = {
+            name: np.asarray(array * (1 + _NUDGE * signs.choice((-1.0, 1.0), array.shape)), array.dtype)
+            if array.dtype.kind == "f"
+            else array
+            for name, array in feed.items()
+        }
+        return not compare(expected, self._session.run(nudged), _ROUNDING).ok
+
+
+def _smallest(names: Sequence[str], suffices: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Return names of which none can be left out, from `names`, which suffice; the first ones go first.
+
+    Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002), by halves.
+    """
+    left = tuple(names)
+    size = len(left) // 2
+    while size:
+        place = 0
+        while place < len(left):
+            fewer = left[:place] + left[place + size :]
+            if fewer and suffices(fewer):
+                left = fewer
+            else:
+                place += size
+        size //= 2
+    return left

@@ -1,0 +1,307 @@
+"""Make the candidates: every form that can pay for a model, the mixed-precision ones by measured sensitivity.
+
+It compares forms only by output noise on calibration samples; scores on held-out samples come later.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Generic, TypeVar
+
+from edgekit_toolkit.pipeline.candidate_set import Candidate, Found
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.clipping import least_error_range, percentile_range
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
+from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel, measure_blocks, release
+from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
+from edgekit_toolkit.samples.generated import Feeds
+
+M = TypeVar("M")
+Progress = Callable[[str, int | None, int | None], None]
+Ranges = Mapping[str, tuple[float, float]]
+
+_MAX_RELEASED = 6
+_ELEMENTWISE_LOSS_DB = 3.0
+# A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
+_PER_TENSOR_LOSS_DB = 1.0
+# Of the time that is left, what measuring single blocks may take; the rest is for releasing them.
+_BLOCKS_SHARE = 0.6
+# Of the time of the search, what is kept for mixing the precisions of weights, which comes last.
+_WEIGHTS_SHARE = 0.3
+# Rounded weights make nearly the same noise on every sample.
+_WEIGHT_SAMPLES = 4
+# Where int8 weights alone make no more noise than 1 % of the output, a mix gains nothing that anybody sees.
+_CLEAR_DB = 40.0
+# Samples that histograms are taken from: more change a percentile little, and each value is counted.
+_HISTOGRAM_SAMPLES = 32
+_FIDELITY_SAMPLES = 16
+_FIDELITY_BYTES = 64 << 20
+# Fidelity is measured a hundred times: a pass over its samples should not take longer than this.
+_FIDELITY_PASS_S = 0.3
+
+
+def find_candidates(
+    quantizer: Quantizer[M],
+    calibration: Callable[[], Iterator[Feeds]],
+    *,
+    per_channel: bool,
+    kinds: frozenset[str],
+    time_limit_s: float,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found[M]:
+    """Return the candidates for a model.
+
+    Args:
+        quantizer: of the optimised float model, for the target's engine.
+        calibration: makes a fresh stream of calibration samples.
+        per_channel: whether that engine takes a weight scale a channel.
+        kinds: forms that the target's engine runs.
+        time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
+            precisions are tried while there is time.
+        progress: called with what is done now, how much of it is done and how much there is.
+        clock: seconds since any moment.
+    """
+    end = clock() + time_limit_s
+    name, given = quantizer.as_given()
+    found = Found([Candidate(name, Form(forms.FLOAT32), given, decibel(0.0))])
+    if (reason := quantizer.bar()) is not None:
+        found.dropped.append(f"all other forms: {reason}")
+        return found
+    samples = _fidelity_samples(quantizer, calibration)
+    axes = quantizer.softmax_axes()
+    fidelity = Fidelity(quantizer.model, samples, open_model=quantizer.open, softmax_axes=axes)
+    found.noise_samples = len(samples) * quantizer.batch()
+    search = _Search(quantizer, calibration, fidelity, found, progress, clock, end)
+    for kind, label in quantizer.labels.items():
+        if kind in kinds:
+            progress(f"building: {label}", None, None)
+            found.add(label, quantizer, Form(kind), fidelity)
+    if forms.STATIC_INT8 in kinds:
+        if (reason := quantizer.static_bar()) is None:
+            search.add_static_forms(per_channel=per_channel)
+        else:
+            found.dropped.append(f"static int8: {reason}")
+    if forms.INT8_WEIGHTS in kinds:
+        search.mix_weights()
+    return found
+
+
+def _fidelity_samples(quantizer: Quantizer[M], calibration: Callable[[], Iterator[Feeds]]) -> list[Feeds]:
+    run = quantizer.open(quantizer.model)
+    samples: list[Feeds] = []
+    held, spent_s = 0, 0.0
+    for feeds in islice(calibration(), _FIDELITY_SAMPLES):
+        begin = time.perf_counter()
+        run(feeds)
+        spent_s += time.perf_counter() - begin
+        samples.append(feeds)
+        held += sum(array.nbytes for array in feeds.values())
+        if len(samples) >= 2 and (held > _FIDELITY_BYTES or spent_s > _FIDELITY_PASS_S):
+            break
+    return samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Search(Generic[M]):
+    """One search: what it works on, where results go, and when it has to end."""
+
+    quantizer: Quantizer[M]
+    calibration: Callable[[], Iterator[Feeds]]
+    fidelity: Fidelity[M]
+    found: Found[M]
+    progress: Progress
+    clock: Callable[[], float]
+    end_s: float
+
+    def _part_of_time(self, share: float, end_s: float) -> float:
+        """Return the moment at which this share of the time from now to `end_s` is over."""
+        now_s = self.clock()
+        return now_s + share * (end_s - now_s)
+
+    def _is_over(self, moment_s: float) -> Callable[[], bool]:
+        return lambda: self.clock() >= moment_s
+
+    def mix_weights(self) -> None:
+        """Add forms whose noisiest layers keep float16 weights while the others have int8 weights."""
+        layers = self.quantizer.int8_layers()
+        if not self._weights_need_mixing() or len(layers) < 2:
+            return
+        costs = self._layer_costs(layers, self._is_over(self.end_s))
+        unknown = frozenset(layers) - {one.layer for one in costs}
+        if unknown:  # they stay int8
+            self.found.dropped.append(
+                f"sensitivity of the weights of {len(unknown)} of {len(layers)} layers: no time left"
+            )
+        for kept in mixes(costs):
+            chosen = kept | unknown
+            released = len(layers) - len(chosen)
+            label = f"int8 weights, {released} of {len(layers)} layers in float16"
+            self.progress(f"building: {label}", None, None)
+            self.found.add(label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity)
+
+    def _weights_need_mixing(self) -> bool:
+        """Whether int8 weights alone make noise that somebody could see."""
+        whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
+        return whole is not None and whole.snr_db < _CLEAR_DB
+
+    def _layer_costs(self, layers: Sequence[str], expired: Callable[[], bool]) -> list[LayerCost]:
+        quantizer = self.quantizer
+        few = Fidelity(
+            quantizer.model,
+            self.fidelity.samples[:_WEIGHT_SAMPLES],
+            open_model=quantizer.open,
+            softmax_axes=quantizer.softmax_axes(),
+        )
+        half = quantizer.build(Form(forms.FLOAT16_WEIGHTS)) or quantizer.model
+        costs: list[LayerCost] = []
+        for layer in layers:
+            if expired():
+                break
+            built = quantizer.build(Form(forms.INT8_WEIGHTS, layers=frozenset({layer})))
+            if built is None:
+                raise ValueError(f"layer {layer!r} has no int8 weights")
+            saved_bytes = quantizer.size_bytes(half) - quantizer.size_bytes(built)
+            costs.append(LayerCost(layer, few.noise(built), saved_bytes))
+            self.progress("measuring weights", len(costs), len(layers))
+        return costs
+
+    def add_static_forms(self, *, per_channel: bool) -> None:
+        """Add the static int8 forms, then mixed precision of the best one.
+
+        Args:
+            per_channel: whether the engine takes a weight scale a channel.
+        """
+        share = 1 - _WEIGHTS_SHARE if self._weights_need_mixing() else 1.0
+        end_s = self._part_of_time(share, self.end_s)
+        best = self._add_static(per_channel=per_channel)
+        if best is not None:
+            self._mix_kernels(best, end_s)
+
+    def _add_static(self, *, per_channel: bool) -> Candidate[M] | None:
+        """Add the static int8 forms; returns the one to mix precisions in.
+
+        Args:
+            per_channel: whether the engine takes a weight scale a channel.
+        """
+        quantizer = self.quantizer
+        everything = quantizer.kernels(elementwise=True)
+        products = quantizer.kernels(elementwise=False)
+        if not products:
+            return None
+        variants = self._variants(everything, per_channel=per_channel)
+        made = []
+        for names, where in ((everything, "all layers"), (products, "matrix products only")):
+            if names is products and set(products) == set(everything):
+                continue
+            rivals = []
+            for one in variants:
+                self.progress(f"building: int8 {one.label}, {where}", None, None)
+                plan = Plan(quantizer.scheme, frozenset(names), one.ranges, one.per_channel)
+                form = Form(forms.STATIC_INT8, plan, one.factors)
+                candidate = self.found.add(f"int8 {one.label}, {where}", quantizer, form, self.fidelity)
+                if candidate is not None:
+                    rivals.append(candidate)
+            made.extend(_best(rivals, self.found))
+        bases = [one for one in made if _is_per_channel(one) == per_channel]
+        if not bases:
+            return None
+        # All layers come first and run fastest; products only are the base where the rest costs too much.
+        closest = max(bases, key=_snr)
+        return bases[0] if bases[0].snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB else closest
+
+    def _variants(self, kernels: Sequence[str], *, per_channel: bool) -> list["_Variant"]:
+        """Return the ways to quantize these kernels that are tried."""
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            self.progress("calibrating", done, None)
+
+        found = self.quantizer.ranges(kernels, self.calibration, count)
+        whole = {name: item.whole() for name, item in found.items()}
+        scales = "per-channel" if per_channel else "per-tensor"
+        variants = [_Variant(scales, per_channel, whole)]
+        if per_channel:
+            factors, scaled = self.quantizer.equalize(found)
+            if factors:
+                balanced = {name: item.whole() for name, item in scaled.items()}
+                variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
+        if self.clock() < self.end_s:
+            for label, clipped in self._clipped(kernels, whole).items():
+                variants.append(_Variant(f"{scales}, {label}", per_channel, clipped))
+        if per_channel:
+            variants.append(_Variant("per-tensor", False, whole))
+        return variants
+
+    def _clipped(self, kernels: Sequence[str], whole: Ranges) -> dict[str, Ranges]:
+        """Return ranges without rare extremes, by what they are called."""
+        self.progress("counting values", None, None)
+        samples = list(islice(self.calibration(), _HISTOGRAM_SAMPLES))
+        histograms = self.quantizer.histograms(kernels, samples, whole)
+        symmetric = self.quantizer.scheme.symmetric
+        kept = {name: percentile_range(one) for name, one in histograms.items()}
+        closest = {name: least_error_range(one, symmetric=symmetric) for name, one in histograms.items()}
+        return {"99.99 % ranges": {**whole, **kept}, "least-error ranges": {**whole, **closest}}
+
+    def _mix_kernels(self, best: Candidate[M], end_s: float) -> None:
+        """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
+        plan, found = best.form.plan, self.found
+        if plan is None:
+            raise ValueError(f"{best.label} is not a static int8 form")
+        write = self.quantizer.writer(best.form.factors)
+        parts = self.quantizer.blocks(plan)
+        blocks_end_s = self._part_of_time(_BLOCKS_SHARE, end_s)
+        for noise in measure_blocks(write, plan, parts, self.fidelity, self._is_over(blocks_end_s)):
+            found.noises.append(noise)
+            self.progress("measuring layers", len(found.noises), len(parts))
+        if len(found.noises) < len(parts):
+            found.dropped.append(
+                f"sensitivity of {len(parts) - len(found.noises)} of {len(parts)} layers: no time left"
+            )
+        base = best.label.removeprefix("int8 ")
+        steps = release(
+            write, plan, found.noises, self.fidelity, max_blocks=_MAX_RELEASED, expired=self._is_over(end_s)
+        )
+        for count, step in enumerate(steps, start=1):
+            if not step.plan.kernels:
+                return  # all in float: that candidate is there already
+            self.progress("mixed precision", count, _MAX_RELEASED)
+            label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
+            found.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """One way to quantize the same kernels: scales, ranges and channel factors."""
+
+    label: str
+    per_channel: bool
+    ranges: Ranges
+    factors: Factors = field(default_factory=dict)
+
+
+def _is_per_channel(candidate: Candidate[M]) -> bool:
+    return candidate.form.plan is not None and candidate.form.plan.per_channel
+
+
+def _snr(candidate: Candidate[M]) -> float:
+    return candidate.snr_db
+
+
+def _best(rivals: Sequence[Candidate[M]], found: Found[M]) -> list[Candidate[M]]:
+    """Keep the better per-channel variant, and the per-tensor one where it is nearly as good."""
+    per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
+    kept = per_channel[-1:]
+    for one in rivals:
+        if one in kept:
+            continue
+        if one in per_channel or (kept and one.snr_db < kept[0].snr_db - _PER_TENSOR_LOSS_DB):
+            found.put_aside(one, kept[0])
+        else:
+            kept.append(one)
+    return kept

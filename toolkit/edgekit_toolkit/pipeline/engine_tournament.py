@@ -1,0 +1,150 @@
+"""`--backend auto`: package for every engine of the target, and keep the fastest of those that run here.
+
+Each engine gets a search of its own; then what they chose holds the tournament that `edgekit-device
+tournament` holds on a device, as variants of one package that is made for it. TensorRT has no part: it needs
+the device.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.autotune.tournament import Entrant, hold_tournament
+from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, OutputError
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.sessions import EngineMissingError
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.assemble import combine
+from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
+from edgekit_toolkit.pipeline.search import Progress, search
+from edgekit_toolkit.pipeline.state import Draft, Prepared, Request, Run, Standing
+from edgekit_toolkit.pipeline.variants import carry_variants
+from edgekit_toolkit.targets import Target
+
+_SECONDS: Final = 20.0  # for the tournament, nearly; models of less than a millisecond take 2 to 6
+
+
+def engines_of(target: Target) -> list[str]:
+    """Return the engines of a target that a host can run, the preferred first."""
+    return [name for name in (target.backend.default, target.backend.fallback) if name in {"ort", "litert"}]
+
+
+def engines_here(target: Target) -> list[str]:
+    """Return those of them that are installed; onnxruntime always is, since it judges every model."""
+    return [name for name in engines_of(target) if name == "ort" or find_spec("ai_edge_litert")]
+
+
+def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
+    """Return the run of the engine whose choice is the fastest here, with how all of them did.
+
+    Where the request asks for several variants, the package carries those of the other engines too.
+
+    One that does not take the model, or is not installed, is reported with the reason. The time for mixing
+    precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned: it
+    says why.
+
+    Raises:
+        ModelError: no engine takes the model.
+        EngineMissingError: the target has one engine, which is not installed here.
+        DataError: the samples do not fit.
+        BackendError: an engine fails on the source model, or none runs what was packaged for it.
+        OutputError: there is no room for temporary files.
+    """
+    names = engines_of(request.target)
+    runs, refused = _search_each(request, signer, progress)
+    if not runs:
+        raise refused[names[0]]
+    progress("tournament", None, None)
+    drafts = {
+        name: run.packaged(run.choice.chosen) for name, run in runs.items() if run.choice.chosen is not None
+    }
+    entrants, winner = _race(drafts, request.threads, progress) if drafts else ({}, next(iter(runs)))
+    standings = [
+        _standing(name, runs.get(name), entrants.get(name), refused.get(name), kept=name == winner)
+        for name in names
+    ]
+    kept = replace(runs[winner], tournament=tuple(standings))
+    failed = {name for name, entrant in entrants.items() if entrant.latency is None}
+    others = [run for name, run in runs.items() if name != winner and name not in failed]
+    return carry_variants([kept, *others], signer)
+
+
+def _search_each(
+    request: Request, signer: StatementSigner, progress: Progress
+) -> tuple[dict[str, Run], dict[str, EdgekitError]]:
+    """Return the runs of the target's engines, and why others have none."""
+    shares = max(1, len(engines_here(request.target)))
+    runs: dict[str, Run] = {}
+    prepared: Prepared | None = None
+    refused: dict[str, EdgekitError] = {}
+    for name in engines_of(request.target):
+        share = replace(request, backend=name, search_s=request.search_s / shares)
+        try:
+            runs[name] = search(share, signer, _named(progress, name), prepared)
+            prepared = runs[name].prepared
+        except (ModelError, EngineMissingError) as error:
+            refused[name] = error
+    return runs, refused
+
+
+def _named(progress: Progress, name: str) -> Progress:
+    return lambda what, done, total: progress(f"{name}: {what}", done, total)
+
+
+def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tuple[dict[str, Entrant], str]:
+    """Return how each engine's choice did, and the engine to keep.
+
+    Args:
+        drafts: engine -> its choice, the preferred engine first, at least one.
+        threads: of one inference.
+        progress: as for `search`.
+
+    Raises:
+        BackendError: none of them runs in a process of its own, or not beside the others.
+        OutputError: the package cannot be written to the folder for temporary files.
+    """
+    (_, first), *others = drafts.items()
+    whole = combine(first.package, {name: draft.package for name, draft in others}, first.recipe)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
+            path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
+            # A key of its own: the user's may lie in an HSM, which is asked for what leaves this machine.
+            write_package(path, whole.manifest, whole.artifacts, load_signer(folder=keys))
+            with read_package(path, TrustStore.from_folder(keys)) as package:
+                result = hold_tournament(
+                    package,
+                    keys,
+                    threads=threads,
+                    seconds=_SECONDS,
+                    report=lambda line: progress(f"tournament: {line}", None, None),
+                )
+    except OSError as error:
+        raise OutputError(
+            f"measuring engines needs temporary files: {error}; free space or set TMPDIR"
+        ) from error
+    entrants = dict(zip(drafts, result.entrants, strict=True))
+    if result.winner is None:
+        reasons = "; ".join(f"{engine}: {entrant.reason}" for engine, entrant in entrants.items())
+        raise BackendError(
+            f"no engine runs here what was packaged for it: {reasons}; choose one by --backend"
+        )
+    return entrants, next(engine for engine, entrant in entrants.items() if entrant is result.winner)
+
+
+def _standing(
+    name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, kept: bool
+) -> Standing:
+    if run is None or run.choice.chosen is None or entrant is None or entrant.latency is None:
+        reason = " ".join(str(error).split()) if run is None else run.choice.reason
+        if entrant is not None and entrant.reason is not None:
+            reason = entrant.reason
+        return Standing(name, None, None, None, None, reason, kept=kept)
+    place = run.position(run.choice.chosen)
+    costs = run.drafts[place].measured
+    latency_ms = entrant.latency.median_s * 1e3
+    return Standing(
+        name, costs.label, costs.figures["size"], run.stated_drop(place), latency_ms, "", kept=kept
+    )

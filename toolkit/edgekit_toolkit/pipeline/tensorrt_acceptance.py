@@ -1,0 +1,96 @@
+"""The choice that the target's engine accepts: TensorRT's parser and builder have the last word.
+
+Which candidate keeps the limits is decided in `search`; how TensorRT is asked is in `tensorrt_check`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import onnx
+
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import Choice, Measured, choose
+from edgekit_toolkit.tensorrt.check import ShapeRange, TensorRtCheck, check_tensorrt
+
+_NEEDED: Final = "--backend ort, where the target runs it, or a model that TensorRT accepts"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A choice, and what TensorRT said about it.
+
+    Attributes:
+        choice: among the candidates that are not refused.
+        check: of the chosen one, or None where none was checked.
+        notes: what was refused or not checked, for the report.
+    """
+
+    choice: Choice
+    check: TensorRtCheck | None
+    notes: Sequence[str]
+
+
+def choose_accepted(
+    backend: str,
+    budget: Budget,
+    measured: Sequence[Measured],
+    models: Mapping[str, onnx.ModelProto],
+    feeds: Feeds,
+) -> Accepted:
+    """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses.
+
+    Args:
+        backend: that the package is for.
+        budget: limits.
+        measured: candidates, at least one.
+        models: candidate id -> model.
+        feeds: one sample, for the sizes of free dimensions.
+    """
+    if backend != "tensorrt":
+        return Accepted(choose(measured, budget), None, [])
+    left = list(measured)
+    refused: list[str] = []
+    while True:
+        choice = choose(left, budget, on_gpu=True)
+        if choice.chosen is None:
+            return Accepted(_with_refusals(choice, refused), None, refused)
+        check = check_accepted(models[choice.chosen], feeds)
+        if check.version is None:  # not installed, crashed or out of time: no answer is not a refusal
+            note = f"not checked with TensorRT's parser and builder: {check.errors[0]}"
+            return Accepted(choice, None, [*refused, note])
+        if check.accepted:
+            return Accepted(choice, check, refused)
+        refused.append(f"TensorRT refuses {choice.chosen}: {check.errors[0]}")
+        left = [one for one in left if one.id != choice.chosen]
+        if not left:
+            reason = "TensorRT refuses every candidate that keeps the limits"
+            choice = Choice(None, (), choice.chosen, reason, _NEEDED)
+            return Accepted(_with_refusals(choice, refused), None, refused)
+
+
+def check_accepted(model: onnx.ModelProto, feeds: Feeds) -> TensorRtCheck:
+    """Return what TensorRT's parser and builder say about a model.
+
+    Args:
+        model: of a candidate.
+        feeds: one sample, for the sizes of free dimensions.
+    """
+    return check_tensorrt(model, dims=_shape_ranges(model, feeds))
+
+
+def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
+    """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
+    return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
+
+
+def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
+    """Shapes of the inputs with free sizes beside the batch, which TensorRT must be told."""
+    inputs, _ = tensor_specs(model)
+    return {
+        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
+        for spec in inputs
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }

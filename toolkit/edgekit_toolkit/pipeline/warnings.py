@@ -1,0 +1,100 @@
+"""What the user should know about a run of `edgekit package` beside its figures."""
+
+import platform
+from typing import Any
+
+from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.evaluation.model_kind import computes_in_codes
+from edgekit_toolkit.measurement.arithmetic import find_saturating, instruction_set
+from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
+from edgekit_toolkit.pipeline.candidate_set import Found
+from edgekit_toolkit.pipeline.free_sizes import find_other_sizes, list_sizes
+from edgekit_toolkit.pipeline.state import Judged, Prepared, Request, measures_here
+from edgekit_toolkit.samples.input_codes import input_code_ranges
+from edgekit_toolkit.samples.media.classes import numbering_note
+from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
+from edgekit_toolkit.samples.split import feeds_only
+
+
+def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judged: Judged) -> list[str]:
+    """Return the warnings, a sentence each: about the samples first, about the figures last."""
+    samples = prepared.samples
+    notes = list(samples.warnings)
+    notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
+    if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
+        codes = input_code_ranges(prepared.source.model)
+        notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
+    if request.labels is not None:
+        if request.labels_from_folders:
+            notes.append(numbering_note(class_names(request.labels)))
+        problem = find_labels_problem(request.labels, prepared.source.outputs)
+        notes.extend([] if problem is None else [problem])
+    if prepared.wrong_rewrites is not None:
+        notes.append(str(prepared.wrong_rewrites))
+    notes.extend(f"left out: {text}" for text in found.dropped)
+    if request.target.backend.default == "litert" and request.backend == "ort":
+        notes.append(
+            f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
+            f" A package for LiteRT needs it here as well: {install_command('litert-host')}"
+        )
+    elif request.target.backend.default != request.backend:
+        notes.append(
+            f"figures modelled for {request.target.name} are those of {request.target.backend.default}, the"
+            f" engine that it prefers; {request.backend} may be faster or slower"
+        )
+    if request.backend == "tensorrt":
+        notes.append(
+            "scores are judged with onnxruntime on this machine; TensorRT builds its engine on the device and"
+            " may round differently"
+        )
+        notes.append(
+            "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
+        )
+    if judged.load.is_heavy:
+        notes.append(
+            f"latency on this machine is in doubt: while it was measured, {judged.load}; repeat on a quiet"
+            " machine before you rely on figures measured here"
+        )
+    other = find_other_sizes(prepared.source.inputs, prepared.dims, prepared.feeds[:1])
+    if other:
+        asked = list_sizes({name: prepared.dims[name] for name in other})
+        notes.append(
+            f"what is modelled or estimated is for {asked}; latency and memory measured on this machine are"
+            f" those of the first sample, which has {list_sizes(other)}"
+        )
+    notes += _arithmetic_warnings(request, found)
+    return [*notes, *_memory_warnings(request, judged), *judged.problems]
+
+
+def _arithmetic_warnings(request: Request, found: Found[Any]) -> list[str]:
+    """What to know of int8 figures on a machine whose 8-bit products are not the target's."""
+    notes = []
+    names = dict.fromkeys(name for one in found.candidates for name in find_saturating(one.model))
+    if names:
+        notes.append(
+            f"scores are estimated, not measured: the 8-bit products of {', '.join([*names][:3])} saturate on"
+            f" this machine ({instruction_set()}) and not on {request.target.name}; package on a machine with"
+            " VNNI, or give the float model"
+        )
+    in_codes = any(computes_in_codes(one.model) for one in found.candidates)
+    if in_codes and request.backend != "litert" and saturates():
+        notes.append(
+            f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
+            f" where the model of {request.target.name} cannot tell forms apart, they count against int8 (see"
+            " the reason of the choice): measure there, or package on a machine with VNNI"
+        )
+    return notes
+
+
+def _memory_warnings(request: Request, judged: Judged) -> list[str]:
+    """What to know of a limit that is held against another machine's memory than the target's."""
+    here = any(isinstance(one, PeakMemory) for one in judged.memory)
+    if "memory" not in request.budget.limits or not here or measures_here(request.target):
+        return []
+    note = (
+        f"the memory limit is held against this machine ({platform.machine()}): measured here, not"
+        f" on {request.target.name}; measure there before you rely on it"
+    )
+    return [note]

@@ -1,0 +1,1 @@
+"""Quantization of `.tflite` models with ai-edge-quantizer."""

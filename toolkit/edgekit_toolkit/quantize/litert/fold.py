@@ -1,0 +1,206 @@
+"""Convolutions of few channels read and make several neighbouring pixels at a time.
+
+XNNPACK's int8 kernels for AVX-512 multiply eight input channels by sixteen output channels a step. The first
+convolution of an image has three and often eight: most of each step is spent on nothing. A row of pixels
+[W, C] is in memory what [W / n, n * C] is, so with weights that are shifted a pixel at a time, 0 elsewhere,
+one step makes several output pixels. Each sum has the same products, so the same codes come out. A depthwise
+convolution of a few channels is made dense for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.quantize.litert.prepare import add_like, operator_code, reshape
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.tflite.flatbuffer import (
+    Model,
+    Operator,
+    SubGraph,
+    Tensor,
+    constant,
+    is_static,
+    operator_name,
+    pack,
+    parse,
+    parsed,
+    schema,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
+
+# What fits the times measured with AVX-512 VNNI; kernels for AVX2 make eight output channels a step.
+_INPUT_STEP: Final = 8
+_OUTPUT_STEP: Final = 16
+_FACTORS: Final = (1, 2, 4)
+# Their depthwise kernels take sixteen channels a step: with half of them a dense convolution is faster.
+_NARROW: Final = 8
+# Of the steps, what may be left for the folding to be worth its reshapes.
+_MOST_STEPS: Final = 0.7
+
+
+class _Fold(NamedTuple):
+    """How a convolution is folded along the rows.
+
+    Attributes:
+        pixels: of the input that become one.
+        made: pixels of the output that become one.
+        stride, left: of the convolution as it is: its step along a row, and the pixels of padding before it.
+        before, groups: of the folded kernel: groups of pixels before its own, and groups in all.
+    """
+
+    pixels: int
+    made: int
+    stride: int
+    left: int
+    before: int
+    groups: int
+
+
+def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
+    """Return an equal model whose narrow kernels are folded, and the plan for it.
+
+    Args:
+        prepared: float model as `litert_prepare.prepare` made it.
+        plan: of that model; what it leaves in float stays as it is, where folding costs time.
+    """
+    known = parsed(prepared)
+    if not any(_fold(known, known.subgraphs[0], one, plan) for one in known.subgraphs[0].operators):
+        return prepared, plan
+    model = parse(prepared)
+    graph = model.subgraphs[0]
+    added: dict[str, str] = {}  # new tensors, with the ones whose values they hold
+    rewritten: list[Operator] = []
+    for operator in graph.operators:
+        fold = _fold(model, graph, operator, plan)
+        rewritten += [operator] if fold is None else _rewrite(model, graph, operator, fold, added)
+    graph.operators = rewritten
+    ranges = {name: plan.ranges[old] for name, old in added.items() if old in plan.ranges}
+    return pack(model), replace(plan, kernels=plan.kernels.union(added), ranges={**plan.ranges, **ranges})
+
+
+def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fold | None:
+    """How to fold an operator; None where that cannot be or does not pay."""
+    options, kind = operator.builtinOptions, operator_name(model, operator)
+    if (
+        kind not in {"CONV_2D", "DEPTHWISE_CONV_2D"}
+        or tensor_name(graph.tensors[operator.outputs[0]]) not in plan.kernels
+        or options.padding != schema.Padding.SAME
+        or options.dilationWFactor != 1
+    ):
+        return None
+    source, filters, made = (graph.tensors[at] for at in (*operator.inputs[:2], operator.outputs[0]))
+    out, _, width, channels = shape_of(filters)
+    if kind == "DEPTHWISE_CONV_2D":
+        out = channels  # as a dense convolution
+        if channels > _NARROW:
+            return None
+    if any(min(_sizes(tensor)[1:]) < 0 for tensor in (source, made)) or shape_of(source)[3] != channels:
+        return None  # rows of a free length, or a convolution in groups
+    if not all(stored_bytes(model, graph.tensors[at]) for at in operator.inputs[1:] if at >= 0):
+        return None  # weights that are computed
+    found = [
+        fold
+        for made_at_once in _FACTORS
+        if (fold := _along(shape_of(source)[2], width, options.strideW, made_at_once)) is not None
+    ]
+    if not found:
+        return None
+    best = min(found, key=lambda one: (_steps(one, out, channels), -one.made))
+    if kind == "DEPTHWISE_CONV_2D":
+        return best
+    as_it_is = width * -(-channels // _INPUT_STEP) * -(-out // _OUTPUT_STEP)
+    return best if _steps(best, out, channels) <= _MOST_STEPS * as_it_is else None
+
+
+def _along(row: int, width: int, stride: int, made: int) -> _Fold | None:
+    """The folding of rows of `row` pixels; None where groups or padding do not come out even."""
+    pixels = stride * made
+    if row % pixels:
+        return None
+    left = max(width - stride, 0) // 2  # padding SAME of rows that the stride divides
+    before = -(-left // pixels)
+    after = max(0, -(-(stride * (made - 1) + width - left) // pixels) - 1)
+    if (before + after) // 2 != before:  # the folded kernel is padded alike: half before, the rest behind
+        return None
+    return _Fold(pixels, made, stride, left, before, before + 1 + after)
+
+
+def _steps(fold: _Fold, out: int, channels: int) -> float:
+    """Steps of the kernel for each row of weights and pixel of the output."""
+    inputs, outputs = fold.pixels * channels, fold.made * out
+    return fold.groups * -(-inputs // _INPUT_STEP) * -(-outputs // _OUTPUT_STEP) / fold.made
+
+
+def _rewrite(
+    model: Model, graph: SubGraph, operator: Operator, fold: _Fold, added: dict[str, str]
+) -> Iterator[Operator]:
+    """Yield what comes in the place of a convolution, whose weights are changed."""
+    if operator_name(model, operator) == "DEPTHWISE_CONV_2D":
+        _make_dense(model, graph, operator)
+    source, made = int(operator.inputs[0]), int(operator.outputs[0])
+    folded = _add_folded(graph, source, fold.pixels, added)
+    yield reshape(model, graph, source, folded)
+    filters, *bias = (graph.tensors[at] for at in operator.inputs[1:] if at >= 0)
+    _store(model, filters, _shifted(_values(model, filters), fold))
+    for tensor in bias:
+        _store(model, tensor, np.tile(_values(model, tensor), fold.made))
+    operator.inputs = [folded, *operator.inputs[1:]]
+    operator.builtinOptions.strideW = 1
+    yield operator
+    if fold.made > 1:
+        operator.outputs = [_add_folded(graph, made, fold.made, added)]
+        yield reshape(model, graph, operator.outputs[0], made)
+
+
+def _make_dense(model: Model, graph: SubGraph, operator: Operator) -> None:
+    """Turn a depthwise convolution into one that reads all channels, with weights of 0."""
+    filters, known = graph.tensors[operator.inputs[1]], operator.builtinOptions
+    _, height, width, channels = shape_of(filters)
+    dense = np.zeros((channels, height, width, channels), np.float32)
+    diagonal = np.arange(channels)
+    dense[diagonal, :, :, diagonal] = _values(model, filters)[0].transpose(2, 0, 1)
+    _store(model, filters, dense)
+    options = schema.Conv2DOptionsT()
+    for name in ("padding", "strideH", "strideW", "dilationHFactor", "fusedActivationFunction"):
+        setattr(options, name, getattr(known, name))
+    operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.CONV_2D)
+    operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.Conv2DOptions, options
+
+
+def _add_folded(graph: SubGraph, place: int, pixels: int, added: dict[str, str]) -> int:
+    batch, rows, row, channels = _sizes(graph.tensors[place])
+    folded = add_like(graph, place, (batch, rows, row // pixels, channels * pixels))
+    added[tensor_name(graph.tensors[folded])] = tensor_name(graph.tensors[place])
+    return folded
+
+
+def _shifted(filters: NDArray[np.float32], fold: _Fold) -> NDArray[np.float32]:
+    """Weights [made * out, height, groups, pixels * channels] from [out, height, width, channels]."""
+    out, height, width, channels = filters.shape
+    row = np.zeros((fold.made, out, height, fold.groups * fold.pixels, channels), np.float32)
+    for place in range(fold.made):
+        begin = fold.before * fold.pixels + fold.stride * place - fold.left
+        row[place, :, :, begin : begin + width] = filters
+    return row.reshape(fold.made * out, height, fold.groups, fold.pixels * channels)
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    return shape_of(tensor) if is_static(tensor) else tuple(int(size) for size in tensor.shapeSignature)
+
+
+def _values(model: Model, tensor: Tensor) -> NDArray[Any]:
+    value = constant(model, tensor)
+    if value is None:
+        raise ValueError(f"tensor '{tensor_name(tensor)}' holds no values")
+    return value
+
+
+def _store(model: Model, tensor: Tensor, value: NDArray[Any]) -> None:
+    """Give a tensor other values; as prepared, its buffer is its own."""
+    tensor.shape = list(value.shape)
+    model.buffers[tensor.buffer].data = np.frombuffer(value.tobytes(), np.uint8)

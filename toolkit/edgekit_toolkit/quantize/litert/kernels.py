@@ -1,0 +1,139 @@
+"""Which operators of a float LiteRT model can become integer kernels, and which ranges they need."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.quantize.litert.prepare import read_outputs, used_tensors
+from edgekit_toolkit.quantize.onnx.precise import Step, precise_steps
+from edgekit_toolkit.tflite.flatbuffer import (
+    TYPES,
+    Model,
+    Operator,
+    SubGraph,
+    constant,
+    operator_name,
+    operators,
+    stored_bytes,
+    tensor_name,
+)
+
+COMPUTE: Final = frozenset(
+    {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL"}
+)
+# Operators that LiteRT has int8 kernels for and ai-edge-quantizer asks them of. Left out are those whose
+# results have no range that 8 bits could hold: DIV, SQRT, RSQRT, SUM.
+_OTHERS: Final = frozenset(
+    {
+        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "GATHER", "HARD_SWISH", "LOGISTIC", "MAXIMUM",
+        "MAX_POOL_2D", "MEAN", "MIRROR_PAD", "MUL", "PACK", "PAD", "PADV2", "RELU", "RESHAPE",
+        "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH",
+        "SPLIT", "STRIDED_SLICE", "SUB", "TANH", "TRANSPOSE", "UNPACK",
+    }
+)  # fmt: skip
+
+_LARGEST: Final = 1e30
+
+
+def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
+    """Operators that can become integer kernels, in order, by the name of their first output.
+
+    Args:
+        model: prepared float model.
+        elementwise: whether all operators are included, or only matrix products.
+    """
+    if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
+        return ()
+    kinds = COMPUTE | _OTHERS if elementwise else COMPUTE
+    unbounded, precise = _unbounded(model), _precise(model)
+    return tuple(
+        tensor_name(graph.tensors[operator.outputs[0]])
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) in kinds
+        and _fits(model, graph, operator)
+        and int(operator.outputs[0]) not in precise
+        and not unbounded & {*map(int, operator.inputs), *map(int, operator.outputs)}
+    )
+
+
+def _precise(model: Model) -> set[int]:
+    """First outputs of the operators that stay in float for the sake of those behind them."""
+    graph = model.subgraphs[0]
+    steps: list[Step[int]] = [
+        Step(
+            operator_name(model, operator),
+            [
+                None if index < 0 or stored_bytes(model, graph.tensors[index]) else int(index)
+                for index in operator.inputs
+            ],
+            [int(index) for index in operator.outputs],
+            operator_name(model, operator) in COMPUTE,
+        )
+        for operator in graph.operators
+    ]
+    ends = [int(index) for index in graph.outputs]
+    return {step.outputs[0] for step in precise_steps(steps, ends)}
+
+
+def _unbounded(model: Model) -> set[int]:
+    """Tensors that were padded with the lowest float, as for a maximum: no scale holds their values."""
+    return {
+        int(operator.outputs[0])
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) == "PADV2"
+        and (value := constant(model, graph.tensors[operator.inputs[2]])) is not None
+        and np.abs(value).max() > _LARGEST
+    }
+
+
+def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
+    if operator_name(model, operator) == "SOFTMAX" and operator.outputs[0] in graph.outputs:
+        return False  # in steps of 1/256 most of the probabilities would be 0, and it costs no time in float
+    if set(read_outputs(graph)).intersection((*operator.inputs, *operator.outputs)):
+        return False  # outputs of free sizes, which could not be parted from what operators read
+    if not used_tensors(graph).issuperset(map(int, operator.outputs)):
+        return False  # the library leaves a result that nothing reads in float, and the kernel refuses it
+    inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
+    outputs = [graph.tensors[index] for index in operator.outputs]
+    computed = [tensor for tensor in inputs if not stored_bytes(model, tensor)]
+    stored = [tensor for tensor in inputs if stored_bytes(model, tensor)]
+    if not computed or any(TYPES[tensor.type] != "FLOAT32" for tensor in (*computed, *outputs)):
+        return False
+    if any(TYPES[tensor.type] not in {"FLOAT32", "INT32", "INT64"} for tensor in stored):
+        return False
+    if operator_name(model, operator) in COMPUTE - {"BATCH_MATMUL"}:
+        return any(TYPES[tensor.type] == "FLOAT32" for tensor in stored)
+    return True
+
+
+def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
+    """Group kernels: a matrix product with the kernels that follow it, up to the next one."""
+    wanted = set(kernels)
+    found: list[list[str]] = []
+    for graph, _, operator in operators(model):
+        name = tensor_name(graph.tensors[operator.outputs[0]])
+        if name not in wanted:
+            continue
+        if not found or operator_name(model, operator) in COMPUTE:
+            found.append([])
+        found[-1].append(name)
+    return [tuple(block) for block in found]
+
+
+def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
+    """Float activations that kernels read or write, sorted."""
+    wanted, names = set(kernels), set()
+    for graph, _, operator in operators(model):
+        if tensor_name(graph.tensors[operator.outputs[0]]) not in wanted:
+            continue
+        for index in (*operator.inputs, *operator.outputs):
+            tensor = graph.tensors[index]
+            if index >= 0 and TYPES[tensor.type] == "FLOAT32" and not stored_bytes(model, tensor):
+                names.add(tensor_name(tensor))
+    return sorted(names)
+
+
+def scope(graph: SubGraph, operator: Operator) -> str:
+    """What ai-edge-quantizer matches an operator's settings with."""
+    return "".join(f"{tensor_name(graph.tensors[index])};" for index in operator.outputs)

@@ -1,0 +1,237 @@
+"""A `.tflite` model in the form that ai-edge-quantizer understands, and its results in the form that we ship.
+
+The library reads only the newer of two fields that name an operator, so that in files of old converters
+every operator is an ADD to it; it knows tensors by name, and wants lists where files may leave them out. It
+has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known. Where operators or tensors
+share a constant it may write one's codes over the other's. An output of the model that
+operators read too becomes integers under one of its two uses, or under both: the file crashes the engine.
+"""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_toolkit.tflite.flatbuffer import (
+    TYPES,
+    Model,
+    Operator,
+    SubGraph,
+    builtin_code,
+    is_static,
+    operator_name,
+    operators,
+    pack,
+    parse,
+    parsed,
+    schema,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
+
+_RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
+
+
+def prepare(content: bytes) -> bytes:
+    """Return an equal model with one way to name an operator, and tensors that each have a name of their own.
+
+    Names of inputs and outputs stay as they are.
+    """
+    model = parse(content)
+    for code in model.operatorCodes:
+        code.builtinCode = builtin_code(code)
+    for name in ("signatureDefs", "metadata", "metadataBuffer"):
+        setattr(model, name, [] if getattr(model, name) is None else getattr(model, name))
+    taken: set[str] = set()
+    filled: set[int] = set()
+    for graph in model.subgraphs:
+        _part_constants(model, graph, filled)
+        _name_apart(graph, taken)
+    for graph, _, operator in operators(model):
+        name = operator_name(model, operator)
+        if name in _RESHAPES:
+            _reshape(model, graph, operator)
+        if name == "MAXIMUM":
+            _level_ranks(model, graph, operator)
+    for graph in model.subgraphs:
+        for place in read_outputs(graph):
+            _part(model, graph, place)
+    return pack(model)
+
+
+def read_outputs(graph: SubGraph) -> list[int]:
+    """Return the outputs, by place, that an operator makes and another one reads."""
+    made = {int(index) for operator in graph.operators for index in operator.outputs}
+    return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & _read(graph)]
+
+
+def used_tensors(graph: SubGraph) -> set[int]:
+    """Return the tensors, by place, that an operator reads or that are outputs."""
+    return _read(graph) | {int(index) for index in graph.outputs}
+
+
+def _read(graph: SubGraph) -> set[int]:
+    return {int(index) for operator in graph.operators for index in operator.inputs}
+
+
+def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
+    """Return an equal model with short names inside, and without what only people read.
+
+    Args:
+        content: what the library made.
+        prepared: what it made it of; outputs have the names that they have there.
+    """
+    model = parse(bytes(content))
+    for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
+        for place, was in zip(graph.outputs, source.outputs, strict=True):
+            graph.tensors[place].name = tensor_name(source.tensors[was])
+        ends = {int(index) for index in (*graph.inputs, *graph.outputs)}
+        taken = {tensor_name(graph.tensors[index]) for index in ends}
+        fresh = (name for name in map(str, range(len(graph.tensors) + len(taken))) if name not in taken)
+        for place, tensor in enumerate(graph.tensors):
+            if place not in ends:
+                tensor.name = next(fresh)
+            if tensor.quantization is not None:
+                tensor.quantization.min = tensor.quantization.max = None
+    _share_buffers(model)
+    return pack(model)
+
+
+def _share_buffers(model: Model) -> None:
+    """Store equal values once."""
+    places: dict[bytes, int] = {}
+    kept: list[Any] = model.buffers[:1]  # the first is empty by the schema
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            if not stored_bytes(model, tensor):
+                tensor.buffer = 0
+                continue
+            buffer = model.buffers[tensor.buffer]
+            content = np.asarray(buffer.data, np.uint8).tobytes()
+            if content not in places:
+                places[content] = len(kept)
+                kept.append(buffer)
+            tensor.buffer = places[content]
+    for item in model.metadata or []:
+        kept.append(model.buffers[item.buffer])
+        item.buffer = len(kept) - 1
+    model.buffers = kept
+
+
+def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:
+    """Give each reader of a float constant a tensor and a buffer of its own, beside those `filled` before."""
+    read: set[int] = set()
+    for operator in graph.operators:
+        operator.inputs = [int(index) for index in operator.inputs]
+        for position, index in enumerate(operator.inputs):
+            tensor = graph.tensors[index]
+            if index < 0 or TYPES[tensor.type] != "FLOAT32" or not stored_bytes(model, tensor):
+                continue
+            if index in read:
+                tensor = copy(tensor)
+                graph.tensors.append(tensor)
+                operator.inputs[position] = len(graph.tensors) - 1
+            read.add(index)
+            if tensor.buffer in filled:
+                model.buffers.append(copy(model.buffers[tensor.buffer]))
+                tensor.buffer = len(model.buffers) - 1
+            filled.add(tensor.buffer)
+
+
+def _name_apart(graph: SubGraph, taken: set[str]) -> None:
+    """Give each tensor a name that is not among `taken`; the first sub-graph's ends keep theirs."""
+    ends = [int(index) for index in (*graph.inputs, *graph.outputs)]
+    order = dict.fromkeys([*ends, *range(len(graph.tensors))])
+    for place in order:
+        tensor = graph.tensors[place]
+        name = tensor_name(tensor) or "tensor"
+        while name in taken:
+            name = f"{name}_{place}"
+        taken.add(name)
+        tensor.name = name
+
+
+def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
+    """Turn an operator into a RESHAPE, unless more than one size is free."""
+    made = graph.tensors[operator.outputs[0]]
+    sizes = shape_of(made) if is_static(made) else tuple(int(size) for size in made.shapeSignature)
+    if sum(size < 0 for size in sizes) > 1:
+        return
+    options = schema.ReshapeOptionsT()
+    options.newShape = list(sizes)
+    operator.opcodeIndex = operator_code(model, schema.BuiltinOperator.RESHAPE)
+    operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
+    operator.builtinOptions = options
+    operator.inputs = [int(operator.inputs[0]), _constant(model, graph, f"{tensor_name(made)}_shape", sizes)]
+
+
+def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
+    """Give constants the rank of the output, whose scale the library applies to them as it stands."""
+    rank = len(shape_of(graph.tensors[operator.outputs[0]]))
+    for index in operator.inputs:
+        tensor = graph.tensors[index]
+        if stored_bytes(model, tensor):
+            tensor.shape = [*[1] * (rank - len(shape_of(tensor))), *shape_of(tensor)]
+
+
+def _part(model: Model, graph: SubGraph, place: int) -> None:
+    """Let operators read a tensor of their own in the place of an output; the output is a copy of it."""
+    output = graph.tensors[place]
+    if not is_static(output):
+        return
+    own = add_like(graph, place, shape_of(output))
+    for operator in graph.operators:
+        operator.inputs = [own if index == place else int(index) for index in operator.inputs]
+        operator.outputs = [own if index == place else int(index) for index in operator.outputs]
+    graph.operators.append(reshape(model, graph, own, place))
+
+
+def add_like(graph: SubGraph, place: int, sizes: Sequence[int]) -> int:
+    """Add a tensor that holds the values of another one in another shape; return its place."""
+    known, made = graph.tensors[place], schema.TensorT()
+    made.name, made.type = _free_name(graph, tensor_name(known)), known.type
+    made.shape = [max(1, size) for size in sizes]
+    made.shapeSignature = list(sizes) if min(sizes, default=1) < 0 else None
+    made.quantization = known.quantization
+    graph.tensors.append(made)
+    return len(graph.tensors) - 1
+
+
+def reshape(model: Model, graph: SubGraph, source: int, made: int) -> Operator:
+    """Return an operator that makes one tensor of another one, which has at most one free size."""
+    operator = schema.OperatorT()
+    operator.inputs, operator.outputs = [source], [made]
+    _reshape(model, graph, operator)
+    return operator
+
+
+def _free_name(graph: SubGraph, name: str) -> str:
+    taken = {tensor_name(one) for one in graph.tensors}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def operator_code(model: Model, builtin: int) -> int:
+    """Return the place of an operator's code in the model, which is added where it is not there."""
+    for place, code in enumerate(model.operatorCodes):
+        if code.builtinCode == builtin:
+            return place
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = builtin
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
+def _constant(model: Model, graph: SubGraph, name: str, values: Iterable[int]) -> int:
+    array: np.ndarray[Any, Any] = np.asarray(list(values), np.int32)
+    buffer, tensor = schema.BufferT(), schema.TensorT()
+    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    tensor.name, tensor.shape = _free_name(graph, name), [array.size]
+    tensor.type = schema.TensorType.INT32
+    tensor.buffer = len(model.buffers) - 1
+    graph.tensors.append(tensor)
+    return len(graph.tensors) - 1

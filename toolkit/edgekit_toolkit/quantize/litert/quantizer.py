@@ -1,0 +1,164 @@
+"""`.tflite` models in the search: quantized by ai-edge-quantizer, run by LiteRT."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.litert import writer as litert
+from edgekit_toolkit.quantize.litert.kernels import blocks, kernel_names, touched_tensors
+from edgekit_toolkit.quantize.litert.prepare import prepare
+from edgekit_toolkit.quantize.litert.ranges import activation_reader, collect
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.quantizer import Factors, Runner
+from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values
+from edgekit_toolkit.quantize.scheme import LITERT, Scheme
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.tflite.flatbuffer import operator_name, parsed, tensor_name
+from edgekit_toolkit.tflite.summary import summarise
+
+
+class LiteRtQuantizer:
+    """See `Quantizer`.
+
+    Attributes:
+        model: the `.tflite` as it was given, or as it was converted from ONNX.
+        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
+            that with pixels folded.
+        labels: of the forms without a plan.
+    """
+
+    labels: Mapping[str, str] = {
+        forms.FLOAT16_WEIGHTS: "float16 weights",
+        forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
+        forms.INT4_WEIGHTS: "int4 weights, inputs quantized at run time",
+        forms.DYNAMIC_INT8: "int8 weights, inputs quantized at run time",
+    }
+
+    def __init__(self, model: bytes, *, threads: int, scheme: Scheme = LITERT) -> None:
+        self.model = model
+        self.scheme = scheme
+        self._threads = threads
+
+    @cached_property
+    def _prepared(self) -> bytes:
+        return prepare(self.model)
+
+    def as_given(self) -> tuple[str, bytes]:
+        """Return the file itself, byte for byte."""
+        return "as it is" if self._find_codes() else "float32", self.model
+
+    def bar(self) -> str | None:
+        """Return why no other form is made of this model; None where some may be."""
+        if (reason := self._find_codes()) is not None:
+            return reason
+        if find_spec("ai_edge_quantizer") is None:
+            return f"they need ai-edge-quantizer on the host: {install_command('litert-host')}"
+        return None
+
+    def _find_codes(self) -> str | None:
+        """Return what the model has in place of float32 weights; None where it has those."""
+        summary = summarise(parsed(self.model))
+        if summary.quantized:  # codes of codes would only lose
+            return "the model is already quantized"
+        if any(layer.precision == "fp16 weights" for layer in summary.layers.values()):
+            return "the model's weights are float16; give the float32 model to have them"
+        names = {spec.name for spec in self._specs[0]} & {spec.name for spec in self._specs[1]}
+        if names:  # operators and ranges are known by the names of tensors
+            return f"an input and an output are both named '{min(names)}'; give them names of their own"
+        return None
+
+    def static_bar(self) -> str | None:
+        """Return why no static int8 form is made of it; None where some may be."""
+        count = len(parsed(self.model).subgraphs)
+        return f"the model has {count} sub-graphs (control flow)" if count > 1 else None
+
+    @cached_property
+    def _specs(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        session = LiteRtSession(self.model, LiteRtOptions(threads=self._threads))
+        try:
+            return session.inputs, session.outputs
+        finally:
+            session.close()
+
+    def batch(self) -> int:
+        """Return how many samples one set of inputs holds."""
+        return Batching.of(self._specs[0]).size or 1
+
+    def open(self, model: bytes) -> Runner:
+        """Return a call that runs `model` in LiteRT."""
+        session = LiteRtSession(model, LiteRtOptions(threads=self._threads))
+        return lambda feeds: list(session.run(feeds).values())
+
+    def size_bytes(self, model: bytes) -> int:
+        """Return the size of a model's file."""
+        return len(model)
+
+    def softmax_axes(self) -> Sequence[int | None]:
+        """Return for each output the axis of the softmax that makes it (always the last), or None."""
+        model = parsed(self._prepared)
+        graph = model.subgraphs[0]
+        made = {
+            tensor_name(graph.tensors[operator.outputs[0]])
+            for operator in graph.operators
+            if operator_name(model, operator) == "SOFTMAX"
+        }
+        tensors = {
+            tensor_name(graph.tensors[place]): tensor_name(graph.tensors[place]) for place in graph.outputs
+        }
+        for signature in model.signatureDefs if len(model.signatureDefs) == 1 else ():
+            tensors |= {
+                bytes(item.name).decode(): tensor_name(graph.tensors[item.tensorIndex])
+                for item in signature.outputs
+            }
+        return [-1 if tensors[spec.name] in made else None for spec in self._specs[1]]
+
+    def build(self, form: Form) -> bytes | None:
+        """Return the form's model, or None where the form changes nothing."""
+        return self.model if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
+
+    def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
+        """Return what can become an integer kernel, in order."""
+        return kernel_names(parsed(self._prepared), elementwise=elementwise)
+
+    def ranges(
+        self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
+    ) -> dict[str, Range]:
+        """Return the extremes of the activations that a plan with these kernels needs."""
+        names = touched_tensors(parsed(self._prepared), kernels)
+        return collect(self._prepared, names, samples, threads=self._threads, progress=progress)
+
+    def histograms(
+        self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
+    ) -> dict[str, Histogram]:
+        """Return how the values of the activations of these kernels are spread over their ranges."""
+        names = touched_tensors(parsed(self._prepared), kernels)
+        return count_values(samples, activation_reader(self._prepared, names, threads=self._threads), ranges)
+
+    def int8_layers(self) -> Sequence[str]:
+        """Return the layers whose weights can be int8, by the name of their output."""
+        return litert.int8_layers(self._prepared)
+
+    def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
+        """Return no factors: see docs/explanation/litert.md for why LiteRT models are not equalized."""
+        return {}, dict(ranges)
+
+    def writer(self, factors: Factors) -> Callable[[Plan], bytes]:
+        """Return a call that writes a plan."""
+        if factors:
+            raise ValueError("LiteRT models take no channel factors")
+
+        def write(plan: Plan) -> bytes:
+            made = litert.build(self._prepared, Form(forms.STATIC_INT8, plan))
+            return self.model if made is None else made
+
+        return write
+
+    def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
+        """Return the plan's kernels, grouped by the matrix product that they follow."""
+        return blocks(parsed(self._prepared), plan.kernels)

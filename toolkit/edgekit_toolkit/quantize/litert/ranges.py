@@ -1,0 +1,87 @@
+"""Activations of a LiteRT model and their extremes, in memory that does not grow with the number of samples.
+
+Tensors are fetched in groups, as extra outputs of the model.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_toolkit.quantize.ranges import (
+    Limits,
+    Range,
+    ReadActivations,
+    gather,
+    no_samples,
+    split_by_bytes,
+)
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.tflite.flatbuffer import pack, parse, parsed, schema, shape_of, tensor_name
+
+_FLOAT_BYTES = 4
+
+
+def collect(
+    prepared: bytes,
+    names: Sequence[str],
+    samples: Callable[[], Iterable[Feeds]],
+    *,
+    threads: int,
+    limits: Limits | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> dict[str, Range]:
+    """Return the extremes of the activations `names`, of the tensor as a whole; see `activation_reader`.
+
+    Raises:
+        DataError: there are no samples, or a value is not finite.
+        BackendError: the model does not run on a sample.
+    """
+    read = activation_reader(prepared, names, threads=threads, limits=limits)
+    found = gather(samples, read, progress, axis=None)
+    if not found:
+        raise no_samples()
+    return found
+
+
+def activation_reader(
+    prepared: bytes, names: Sequence[str], *, threads: int, limits: Limits | None = None
+) -> ReadActivations:
+    """Return a call that runs a model on a sample and yields the activations `names`.
+
+    Args:
+        prepared: float model with a name of its own for each tensor.
+        names: activations; inputs may be among them.
+        threads: of the engine.
+        limits: bounds on memory.
+    """
+    tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
+    sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
+    groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
+    options = LiteRtOptions(threads=threads, float_io=False)
+    sessions = [LiteRtSession(_with_outputs(prepared, group), options) for group in groups]
+
+    def read(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
+        for session in sessions:
+            yield from session.run(feeds).items()
+
+    return read
+
+
+def _with_outputs(prepared: bytes, names: Sequence[str]) -> bytes:
+    """The model with other outputs, named after the tensors; what makes none of them is left out."""
+    model = parse(prepared)
+    graph = model.subgraphs[0]
+    places = {tensor_name(tensor): place for place, tensor in enumerate(graph.tensors)}
+    graph.outputs = [places[name] for name in names]
+    if len(model.signatureDefs) != 1:  # then the session takes the names of tensors
+        model.signatureDefs = []
+    for signature in model.signatureDefs:
+        signature.outputs = []
+        for name in names:
+            item = schema.TensorMapT()
+            item.name, item.tensorIndex = name, places[name]
+            signature.outputs.append(item)
+    return pack(model)

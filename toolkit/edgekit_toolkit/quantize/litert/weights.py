@@ -1,0 +1,92 @@
+"""Ranges of weights that keep biases within 32 bits.
+
+A bias is stored with the scale of the product, input scale x weight scale. Where a channel's weights are all
+but 0 (batch normalization folded into a dead channel leaves some at 1e-30), that scale is so small that the
+bias overflows: ai-edge-quantizer 0.10 writes -2147483648 for a bias of +0.5. A larger weight scale loses
+nothing there.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.tflite.flatbuffer import (
+    Model,
+    Operator,
+    SubGraph,
+    constant,
+    operator_name,
+    operators,
+    tensor_name,
+)
+
+_LARGEST_CODE: Final = 127
+# A quarter of 2**31: sums of products are added to a bias, and the input's scale may be rounded.
+_LARGEST_BIAS_CODE: Final = 2.0**29
+_SMALLEST_SPAN: Final = 1e-9
+
+
+class _Places(NamedTuple):
+    """Where an operator has its weight, activation and bias, and the weight's axis of output channels."""
+
+    weight: int
+    activation: int
+    bias: int
+    axis: int
+
+
+_PLACES: Final[Mapping[str, _Places]] = {
+    "CONV_2D": _Places(1, 0, 2, 0),
+    "DEPTHWISE_CONV_2D": _Places(1, 0, 2, 3),
+    "FULLY_CONNECTED": _Places(1, 0, 2, 0),
+    "TRANSPOSE_CONV": _Places(1, 2, 3, 0),
+}
+
+
+def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
+    """Return the largest magnitude to quantize weights for, where their own is too small; by tensor name.
+
+    Args:
+        model: prepared float model.
+        plan: kernels and ranges.
+
+    Returns:
+        float32 with the rank of the weight: a bound a channel, or one where the plan has one scale a tensor.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    for graph, _, operator in operators(model):
+        places = _PLACES.get(operator_name(model, operator))
+        if places is None or tensor_name(graph.tensors[operator.outputs[0]]) not in plan.kernels:
+            continue
+        bounds = _bounds(model, graph, operator, places, plan)
+        if bounds is not None:
+            name = tensor_name(graph.tensors[operator.inputs[places.weight]])
+            found[name] = np.maximum(bounds, found.get(name, np.float32(0)))
+    return found
+
+
+def _bounds(
+    model: Model, graph: SubGraph, operator: Operator, places: _Places, plan: Plan
+) -> NDArray[np.float32] | None:
+    weight = constant(model, graph.tensors[operator.inputs[places.weight]])
+    bias = _constant_input(model, graph, operator, places.bias)
+    span = plan.ranges.get(tensor_name(graph.tensors[operator.inputs[places.activation]]))
+    if weight is None or bias is None or span is None:
+        return None
+    others: Any = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
+    peak = np.abs(weight.astype(np.float64)).max(axis=others, keepdims=True)
+    scale = max(max(span[1], 0.0) - min(span[0], 0.0), _SMALLEST_SPAN) / 255
+    least = np.abs(bias.astype(np.float64)).reshape(peak.shape) * _LARGEST_CODE / (_LARGEST_BIAS_CODE * scale)
+    bounds = np.maximum(peak, least)
+    if not plan.per_channel:
+        bounds, peak = (np.full([1] * weight.ndim, value.max()) for value in (bounds, peak))
+    return bounds.astype(np.float32) if (bounds > peak).any() else None
+
+
+def _constant_input(model: Model, graph: SubGraph, operator: Operator, place: int) -> NDArray[Any] | None:
+    if len(operator.inputs) <= place or operator.inputs[place] < 0:
+        return None
+    return constant(model, graph.tensors[operator.inputs[place]])

@@ -1,0 +1,267 @@
+"""The forms of a LiteRT model, written by ai-edge-quantizer from a `Form` and nothing else.
+
+Inputs and outputs stay as they are in the source: a static int8 form converts inside. Ranges come from us, so
+that the library never sees a sample. See docs/adr/0010-tflite-quantization.md for what it cannot do.
+"""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import BackendError, RecipeError
+from edgekit_runtime.sessions import EngineMissingError
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.quantize import forms
+from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.litert.fold import fold_pixels
+from edgekit_toolkit.quantize.litert.kernels import scope
+from edgekit_toolkit.quantize.litert.prepare import finish
+from edgekit_toolkit.quantize.litert.weights import weight_bounds
+from edgekit_toolkit.quantize.onnx.storage import fits_half
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.tflite.flatbuffer import (
+    Model,
+    Operator,
+    SubGraph,
+    constant,
+    operator_name,
+    operators,
+    parsed,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
+
+_ALL: Final = ".*"
+# Settings with one expression are ranked where the first of them was made.
+_ALL_LATER: Final = "^.*$"
+_INT4_BLOCK: Final = 32
+_MIN_INT4_BYTES: Final = 4 * 4096
+# What has a kernel that quantizes its input at run time and is worth it: that of depthwise convolutions takes
+# twice to six times as long as the float one.
+_DYNAMIC: Final = ("BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED")
+_LAYERS: Final = frozenset(
+    {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
+)
+
+
+def build(prepared: bytes, form: Form) -> bytes | None:
+    """Return the form's model, or None where the model has no layer that the form changes.
+
+    Args:
+        prepared: the float model as `litert_prepare.prepare` made it.
+        form: what to make of it.
+
+    Raises:
+        RecipeError: the plan does not belong to this model.
+        BackendError: the library refuses the model.
+        EngineMissingError: the library is not installed.
+    """
+    if form.kind == forms.FLOAT32:
+        return None
+    if form.factors:
+        raise RecipeError("recipe: a LiteRT form has no channel factors; make the recipe again")
+    library = _load()
+    try:
+        # It warns of an interpreter that it opens for a look, and draws bars for models that it finds large.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            prepared, form = _folded(prepared, form)
+            order = _Order(library, prepared)
+            if not order.ask(form):
+                return None
+            return finish(order.carry_out(), prepared)
+    except RecipeError:
+        raise
+    except Exception as error:  # the library raises whatever its parts do
+        raise BackendError(
+            f"ai-edge-quantizer cannot make {form.kind} of the model: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _folded(prepared: bytes, form: Form) -> tuple[bytes, Form]:
+    if form.plan is None or not form.plan.scheme.folds_pixels:
+        return prepared, form
+    prepared, plan = fold_pixels(prepared, form.plan)
+    return prepared, replace(form, plan=plan)
+
+
+def _load() -> Any:
+    try:
+        from ai_edge_quantizer import quantizer
+    except ImportError as error:
+        raise EngineMissingError(
+            f"quantizing .tflite models needs ai-edge-quantizer ({error}): {install_command('litert-host')}"
+        ) from error
+    return quantizer
+
+
+class _Order:
+    """What is asked of the library for one form. Of two settings that match an operator, the later counts."""
+
+    def __init__(self, library: Any, prepared: bytes) -> None:
+        self._library = library
+        self._quantizer = library.Quantizer(bytearray(prepared))
+        self._kinds = library.qtyping.TFLOperationName
+        self._model = parsed(prepared)
+        self._spans: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+
+    def carry_out(self) -> bytes:
+        """Return the file that the library makes."""
+        ranges = {name: {"min": low, "max": high} for name, (low, high) in self._spans.items()}
+        made = self._quantizer.quantize(
+            ranges or None, enable_progress_bar=False, enable_progress_report=False
+        )
+        return bytes(made.quantized_model)
+
+    def ask(self, form: Form) -> bool:
+        """Ask for a form; returns whether that changes anything.
+
+        Raises:
+            RecipeError: the plan does not belong to this model.
+        """
+        if form.plan is not None:
+            self._ask_static(form.plan)
+            return True
+        if form.kind == forms.INT4_WEIGHTS:
+            return self._ask_int4()
+        if not any(
+            operator_name(self._model, operator) in _LAYERS for *_, operator in operators(self._model)
+        ):
+            return False
+        if form.kind == forms.FLOAT16_WEIGHTS:
+            return self._ask_half()
+        if form.layers is not None:
+            return self._ask_int8(form.layers)
+        self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 8)
+        self._ask_tables(_ALL)
+        if form.kind == forms.DYNAMIC_INT8:
+            self._ask_dynamic()
+        return True
+
+    def _ask_int8(self, layers: Collection[str]) -> bool:
+        """Ask for int8 weights in these layers and float16 weights in the others.
+
+        Raises:
+            RecipeError: the model has no such layer.
+        """
+        known = _layer_scopes(self._model)
+        if strangers := set(layers) - set(known):
+            raise RecipeError(f"recipe: the form does not fit the model: no layer makes {min(strangers)!r}")
+        self._ask_half()
+        scopes = [known[name] for name in sorted(layers)]
+        self._quantizer.add_weight_only_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8)
+        self._ask_tables(_exactly(scopes))
+        return bool(layers)
+
+    def _ask_tables(self, scopes: str) -> None:
+        """Ask for int8 embedding tables; a lookup widens the rows that it reads, not the whole table."""
+        self._quantizer.add_dynamic_config(scopes, self._kinds.EMBEDDING_LOOKUP, 8)
+
+    def _ask_dynamic(self) -> None:
+        """Ask for what computes: an input that is a constant would become int8 like weights."""
+        for name in _DYNAMIC:
+            scopes = [
+                scope(graph, operator)
+                for graph, _, operator in operators(self._model)
+                if operator_name(self._model, operator) == name
+                and not stored_bytes(self._model, graph.tensors[operator.inputs[0]])
+            ]
+            if scopes:
+                self._quantizer.add_dynamic_config(_exactly(scopes), self._kinds[name], 8)
+
+    def _ask_half(self) -> bool:
+        """Ask for float16 weights in the layers that allow it; returns whether there are any."""
+        casting = self._library.AlgorithmName.FLOAT_CASTING
+        self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 16, algorithm_key=casting)
+        fitting = {
+            scope(graph, operator): all(map(fits_half, self._weights(graph, operator)))
+            for graph, _, operator in operators(self._model)
+            if operator_name(self._model, operator) in _LAYERS
+        }
+        left = [name for name, fits in fitting.items() if not fits]
+        if left:
+            none = self._library.AlgorithmName.NO_QUANTIZE
+            self._quantizer.update_quantization_recipe(
+                _exactly(left), self._kinds.ALL_SUPPORTED, algorithm_key=none
+            )
+        return len(left) < len(fitting)
+
+    def _weights(self, graph: SubGraph, operator: Operator) -> Iterator[NDArray[Any]]:
+        """Yield the constants of a layer that the library would cast: not its bias, which stays float32."""
+        for index in operator.inputs:
+            value = constant(self._model, graph.tensors[index]) if index >= 0 else None
+            if value is not None and value.ndim > 1 and value.dtype == np.float32:
+                yield value
+
+    def _ask_int4(self) -> bool:
+        """Blocks of 32 inputs; the kernel that exists for them quantizes its input at run time."""
+        scopes = []
+        for graph, _, operator in operators(self._model):
+            if operator_name(self._model, operator) != "FULLY_CONNECTED":
+                continue
+            weight = graph.tensors[operator.inputs[1]]
+            large = stored_bytes(self._model, weight) >= _MIN_INT4_BYTES
+            if large and shape_of(weight)[1] % _INT4_BLOCK == 0:
+                scopes.append(scope(graph, operator))
+        if scopes:
+            self._ask_half()
+            self._ask_tables(_ALL)
+            blocks = self._library.qtyping.QuantGranularity[f"BLOCKWISE_{_INT4_BLOCK}"]
+            kind = self._kinds.FULLY_CONNECTED
+            self._quantizer.add_dynamic_config(_exactly(scopes), kind, 4, granularity=blocks)
+        return bool(scopes)
+
+    def _ask_static(self, plan: Plan) -> None:
+        known = {
+            tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
+            for graph, _, operator in operators(self._model)
+        }
+        try:
+            scopes = [known[name] for name in sorted(plan.kernels)]
+        except KeyError as error:
+            raise RecipeError(
+                f"recipe: the form does not fit the model: no operator makes {error}"
+            ) from error
+        self._ask_half()  # of what stays in float
+        self._ask_tables(_ALL)
+        scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
+        self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
+        # Its kernel takes one scale of a constant, and makes zeros of a scale a channel.
+        whole = self._library.qtyping.QuantGranularity.TENSORWISE
+        self._quantizer.add_static_config(_exactly(scopes), self._kinds.BATCH_MATMUL, 8, 8, whole)
+        # The name of an output's last operator is the output's too, and would make it int8.
+        none = self._library.AlgorithmName.NO_QUANTIZE
+        self._quantizer.update_quantization_recipe(_ALL_LATER, self._kinds.OUTPUT, algorithm_key=none)
+        tensors = {tensor_name(one): one for graph in self._model.subgraphs for one in graph.tensors}
+        for name, (low, high) in plan.ranges.items():
+            # Of the tensor's rank: the library applies them to constants that share a scale, too.
+            ones = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
+            self._spans[name] = np.full(ones, low, np.float32), np.full(ones, high, np.float32)
+        for name, bound in weight_bounds(self._model, plan).items():
+            self._spans[name] = -bound, bound
+
+
+def int8_layers(prepared: bytes) -> list[str]:
+    """Return the layers whose weights can be int8, in order, by the name of their output."""
+    return list(_layer_scopes(parsed(prepared)))
+
+
+def _layer_scopes(model: Model) -> dict[str, str]:
+    """The expression that the library knows each layer by, by the name of the layer's output."""
+    return {
+        tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) in _LAYERS
+    }
+
+
+def _exactly(scopes: Sequence[str]) -> str:
+    return f"^(?:{'|'.join(map(re.escape, scopes))})$"

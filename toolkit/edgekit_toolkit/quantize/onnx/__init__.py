@@ -1,0 +1,1 @@
+"""Quantization of ONNX models: Q/DQ nodes and stored weights."""

@@ -1,0 +1,115 @@
+"""New QuantizeLinear and DequantizeLinear nodes with their constants, under names that are free."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, fresh_name
+from edgekit_toolkit.quantize.scheme import Affine
+
+
+class Codes(NamedTuple):
+    """Tensor names: codes, their scale, and their zero point; it is empty where it is 0 and left out."""
+
+    codes: str
+    scale: str
+    zero_point: str
+
+
+class Emitter:
+    """Collects the nodes of the rewritten graph; constants go into the graph at once.
+
+    Attributes:
+        nodes: in order; whoever writes the graph appends its own too.
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._constants: dict[tuple[object, ...], str] = {}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def store(self, stem: str, value: NDArray[Any]) -> str:
+        """Add a constant; returns its name."""
+        return add_constant(self._index, stem, value)
+
+    def params(self, stem: str, params: Affine) -> tuple[str, str]:
+        """Add scale and zero point; returns their names."""
+        return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
+
+    def quantize(self, source: str, stem: str, params: Affine) -> Codes:
+        """Add a QuantizeLinear of tensor `source`."""
+        scale, zero_point = self.params(stem, params)
+        codes = fresh_name(self._index, f"{stem}_q")
+        self.nodes.append(
+            helper.make_node("QuantizeLinear", [source, scale, zero_point], [codes], name=codes)
+        )
+        return Codes(codes, scale, zero_point)
+
+    def dequantize(
+        self, codes: Codes, stem: str, *, axis: int | None = None, output: str | None = None
+    ) -> str:
+        """Add a DequantizeLinear; returns the name of what it makes.
+
+        Args:
+            codes: what it reads.
+            stem: of its name.
+            axis: of the channels where there is a scale a channel.
+            output: name of what it makes, where that is settled.
+        """
+        name = fresh_name(self._index, f"{stem}_dq")
+        node = helper.make_node(
+            "DequantizeLinear", [part for part in codes if part], [output or name], name=name
+        )
+        if axis is not None:
+            node.attribute.append(helper.make_attribute("axis", axis))
+        self.nodes.append(node)
+        return output or name
+
+    def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
+        """Add a Clip of uint8 codes, unless there is no limit; returns the name of what holds the result."""
+        if low is None and high is None:
+            return codes
+        limits = ["" if value is None else self._code(value) for value in (low, high)]
+        name = fresh_name(self._index, f"{stem}_clipped")
+        self.nodes.append(helper.make_node("Clip", [codes, *limits], [name], name=name))
+        return name
+
+    def _code(self, value: int) -> str:
+        """A uint8 scalar, stored once."""
+        key = ("code", value)
+        if key not in self._constants:
+            self._constants[key] = self.store(f"code_{value}", np.asarray(value, np.uint8))
+        return self._constants[key]
+
+    def constant(
+        self,
+        name: str,
+        values: NDArray[Any],
+        params: Affine,
+        *,
+        axis: int | None = None,
+        explicit_zero: bool = False,
+    ) -> str:
+        """Store codes of a constant and dequantize them, once for all equal requests.
+
+        Args:
+            name: of the constant.
+            values: its codes.
+            params: their scale and zero point.
+            axis: of the channels where there is a scale a channel.
+            explicit_zero: write a zero point of 0 too.
+
+        Returns:
+            The name of the dequantized constant.
+        """
+        explicit_zero = explicit_zero or bool(params.zero_point.any())
+        key = (name, axis, values.dtype.str, params.scale.tobytes(), explicit_zero)
+        if key not in self._constants:
+            scale = self.store(f"{name}_scale", params.scale)
+            zero = self.store(f"{name}_zero_point", params.zero_point) if explicit_zero else ""
+            codes = Codes(self.store(f"{name}_codes", values), scale, zero)
+            self._constants[key] = self.dequantize(codes, name, axis=axis)
+        return self._constants[key]

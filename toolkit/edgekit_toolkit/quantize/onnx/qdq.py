@@ -1,0 +1,310 @@
+"""Write a plan as an ONNX graph with QuantizeLinear and DequantizeLinear.
+
+Placement is ours and not that of onnxruntime.quantization: the search builds a hundred variants of a model,
+and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
+"""
+
+import numpy as np
+import onnx
+
+from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, fresh_name, remove_unused_initializers
+from edgekit_toolkit.passes.fold_affine import as_affine, keeps_shape
+from edgekit_toolkit.quantize.onnx.emitter import Codes, Emitter
+from edgekit_toolkit.quantize.onnx.reread import Reread, reread_hard_sigmoid, reread_shifted
+from edgekit_toolkit.quantize.plan import (
+    COMPUTE,
+    MOVEMENT,
+    Plan,
+    absorbed_activation,
+    kernel_output,
+    live_range,
+    moves_codes,
+    weight_axis,
+)
+from edgekit_toolkit.quantize.scheme import Affine, activation_params, quantize_weight
+
+# What onnxruntime's WeightBiasQuantization looks at.
+_REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+    """Return the quantized form of `model`.
+
+    Args:
+        model: float model, opset >= 13, top-level graph in topological order.
+        plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
+
+    Raises:
+        KeyError: a range is missing, or the model has no such kernel.
+    """
+    strangers = plan.kernels - {name for node in model.graph.node for name in node.output[:1]}
+    if strangers:
+        raise KeyError(min(strangers))
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    _Writer(result.graph, plan).write()
+    remove_unused_initializers(result.graph)
+    return result
+
+
+class _Writer:
+    """Rewrites one graph in place; a tensor's parameters are computed once."""
+
+    def __init__(self, graph: onnx.GraphProto, plan: Plan) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.index = GraphIndex(graph)
+        self.params: dict[str, Affine] = {}
+        self.kernels: list[onnx.NodeProto] = []
+        self.produced: set[str] = set()  # tensors that leave an integer kernel
+        # Tensor -> the one whose codes it shares, and how they are read.
+        self.rereads: dict[str, tuple[str, Reread]] = {}
+        self.settled: set[str] = set()  # tensors whose parameters those of others follow from
+        self.emitter = Emitter(self.index)
+        # By tensor and, where pairs are dedicated, reader: codes, and their dequantized side.
+        self.codes: dict[tuple[str, str], Codes] = {}
+        self.pairs: dict[tuple[str, str], str] = {}
+
+    def write(self) -> None:
+        """Decide which tensors carry codes, then write the nodes with their pairs."""
+        self._decide()
+        kernels = {id(node) for node in self.kernels}
+        absorbed = {}
+        for node in self.kernels:
+            activation = absorbed_activation(self.index, node)
+            if activation is not None:
+                absorbed[id(activation)] = node
+        for node in list(self.graph.node):
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            if id(node) in kernels:
+                self._write_kernel(node, copy)
+            elif node.output and node.output[0] in self.rereads:
+                continue
+            elif id(node) not in absorbed:
+                self._read_codes(node, copy)
+            self.emitter.nodes.append(copy)
+            for position, name in enumerate(node.output):
+                if name in self.produced:
+                    self._write_output(copy, position, name)
+        del self.graph.node[:]
+        self.graph.node.extend(self.emitter.nodes)
+
+    def _decide(self) -> None:
+        """Find kernels, with movement operators that continue one, and the parameters of their tensors."""
+        for node in self.graph.node:
+            if self._reread(node):
+                continue
+            if node.output and node.output[0] in self.plan.kernels:
+                self.kernels.append(node)
+                for name in self._activations(node):
+                    self._param(name)
+                output = kernel_output(self.index, node)
+                if self.plan.scheme.quantized_outputs:
+                    self._param(output)
+                    self.produced.add(output)
+            elif self._moves(node):
+                self.kernels.append(node)
+                self.settled.add(node.input[0])
+                for name in node.output:
+                    self.params[name] = self.params[node.input[0]]
+                    self.produced.add(name)
+
+    def _moves(self, node: onnx.NodeProto) -> bool:
+        """Whether a node continues a kernel with its codes; few codes are too coarse for means of them."""
+        if not moves_codes(node) or node.input[0] not in self.produced:
+            return False
+        return node.op_type != "Resize" or node.input[0] not in self.rereads
+
+    def _reread(self, node: onnx.NodeProto) -> bool:
+        """Make an operator after a kernel free, where its output is the kernel's codes read another way."""
+        found = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
+        if found is None:
+            return False
+        source, reread = found
+        output = node.output[0]
+        self.params[source], self.params[output] = reread.source, reread.output
+        self.rereads[output] = (source, reread)
+        self.settled.add(source)
+        self.produced.add(output)
+        return True
+
+    def _reread_shifted(self, node: onnx.NodeProto) -> tuple[str, Reread] | None:
+        """A shift or scaling by a scalar."""
+        affine = as_affine(self.index, node)
+        if affine is None or affine.scale.ndim or affine.shift.ndim or affine.scale <= 0:
+            return None
+        if not self._can_reread(node, affine.source) or not self.index.only_feeds(affine.source, node):
+            return None
+        if not keeps_shape(self.index, affine):
+            return None
+        reread = reread_shifted(self.params[affine.source], float(affine.scale), float(affine.shift))
+        return None if reread is None else (affine.source, reread)
+
+    def _reread_hard_sigmoid(self, node: onnx.NodeProto) -> tuple[str, Reread] | None:
+        if node.op_type != "HardSigmoid" or not self._can_reread(node, node.input[0]):
+            return None
+        alpha, beta = attribute(node, "alpha", 0.2), attribute(node, "beta", 0.5)
+        if not (alpha > 0 and 0 < beta < 1):
+            return None
+        reread = reread_hard_sigmoid(self.params[node.input[0]], alpha, beta)
+        return None if reread is None else (node.input[0], reread)
+
+    def _can_reread(self, node: onnx.NodeProto, source: str) -> bool:
+        if source not in self.produced or source in self.settled or node.output[0] in self.index.outputs:
+            return False
+        # Parameters that a movement operator took over cannot change; a second shift has no codes of its own.
+        if source in self.rereads or self.index.producers[source].op_type in MOVEMENT:
+            return False
+        if self.params[source].zero_point.dtype != np.uint8:
+            return False
+        # The shifted tensor will not exist: graphs inside a node read it by its name.
+        output = node.output[0]
+        readers = {id(reader): reader for reader in self.index.consumers(output)}
+        direct = sum(list(reader.input).count(output) for reader in readers.values())
+        return direct == len(self.index.consumers(output))
+
+    def _param(self, name: str) -> Affine:
+        if name not in self.params:
+            low, high = live_range(self.index, name, *self.plan.ranges[name])
+            self.params[name] = activation_params(low, high, self.plan.scheme)
+        return self.params[name]
+
+    def _activations(self, node: onnx.NodeProto) -> list[str]:
+        """Inputs of a kernel that are activations: not weights, biases, shapes."""
+        names = (
+            node.input[:1]
+            if node.op_type in MOVEMENT
+            else node.input[:2]
+            if node.op_type in COMPUTE
+            else node.input
+        )
+        return [name for name in names if name and name not in self.index.initializers]
+
+    def _read_codes(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
+        """A float node reads what an integer kernel made through the pair, so that the kernel can fuse."""
+        for position, name in enumerate(copy.input):
+            if name not in self.produced:
+                continue
+            channels = self._shield_channels(node) if position == 0 else None
+            copy.input[position] = (
+                self._pair(name, None) if channels is None else self._shield(name, channels)
+            )
+
+    def _shield_channels(self, node: onnx.NodeProto) -> int | None:
+        """Input channels of a float product whose weights would be quantized; None for other nodes."""
+        weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
+        if weight is None or not self._leads_to_codes(node):
+            return None
+        if node.op_type == "Conv":
+            return int(weight.shape[1] * attribute(node, "group", 1))
+        return int(weight.shape[1 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 0])
+
+    def _leads_to_codes(self, node: onnx.NodeProto) -> bool:
+        """Whether only one QuantizeLinear will read a float node, behind its Relu or Clip if any."""
+        name = node.output[0]
+        while name not in self.index.outputs:
+            readers = self.index.consumers(name)
+            if all(reader.output[0] in self.plan.kernels for reader in readers):
+                return bool(readers)
+            if len(readers) != 1 or readers[0].op_type not in {"Relu", "Clip"}:
+                return False
+            name = readers[0].output[0]
+        return False
+
+    def _shield(self, name: str, channels: int) -> str:
+        """Dequantized side of tensor `name` with the same scale written once a channel.
+
+        onnxruntime quantizes float weights per tensor, unasked, where such a node stands between a
+        DequantizeLinear with one scale and a QuantizeLinear (its optimiser WeightBiasQuantization); on a
+        depthwise convolution that we keep in float for its accuracy this costs more than quantizing it well.
+        """
+        key = (name, f"{channels} channels")
+        if key not in self.pairs:
+            params = self._param(name)
+            wide = Affine(np.full(channels, params.scale), np.full(channels, params.zero_point))
+            stem = f"{name}_wide"
+            codes = Codes(self._codes(name, "").codes, *self.emitter.params(stem, wide))
+            self.pairs[key] = self.emitter.dequantize(codes, stem, axis=1)
+        return self.pairs[key]
+
+    def _write_output(self, copy: onnx.NodeProto, position: int, name: str) -> None:
+        """Pair behind a kernel that makes a graph's output, which keeps its name on the float side."""
+        if name not in self.index.outputs:
+            return
+        copy.output[position] = fresh_name(self.index, f"{name}_raw")
+        codes = self.emitter.quantize(copy.output[position], name, self.params[name])
+        self.emitter.dequantize(codes, name, output=name)
+        self.codes[name, ""] = codes
+        self.pairs[name, ""] = name
+
+    def _pair(self, name: str, reader: onnx.NodeProto | None) -> str:
+        """Name of the dequantized side of tensor `name`, writing Q and DQ where they are not there yet."""
+        dedicated = reader.output[0] if self.plan.scheme.dedicated_pairs and reader is not None else ""
+        if (name, dedicated) not in self.pairs:
+            codes = self._codes(name, dedicated)
+            self.pairs[name, dedicated] = self.emitter.dequantize(
+                codes, f"{name}{dedicated and '_'}{dedicated}"
+            )
+        return self.pairs[name, dedicated]
+
+    def _codes(self, name: str, dedicated: str) -> Codes:
+        """The codes of tensor `name`; those of a shifted tensor are its source's with other parameters."""
+        if (name, dedicated) not in self.codes:
+            stem = f"{name}{dedicated and '_'}{dedicated}"
+            if name in self.rereads:
+                source, reread = self.rereads[name]
+                kept = self.emitter.clip(self._codes(source, "").codes, stem, reread.low, reread.high)
+                codes = Codes(kept, *self.emitter.params(stem, self._param(name)))
+            else:
+                codes = self.emitter.quantize(name, stem, self._param(name))
+            self.codes[name, dedicated] = codes
+        return self.codes[name, dedicated]
+
+    def _write_kernel(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
+        activations = set(self._activations(node))
+        for position, name in enumerate(node.input):
+            if name in activations:
+                copy.input[position] = self._pair(name, node)
+        if node.op_type in MOVEMENT:
+            return
+        if node.op_type in COMPUTE:
+            if node.input[1] in self.index.initializers:
+                self._write_weights(node, copy)
+            return
+        for position, name in enumerate(node.input):
+            if name in self.index.initializers:
+                copy.input[position] = self._operand(name)
+
+    def _operand(self, name: str) -> str:
+        """A constant operand of an element-wise kernel, as codes."""
+        # TensorRT takes no quantized scalars.
+        value = np.atleast_1d(np.asarray(self.index.constant(name), np.float32))
+        params = activation_params(float(value.min()), float(value.max()), self.plan.scheme)
+        info = np.iinfo(params.zero_point.dtype)
+        codes = np.clip(np.rint(value / params.scale) + params.zero_point, info.min, info.max)
+        return self.emitter.constant(name, codes.astype(params.zero_point.dtype), params)
+
+    def _write_weights(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
+        weight = np.asarray(self.index.constant(node.input[1]), np.float32)
+        axis = weight_axis(node) if self.plan.per_channel else None
+        bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        input_scale = float(self._param(node.input[0]).scale)
+        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale. One that stays float as well:
+        # onnxruntime, which judges such models too, makes it an int32 unasked, and does not look whether it
+        # fits.
+        floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
+        codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
+        # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there. So
+        # does the exact mode for x86 without VNNI (ADR 0018) where a product stays in float, because its
+        # output is not quantized.
+        explicit_zero = node.op_type == "Gemm" or not self.plan.scheme.quantized_outputs
+        copy.input[1] = self.emitter.constant(
+            node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
+        )
+        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
+            return
+        scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
+        values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
+        shared = Affine(np.asarray(scale), np.zeros(scale.shape, np.int32))
+        copy.input[2] = self.emitter.constant(node.input[2], values, shared, axis=0 if scale.ndim else None)

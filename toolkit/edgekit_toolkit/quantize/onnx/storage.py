@@ -1,0 +1,267 @@
+"""Smaller weights for layers that compute in float: half precision, int8, or blocks of int4.
+
+Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnx.version_converter
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.onnx_graph.control_flow import bodies, captured
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    add_constant,
+    attribute,
+    fresh_name,
+    opset,
+    remove_unused_initializers,
+)
+from edgekit_toolkit.onnx_graph.traversal import graphs
+from edgekit_toolkit.quantize.onnx.emitter import Emitter
+from edgekit_toolkit.quantize.plan import COMPUTE, weight_axis
+from edgekit_toolkit.quantize.scheme import quantize_weight
+
+# Smaller constants cost more in a Cast node than they save.
+_MIN_ELEMENTS: Final = 128
+_MIN_INT4_ELEMENTS: Final = 4096
+_HALF_ROUNDING: Final = 2.0**-11
+_BLOCK: Final = 32
+OPSET_INT8: Final = 13
+_OPSET_INT4: Final = 21
+_IR_INT4: Final = 10
+# Inputs that are weights: position of the first one. Others (sizes, limits of a Clip) must stay constants.
+_WEIGHTS_FROM: Final = {
+    "Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 0, "Gather": 0, "Add": 0, "Mul": 0, "LSTM": 1,
+    "GRU": 1, "RNN": 1, "PRelu": 1,
+}  # fmt: skip
+
+
+def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return `model` with its float32 weights stored as float16, where it holds them.
+
+    Weights that the bodies of control flow hold, or read from outside, are among them.
+
+    Returns:
+        None where the model has no weight that this fits.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    names = GraphIndex(result.graph)
+    # Inner graphs first: rewriting a graph copies the nodes that hold them.
+    halved = [_halve(graph, names) for graph in reversed(list(graphs(result.graph)))]
+    return result if any(halved) else None
+
+
+def _halve(graph: onnx.GraphProto, names: GraphIndex) -> bool:
+    """Store the weights of one graph as float16, in place; False where it has none."""
+    index = GraphIndex(graph)
+    casts, tensors = [], []
+    for tensor in graph.initializer:
+        if not _can_halve(index, tensor):
+            tensors.append(tensor)
+            continue
+        half = numpy_helper.to_array(tensor).astype(np.float16)
+        tensors.append(numpy_helper.from_array(half, fresh_name(names, f"{tensor.name}_half")))
+        casts.append(
+            helper.make_node(
+                "Cast", [tensors[-1].name], [tensor.name], name=f"{tensor.name}_widen", to=TensorProto.FLOAT
+            )
+        )
+    if not casts:
+        return False
+    nodes = [*casts, *graph.node]
+    for field, items in ((graph.node, nodes), (graph.initializer, tensors)):
+        del field[:]
+        field.extend(items)
+    return True
+
+
+def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
+    readers = list(_readers(index.graph, tensor.name))
+    if tensor.data_type != TensorProto.FLOAT or tensor.name in index.outputs or not readers:
+        return False
+    for node in readers:
+        first = _WEIGHTS_FROM.get(node.op_type)
+        if first is None or tensor.name not in list(node.input)[first:]:
+            return False
+    value = index.constant(tensor.name)
+    return value is not None and value.size >= _MIN_ELEMENTS and fits_half(value)
+
+
+def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that read a tensor, also in bodies, and those whose bodies give it out."""
+    for node in graph.node:
+        if name in node.input:
+            yield node
+        for body in bodies(node):
+            if name in {value.name for value in body.output}:
+                yield node
+            if name in captured(body):
+                yield from _readers(body, name)
+
+
+def fits_half(weight: NDArray[Any]) -> bool:
+    """Return whether float16 holds a weight: its error is no larger than rounding to 11 bits makes it.
+
+    Beyond 65504 it has infinities, and below 6e-5 fewer and fewer digits.
+    """
+    wide = weight.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = wide.astype(np.float16).astype(np.float64) - wide
+    return bool(np.linalg.norm(error) <= _HALF_ROUNDING * np.linalg.norm(wide))
+
+
+def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
+    """Return `model` with the weights of its matrix products stored as int8, a scale a channel.
+
+    Args:
+        model: float model.
+        layers: first outputs of the products to change; None for all.
+
+    Returns:
+        None where the model has no layer that this fits, or an operator set without a scale a channel.
+    """
+    if opset(model) < OPSET_INT8:
+        return None
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    index = GraphIndex(graph)
+    emitter = Emitter(index)
+    for node in graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        weight = int8_weight(index, node)
+        if weight is not None and (layers is None or node.output[0] in layers):
+            axis = weight_axis(node)
+            codes, params = quantize_weight(weight, axis)
+            copy.input[1] = emitter.constant(node.input[1], codes, params, axis=axis)
+        emitter.nodes.append(copy)
+    if len(emitter.nodes) == len(graph.node):
+        return None
+    del graph.node[:]
+    graph.node.extend(emitter.nodes)
+    remove_unused_initializers(graph)
+    return result
+
+
+def int8_weight(index: GraphIndex, node: onnx.NodeProto) -> NDArray[np.float32] | None:
+    """Return the constant weight of a matrix product that `int8_weights` changes; None for other nodes."""
+    weight = index.constant(node.input[1]) if node.op_type in COMPUTE else None
+    if weight is None or weight.dtype != np.float32 or weight.size < _MIN_ELEMENTS:
+        return None
+    # MatMul by a stack of matrices has no single axis of output channels.
+    return weight if weight.ndim == 2 or (node.op_type == "Conv" and weight.ndim > 2) else None
+
+
+def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return `model` with the weights of its large MatMuls and Gemms as int4, in blocks of 32 inputs.
+
+    Written with the standard blocked DequantizeLinear of opset 21, which onnxruntime fuses into its own 4-bit
+    kernel for MatMul.
+
+    Returns:
+        None where the model has no layer that this fits.
+    """
+    index = GraphIndex(model.graph)
+    chosen = [node for node in model.graph.node if _fits_blocks(index, node)]
+    if not chosen:
+        return None
+    try:
+        result = onnx.version_converter.convert_version(model, max(opset(model), _OPSET_INT4))
+    except Exception:  # the converter raises RuntimeError and others for what it does not know
+        return None
+    result.ir_version = max(result.ir_version, _IR_INT4)
+    graph = result.graph
+    index = GraphIndex(graph)
+    nodes: list[onnx.NodeProto] = []
+    floats: dict[tuple[str, int], str] = {}
+    for node in graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if _fits_blocks(index, node):
+            key = node.input[1], _input_axis(node)
+            if key not in floats:
+                nodes.append(_blocked(index, *key))
+                floats[key] = nodes[-1].output[0]
+            copy.input[1] = floats[key]
+        nodes.append(copy)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    remove_unused_initializers(graph)
+    return result
+
+
+def _fits_blocks(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    weight = index.constant(node.input[1]) if node.op_type in {"MatMul", "Gemm"} else None
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or weight.size < _MIN_INT4_ELEMENTS:
+        return False
+    inputs: int = weight.shape[_input_axis(node)]
+    return inputs % _BLOCK == 0
+
+
+def _input_axis(node: onnx.NodeProto) -> int:
+    return 1 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 0
+
+
+def _blocked(index: GraphIndex, name: str, axis: int) -> onnx.NodeProto:
+    """Store weight `name` [K, N] (axis 0) or [N, K] (axis 1) as int4 codes and scales; returns their DQ."""
+    weight = np.asarray(index.constant(name), np.float64)
+    rows = weight if axis == 1 else weight.T
+    blocks = rows.reshape(rows.shape[0], -1, _BLOCK)
+    scale = np.maximum(np.abs(blocks).max(axis=2) / 7, 1e-30).astype(np.float32)
+    codes = np.clip(np.rint(blocks / scale[:, :, None].astype(np.float64)), -8, 7).astype(np.int8)
+    flat = codes.reshape(rows.shape)
+    flat, scale = (
+        (flat, scale) if axis == 1 else (np.ascontiguousarray(flat.T), np.ascontiguousarray(scale.T))
+    )
+    nibbles = flat.reshape(-1).astype(np.uint8) & 0xF
+    packed = nibbles[0::2] | (nibbles[1::2] << 4)  # an even number: whole blocks of 32
+    tensor = onnx.TensorProto(
+        name=fresh_name(index, f"{name}_codes"),
+        data_type=TensorProto.INT4,
+        dims=flat.shape,
+        raw_data=packed.tobytes(),
+    )
+    index.graph.initializer.append(tensor)
+    inputs = [tensor.name, add_constant(index, f"{name}_scale", scale)]
+    floats = fresh_name(index, f"{name}_dq")
+    return helper.make_node("DequantizeLinear", inputs, [floats], name=floats, axis=axis, block_size=_BLOCK)
+
+
+def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return `model` with int8 matrix products whose input ranges are taken at run time; never convolutions.
+
+    Returns:
+        None where the model has no MatMul or LSTM for it.
+
+    Raises:
+        BackendError: onnxruntime's quantizer fails on the model.
+    """
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
+    from onnxruntime.quantization.quant_utils import QuantizationMode
+
+    kinds = ["Gemm", "LSTM", "MatMul"]
+    if not any(node.op_type in kinds for node in model.graph.node):
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    quantizer = ONNXQuantizer(
+        copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [],
+        [], kinds, {"MatMulConstBOnly": True},
+    )  # fmt: skip
+    try:
+        quantizer.quantize_model()
+    except Exception as error:  # the library raises whatever its parts do
+        reason = " ".join(str(error).split())
+        raise BackendError(f"onnxruntime cannot make dynamic-int8 of the model: {reason}") from error
+    result: onnx.ModelProto = quantizer.model.model
+    integer = {"MatMulInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+    return result if any(node.op_type in integer for node in result.graph.node) else None

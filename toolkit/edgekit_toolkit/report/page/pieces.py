@@ -1,0 +1,142 @@
+"""Pieces that several sections of the page share: badges, tables, cells."""
+
+from collections.abc import Iterable, Sequence
+
+from edgekit_toolkit.report.document import Drop, Figure, Label
+from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
+from edgekit_toolkit.report.page.markup import Markup, el, join
+
+MEASURED: Figure = {"value": 0, "label": "measured", "on": "host"}
+"""Origin of what the toolkit counts and measures itself: file sizes, parity, scores."""
+COUNTED: Figure = {"value": 0, "label": "modelled", "on": "host"}
+"""Origin of what follows from shapes: multiply-accumulates."""
+
+_MEANING = {
+    "measured": "taken on the machine named",
+    "modelled": "computed from a model of the device, with measured parts",
+    "estimated": "a rough figure from the device class; measure before you rely on it",
+}
+
+
+def badge(figure: Figure, *, what: str | None = None) -> Markup:
+    """Return the visible origin of a figure: its label and where it was taken."""
+    label, on = figure["label"], figure["on"]
+    return el(
+        "span",
+        None if what is None else f"{what} ",
+        el("b", label),
+        f" · {on}",
+        class_=f"badge {label}",
+        title=f"{label} on {on}: {_MEANING[label]}",
+    )
+
+
+def legend() -> Markup:
+    """Return what the three labels mean."""
+    labels: tuple[Label, ...] = ("measured", "modelled", "estimated")
+    entries = [
+        el("p", badge({"value": None, "label": label, "on": "where"}), f" {_MEANING[label]}")
+        for label in labels
+    ]
+    return el("div", *entries, class_="legend")
+
+
+def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
+    """Return a section with its heading and a line under it."""
+    lead = None if intro is None else el("p", intro, class_="intro")
+    return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Markup], *, numeric: frozenset[int], caption: str, style: str = ""
+) -> Markup:
+    """Return a table that scrolls sideways in itself on narrow screens.
+
+    Args:
+        head: column headings.
+        rows: finished `tr` elements.
+        numeric: indices of the columns whose headings stand right, above numbers.
+        caption: for screen readers.
+        style: further classes.
+    """
+    cells = [
+        el("th", cell, scope="col", class_="n" if index in numeric else None)
+        for index, cell in enumerate(head)
+    ]
+    inner = el(
+        "table",
+        el("caption", caption),
+        el("thead", el("tr", *cells)),
+        el("tbody", *rows),
+        class_=style or None,
+    )
+    return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def number(text: str, *, title: str | None = None, style: str = "", extra: str | None = None) -> Markup:
+    """Return a numeric table cell."""
+    return el("td", text, extra, class_=f"n {style}".strip(), title=title)
+
+
+def figure_cell(
+    figure: Figure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
+) -> Markup:
+    """Return a figure as a cell, with its own badge where the column has no common one.
+
+    Args:
+        figure: to show.
+        unit: of it, as for `show`.
+        labelled: whether it needs a badge.
+        broken: whether it is over its limit.
+        interval: of a drop, or None where there is none.
+    """
+    own = badge(figure) if labelled and figure["value"] is not None else None
+    return number(
+        f"▲ {show(figure['value'], unit)}" if broken else show(figure["value"], unit),
+        title=f"{'over the limit: ' if broken else ''}{exact(figure['value'], unit)}",
+        style="broken" if broken else "missing" if figure["value"] is None else "",
+        extra=join(_interval(interval), own),
+    )
+
+
+def _interval(drop: Drop | None) -> Markup | None:
+    if drop is None:
+        return None
+    low, high = drop["interval"]
+    part = "which chose nothing" if drop["held_back"] else "which also chose"
+    title = f"{100 * drop['confidence']:g} % interval, {drop['samples']:,} samples {part}"
+    return el("small", f" {low:.2f} to {high:.2f}", title=title)
+
+
+def badged_heading(title: str, figures: Iterable[Figure]) -> tuple[Markup, bool]:
+    """Return a column heading, and whether each cell needs its own badge because origins differ."""
+    shared = common_origin(figures)
+    return join(title, None if shared is None else badge(shared)), shared is None
+
+
+def bytes_change(before: int, after: int) -> Markup:
+    """Return `before → after`, or the change where both read the same; the tooltip is exact."""
+    old, new = show(before, "bytes"), show(after, "bytes")
+    if before == after:
+        text = new
+    elif old == new:
+        text = f"{new} ({'-' if after < before else '+'}{show(abs(after - before), 'bytes')})"
+    else:
+        text = f"{old} → {new}"
+    return number(text, title=f"{before:,} → {after:,} bytes")
+
+
+def name_cell(name: str, limit: int = 44) -> Markup:
+    """Return a layer's name as a row heading, shortened in its middle; the tooltip holds all of it."""
+    return el("th", shorten(name, limit), scope="row", class_="name", title=name)
+
+
+def facts(entries: Iterable[tuple[str, str | None]]) -> Markup:
+    """Return a list of terms and values; None becomes `none`."""
+    pairs = [join(el("dt", term), el("dd", "none" if value is None else value)) for term, value in entries]
+    return el("dl", *pairs, class_="facts")
+
+
+def code(text: str) -> Markup:
+    """Return text in the fixed-width font; long digests break anywhere."""
+    return el("code", text)

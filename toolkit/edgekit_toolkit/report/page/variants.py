@@ -1,0 +1,47 @@
+"""The further variants that a package carries: as a table, and as lines of text."""
+
+from edgekit_toolkit.report.document import CarriedVariant
+from edgekit_toolkit.report.figures import FIGURES, show, show_drop
+from edgekit_toolkit.report.page.markup import Markup, el, join
+from edgekit_toolkit.report.page.pieces import figure_cell, table
+
+_SHOWN = ("latency", "host_latency", "size", "drop")
+
+
+def variant_table(found: list[CarriedVariant]) -> Markup | None:
+    """Return the table of the variants, or nothing where the package has one only."""
+    if not found:
+        return None
+    rows = [
+        el(
+            "tr",
+            el("th", one["name"], scope="row"),
+            el("td", f"{one['backend']}: {one['label']}"),
+            *(
+                figure_cell(
+                    one["figures"][name],
+                    FIGURES[name][1],
+                    labelled=True,
+                    interval=one["drop"] if name == "drop" else None,
+                )
+                for name in _SHOWN
+            ),
+        )
+        for one in found
+    ]
+    head = ("Variant", "Its candidate", *(FIGURES[name][0] for name in _SHOWN))
+    caption = "Further variants in the package"
+    numeric = frozenset(range(2, 2 + len(_SHOWN)))
+    note = "Each keeps every limit; its size is that of a package with nothing else."
+    return join(
+        el("h3", caption),
+        table(head, rows, numeric=numeric, caption=caption, style="engines"),
+        el("p", note, class_="note"),
+    )
+
+
+def describe_variant(one: CarriedVariant) -> str:
+    """Return the figures of a variant in a line."""
+    latency, size = (show(one["figures"][name]["value"], FIGURES[name][1]) for name in ("latency", "size"))
+    drop = show_drop(one["figures"]["drop"]["value"], one["drop"])
+    return f"{latency}, {size} alone, drop {drop}: {one['label']}"

@@ -1,0 +1,254 @@
+"""Generated inputs: the same seed gives the same bytes on every machine and with every numpy version.
+
+They exercise a model; they are no substitute for calibration or evaluation data (see `data`). Sizes for the
+model's free dimensions are found by trying.
+
+Only PCG64's raw stream and single IEEE operations are used: `Generator` may change its streams between numpy
+versions, and sums or transcendental functions may round differently between machines.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+
+Feeds = dict[str, NDArray[Any]]
+
+DEFAULT_RANGE: Final = (-1.0, 1.0)
+KNOTS: Final = 6  # random points that a smooth axis is drawn through
+NOISE_SHARE: Final = 0.25  # of the range; the smooth field has the rest
+SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes are taken for channels, which need not vary smoothly
+
+BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
+# What a leading dimension is called that is none of samples.
+SIZE_NAME: Final = re.compile(
+    r"[chwtl]|channels?|height|width|(.*[_-])?(seq|len|time|frame|step|token)\w*", re.IGNORECASE
+)
+# Tried for all free dimensions alike, in this order: usual image sizes, then sequences, windows and channels.
+COMMON_SIZES: Final = (224, 320, 640, 128, 64, 48, 32, 512, 256, 96, 16, 8, 3, 1)
+MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # tried in every combination after that
+MAX_TRIALS: Final = 100
+
+
+def generate_feeds(
+    inputs: Sequence[TensorSpec],
+    n: int,
+    seed: int,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> list[Feeds]:
+    """Return `n` feeds: smooth fields with noise for images and the like, noise for other floats.
+
+    Args:
+        inputs: what the model takes.
+        n: how many feeds, each of the model's own shapes.
+        seed: of the random stream, at least 0.
+        dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
+            named here is 1.
+        ranges: input name -> smallest and largest value. Default: -1..1 for floats, the whole range for 8-bit
+            inputs of rank 3 and more, 0..1 for other integers (which suits masks and is a valid index).
+
+    Raises:
+        DataError: a free dimension without a size, or a range that does not fit its input.
+    """
+    shapes = {spec.name: bound_shape(spec, dims or {}) for spec in inputs}
+    limits = {spec.name: _range(spec, (ranges or {}).get(spec.name)) for spec in inputs}
+    stream = np.random.PCG64(seed)
+    return [
+        {spec.name: _values(stream, spec, shapes[spec.name], limits[spec.name]) for spec in inputs}
+        for _ in range(n)
+    ]
+
+
+def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the names of the free dimensions, in order."""
+    return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
+
+
+def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the free dimensions that count samples: those named after a batch, and leading ones.
+
+    A leading one counts none where its name says so, or where another dimension of that input is named after
+    a batch, as in [time, batch, channels].
+    """
+    found = set()
+    for spec in inputs:
+        free = [size for size in spec.shape if isinstance(size, str)]
+        named = {name for name in free if BATCH_NAME.fullmatch(name)}
+        found |= named
+        if not named and free and spec.shape[0] == free[0] and not SIZE_NAME.fullmatch(free[0]):
+            found.add(free[0])
+    return tuple(name for name in free_dims(inputs) if name in found)
+
+
+def scaled(feeds: Feeds, factor: float) -> Feeds:
+    """Return the feeds with their floats times `factor`, and the rest as it is."""
+    # `asarray`: the product of an array without axes is a scalar.
+    return {
+        name: np.asarray(array * array.dtype.type(factor)) if array.dtype.kind == "f" else array
+        for name, array in feeds.items()
+    }
+
+
+def bind_dims(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, int]:
+    """Return sizes of all free dimensions with which the model runs; it has been run with them.
+
+    Args:
+        model: an imported model.
+        dims: sizes that are settled. Other batch dimensions get 1, and usual sizes are tried for the rest.
+        ranges: as for `generate_feeds`.
+
+    Raises:
+        ModelError: `dims` names a dimension that is not free, or no size that was tried runs.
+    """
+    inputs, _ = tensor_specs(model)
+    free = free_dims(inputs)
+    settled = dict(dims or {})
+    for name, size in settled.items():
+        if name not in free or size < 1:
+            known = f"free dimensions are {', '.join(free)}" if free else "the model has no free dimension"
+            raise ModelError(
+                f"--dim {name}={size}: expected a free dimension and a size of at least 1; {known}"
+            )
+    session = OrtSession(model.SerializeToString(), OrtOptions(optimise=False))
+    batch = batch_dims(inputs)
+    reason = ""
+    for trial in _trials(free, settled, batch):
+        reason = _refusal(session, generate_feeds(inputs, 1, 0, trial, ranges)[0])
+        if not reason:
+            return trial
+    wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled and name not in batch)
+    advice = f"give {wanted}" if wanted else "give other sizes, or export the model again"
+    raise ModelError(
+        f"the model does not run with the input sizes that were tried; {advice}."
+        f"{advise_on_integers(inputs, ranges or {})} Last: {reason}"
+    )
+
+
+def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Return what to do where a model may refuse the integers that were generated, if it takes any.
+
+    Args:
+        inputs: what the model takes.
+        ranges: as they were given to `generate_feeds`.
+    """
+    integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
+    if not integers:
+        return ""
+    unknown = [f"'{spec.name}'" for spec in integers if spec.name not in ranges]
+    if unknown:
+        return (
+            f" Values of the integer inputs {', '.join(unknown)} were made up: give --calibration with real"
+            " samples, in whose range they are generated then."
+        )
+    known = [f"'{spec.name}' in {'..'.join(f'{end:.0f}' for end in ranges[spec.name])}" for spec in integers]
+    return (
+        f" Values of integer inputs were generated as in the samples ({', '.join(known)}): if the model takes"
+        " only some of them together, export it with these inputs fixed."
+    )
+
+
+def _refusal(session: OrtSession, feeds: Feeds) -> str:
+    """Return why the model does not run with these inputs; nothing when it does."""
+    try:
+        session.run(feeds)
+    except BackendError as err:
+        return str(err)
+    return ""
+
+
+def _trials(
+    free: Sequence[str], settled: Mapping[str, int], batch: Sequence[str]
+) -> Iterator[dict[str, int]]:
+    start = {name: settled.get(name, 1) for name in free if name in settled or name in batch}
+    rest = [name for name in free if name not in start]
+    if not rest:
+        yield start
+        return
+    alike = ((size,) * len(rest) for size in COMMON_SIZES)
+    mixed = itertools.product(MIXED_SIZES, repeat=len(rest)) if len(rest) > 1 else ()
+    for sizes in itertools.islice(itertools.chain(alike, mixed), MAX_TRIALS):
+        yield {**start, **dict(zip(rest, sizes, strict=True))}
+
+
+def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape with the free dimensions filled in; a leading one without a size is 1.
+
+    Raises:
+        DataError: another free dimension without a size.
+    """
+    shape = []
+    for axis, size in enumerate(spec.shape):
+        if isinstance(size, str):
+            if size not in dims and axis > 0:
+                raise DataError(
+                    f"input '{spec.name}' {list(spec.shape)}: dimension '{size}' is free; give it a size with"
+                    f" --dim {size}=VALUE"
+                )
+            size = dims.get(size, 1)  # noqa: PLW2901 - the bound size takes the place of the name
+        shape.append(size)
+    return tuple(shape)
+
+
+def _range(spec: TensorSpec, given: tuple[float, float] | None) -> tuple[float, float]:
+    dtype = DTYPES[spec.dtype]
+    if dtype.kind == "f":
+        low, high = given or DEFAULT_RANGE
+        smallest, largest = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    elif dtype.kind == "b":
+        low, high = given or (0, 1)
+        smallest, largest = 0, 1
+    else:
+        smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        is_image = dtype.itemsize == 1 and len(spec.shape) >= 3
+        low, high = given or ((smallest, largest) if is_image else (0, 1))
+    if not smallest <= low <= high <= largest:
+        raise DataError(f"input '{spec.name}' ({spec.dtype}): {low}..{high} is not a range of its values")
+    return low, high
+
+
+def _values(
+    stream: np.random.PCG64, spec: TensorSpec, shape: tuple[int, ...], limits: tuple[float, float]
+) -> NDArray[Any]:
+    dtype = DTYPES[spec.dtype]
+    low, high = limits
+    unit = _uniform(stream, shape)
+    if len(shape) >= 3 and (dtype.kind == "f" or dtype.itemsize == 1):
+        unit = _smooth(stream, shape) * (1 - NOISE_SHARE) + unit * NOISE_SHARE
+    if dtype.kind == "f":
+        return np.asarray(low + unit * (high - low), dtype)
+    # Each integer of the range is as likely; the minimum guards the rounding of the product up to its end.
+    return np.asarray(np.minimum(np.floor(unit * (high - low + 1)) + low, high), dtype)
+
+
+def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return float64 [*shape] in 0..1, 53 random bits each."""
+    raw = np.asarray(stream.random_raw(math.prod(shape)), np.uint64)
+    unit: NDArray[np.float64] = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return unit.reshape(shape)
+
+
+def _smooth(stream: np.random.PCG64, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a low-frequency field float64 [*shape] in 0..1: random knots joined linearly, axis by axis."""
+    smooth_axes = [axis for axis, size in enumerate(shape) if axis > 0 and size >= SMALLEST_SMOOTH_AXIS]
+    field = _uniform(stream, tuple(KNOTS if axis in smooth_axes else size for axis, size in enumerate(shape)))
+    for axis in smooth_axes:
+        places = np.arange(shape[axis], dtype=np.float64) * (KNOTS - 1) / (shape[axis] - 1)
+        left = np.minimum(places.astype(np.intp), KNOTS - 2)
+        weight = (places - left).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        field = field.take(left, axis) * (1 - weight) + field.take(left + 1, axis) * weight
+    return field

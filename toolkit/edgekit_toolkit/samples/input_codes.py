@@ -1,0 +1,129 @@
+"""The values that a quantized model's inputs can hold: what its author calibrated them with.
+
+An input that is quantized inside the model has a scale and a zero point, and values beyond its codes are cut
+off. It looks at inputs that become codes as they are; a model that first computes with an input (a mean, a
+scale) has no such range.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from edgekit_toolkit.evaluation.model_kind import Model
+from edgekit_toolkit.onnx_graph.index import reads
+from edgekit_toolkit.onnx_graph.specs import real_inputs
+
+# They move values and change none.
+_MOVES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_TFLITE_MOVES: Final = frozenset({"EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
+_SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRange:
+    """The values from an input's lowest to its highest code.
+
+    Attributes:
+        low, high: in the unit of what the caller gives.
+        may_be_symmetric: whether zero is in the middle because every range of that form is written so; then
+            `low` says nothing about the values that it was calibrated with.
+    """
+
+    low: float
+    high: float
+    may_be_symmetric: bool
+
+
+def input_code_ranges(model: Model) -> dict[str, CodeRange]:
+    """Return the range of each input that is quantized as it comes in, by the input's name.
+
+    Args:
+        model: any kind. 8-bit inputs of a `.tflite` are float32 to the caller, so their range is one of
+            values; an ONNX input that is codes already has the range of the codes.
+
+    Raises:
+        BackendError: LiteRT refuses the model.
+    """
+    if isinstance(model, bytes):
+        return _tflite_ranges(model)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+            constants[node.output[0]] = node.attribute[0].t
+        for name in reads(node):
+            readers.setdefault(name, []).append(node)
+    found = {}
+    for value in real_inputs(model.graph):
+        ranges = list(_onnx_ranges(value.name, readers, constants))
+        if ranges:  # several readers: the one that cuts off least
+            found[value.name] = max(ranges, key=lambda one: one.high - one.low)
+    return found
+
+
+def _onnx_ranges(
+    name: str, readers: Mapping[str, list[onnx.NodeProto]], constants: Mapping[str, onnx.TensorProto]
+) -> Iterator[CodeRange]:
+    for node in readers.get(name, ()):
+        if node.op_type in _MOVES and node.input[0] == name:
+            yield from _onnx_ranges(node.output[0], readers, constants)
+        elif node.op_type in {"QuantizeLinear", "DequantizeLinear"} and node.input[0] == name:
+            stored = [constants[other] for other in node.input[1:] if other in constants]
+            if len(stored) != 2:  # computed, or without a zero point, which would say the type of the codes
+                continue
+            scale, zero_point = (numpy_helper.to_array(tensor) for tensor in stored)
+            if scale.size == 1 and zero_point.dtype.name in _SYMMETRIC_ZERO:
+                step = float(scale.item()) if node.op_type == "QuantizeLinear" else None
+                yield _code_range(zero_point.dtype.name, step, int(zero_point.item()))
+
+
+def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
+    """The range of values, or that of the codes where no scale is given."""
+    limits = np.iinfo(dtype)
+    symmetric = zero_point == _SYMMETRIC_ZERO[dtype]
+    if scale is None:
+        return CodeRange(float(limits.min), float(limits.max), symmetric)
+    return CodeRange((limits.min - zero_point) * scale, (limits.max - zero_point) * scale, symmetric)
+
+
+def _tflite_ranges(content: bytes) -> dict[str, CodeRange]:
+    from edgekit_runtime.sessions.litert.engine import load_interpreter
+    from edgekit_runtime.sessions.litert.tensors import read_tensors
+    from edgekit_toolkit.tflite.flatbuffer import parsed
+
+    model = parsed(content)
+    inputs, _ = read_tensors(load_interpreter(content, threads=1, xnnpack=False), float_io=True)
+    found = {}
+    for tensor in inputs:
+        ranges = list(_tflite_codes(model, tensor.index))
+        if ranges:
+            found[tensor.spec.name] = max(ranges, key=lambda one: one.high - one.low)
+    return found
+
+
+def _tflite_codes(model: Any, index: int) -> Iterator[CodeRange]:
+    """The ranges of the codes that an input tensor holds or is turned into."""
+    from edgekit_toolkit.tflite.flatbuffer import TYPES, operator_name
+
+    graph = model.subgraphs[0]
+    quantization, dtype = graph.tensors[index].quantization, TYPES[graph.tensors[index].type].lower()
+    if dtype in {"int8", "uint8", "int16"}:
+        if quantization is not None and quantization.scale is not None and len(quantization.scale) == 1:
+            points = quantization.zeroPoint
+            zero_point = int(points[0]) if points is not None and len(points) else 0
+            yield _tflite_range(dtype, float(quantization.scale[0]), zero_point)
+        return
+    for operator in graph.operators:
+        takes = len(operator.inputs) and operator.inputs[0] == index
+        if takes and operator_name(model, operator) in {*_TFLITE_MOVES, "QUANTIZE"}:
+            yield from _tflite_codes(model, int(operator.outputs[0]))
+
+
+def _tflite_range(dtype: str, scale: float, zero_point: int) -> CodeRange:
+    """Only 16-bit activations are symmetric in a `.tflite`, by its quantization specification."""
+    found = _code_range(dtype, scale, zero_point)
+    return CodeRange(found.low, found.high, dtype == "int16")

@@ -1,0 +1,78 @@
+"""Class names that are found in the names of folders, and whether they can be those of the model."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.drift.class_outputs import class_count
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.media.files import find_media, is_media
+
+_SPLITS: Final = frozenset({"train", "training", "val", "valid", "validation", "test", "eval"})
+_MAX_NAMED: Final = 10
+
+
+def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Return the class names that folders or lists under `paths` use, sorted; none where there are none.
+
+    Raises:
+        DataError: see `find_media`; or the names are numbers of which nobody can say how they are sorted.
+    """
+    names = {
+        label
+        for path in paths
+        if is_media(path)
+        for label in find_media(path).labels or ()
+        if isinstance(label, str)
+    }
+    ordered = sorted(names)
+    if all(name.isdecimal() for name in ordered):
+        for before, after in itertools.pairwise(ordered):
+            if int(before) > int(after):
+                raise DataError(
+                    f"the classes are called by numbers, and as text '{before}' comes before '{after}': give"
+                    " --labels FILE with one name a line, in the order of the model's outputs"
+                )
+    return tuple(ordered)
+
+
+def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
+    """Refuse names that are not one for each class of the model.
+
+    Args:
+        names: of folders or in lists, sorted.
+        outputs: of the model; the first holds its class scores.
+
+    Raises:
+        DataError: the model has another number of classes, or no class scores.
+    """
+    first = outputs[0]
+    if len(first.shape) == 2 and class_count(first) in (0, len(names)):
+        return
+    what = "1 class was" if len(names) == 1 else f"{len(names)} classes were"
+    found = f"{what} found in the names of folders ({_some(names)})"
+    if any(name.lower() in _SPLITS for name in names):
+        advice = "give the parts of the data set each by itself: --calibration DATA/train --eval DATA/test"
+    elif len(first.shape) != 2:
+        advice = "it gives no class scores: put all files into one folder, without sub-folders"
+    else:
+        advice = (
+            f"give --labels FILE with the model's {class_count(first)} class names, one a line, in the order"
+            " of its output; folders are then found by name, and need not be there for each class"
+        )
+    raise DataError(f"{found}, but output '{first.name}' of the model is {list(first.shape)}; {advice}")
+
+
+def numbering_note(names: Sequence[str]) -> str:
+    """Return how classes were numbered without a file of labels."""
+    return (
+        f"classes are numbered by the sorted names of their folders ({_some(names)}), as torchvision does;"
+        " give --labels if the model numbers them otherwise"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    text = ", ".join(f"{number} {name}" for number, name in enumerate(names[:_MAX_NAMED]))
+    return text + (", ..." if len(names) > _MAX_NAMED else "")

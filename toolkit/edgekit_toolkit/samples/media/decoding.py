@@ -1,0 +1,195 @@
+"""Photographs and recordings as a shard of samples: decoded when they are asked for, in order."""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.media.files import Label, find_media
+from edgekit_toolkit.samples.media.rules import MediaRules, example_for, read_rules
+from edgekit_toolkit.samples.shards import Batching, Shard
+
+# Decoding takes far longer than all else, and samples are read many times. Later files are decoded each time.
+_KEPT_BYTES: Final = 256 << 20
+_MAX_NAMED: Final = 5  # unusable files in a message
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How files of images and sound become samples.
+
+    Attributes:
+        preprocessing: fields of the preprocessing file, or None where there is none.
+        classes: names in the order of the model's outputs; empty where they are not known.
+        labelled: whether to take labels from class folders or lists.
+        progress: called with the number of decoded files and of all, the first time.
+    """
+
+    preprocessing: Mapping[str, Any] | None = None
+    classes: tuple[str, ...] = ()
+    labelled: bool = True
+    progress: Progress = field(default=lambda _done, _total: None)
+
+
+def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) -> Shard:
+    """Return the files under `path` as samples.
+
+    Raises:
+        DataError: no such files, the model has several inputs, no preprocessing or one that does not fit, or
+            a label that is no class.
+    """
+    found = find_media(path, labelled=decoding.labelled)
+    if len(inputs) != 1 or not Batching.of(inputs).stacked:
+        names = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in inputs)
+        raise DataError(f"{path}: one file a sample suits models with one batched input, got {names}")
+    if decoding.preprocessing is None:
+        raise DataError(_no_preprocessing(path, inputs, found.kind))
+    rules = read_rules(decoding.preprocessing, inputs[0])
+    stated = str(decoding.preprocessing.get("type", "image"))
+    if stated != found.kind:
+        raise DataError(f'{path}: holds "{found.kind}" files, but the preprocessing has the type "{stated}"')
+    column = DecodedFiles(path, found.files, inputs[0], rules, decoding.progress)
+    labels = None
+    if found.labels is not None:
+        labels = ClassNumbers(path, _numbers(path, found.labels, decoding.classes))
+    return Shard({inputs[0].name: column}, labels, names=tuple(map(str, found.files)), notes=found.notes)
+
+
+class DecodedFiles:
+    """One sample a file; as many decoded files as fit into `_KEPT_BYTES` are kept."""
+
+    def __init__(
+        self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
+    ) -> None:
+        """Decode nothing yet.
+
+        Args:
+            path: what was given.
+            files: in order.
+            spec: the model's input.
+            rules: what happens to each file.
+            progress: see `Decoding`.
+        """
+        self.path = path
+        self._files = tuple(files)
+        self._spec = spec
+        self._rules = rules
+        self._progress = progress
+        self._kept: dict[int, NDArray[Any]] = {}
+        self._kept_bytes = 0
+        self._decoded: set[int] = set()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of files alone: their sizes may differ."""
+        return (len(self._files),)
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
+        """Yield the samples where `keep` (bool [files]) holds, or all.
+
+        Raises:
+            DataError: files that cannot be used; it names several at once.
+        """
+        places = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
+        for place in places:
+            try:
+                loaded = self._load(place)
+            except DataError as error:
+                raise DataError(self._all_faults(str(error), place)) from error
+            yield self._rules.finish(loaded)
+
+    def _load(self, place: int) -> NDArray[Any]:
+        if place in self._kept:
+            return self._kept[place]
+        loaded = self._rules.load(self._files[place])
+        self._check_shape(self._rules.finish(loaded).shape, self._files[place])
+        if self._kept_bytes + loaded.nbytes <= _KEPT_BYTES:
+            self._kept[place] = loaded
+            self._kept_bytes += loaded.nbytes
+        if place not in self._decoded:
+            self._decoded.add(place)
+            self._progress(len(self._decoded), len(self._files))
+        return loaded
+
+    def _check_shape(self, shape: tuple[int, ...], file: Path) -> None:
+        wanted = self._spec.shape[1:]
+        if all(size == want or isinstance(want, str) for size, want in zip(shape, wanted, strict=True)):
+            return
+        fields = "'resize', 'center_crop' or 'layout'" if len(wanted) == 3 else "'samples'"
+        raise DataError(
+            f"{file}: has shape {list(shape)} after the preprocessing, but input '{self._spec.name}' takes"
+            f" {list(wanted)}; change {fields} in the preprocessing"
+        )
+
+    def _all_faults(self, first: str, place: int) -> str:
+        """Return one message for all files that cannot be used, from `place` on."""
+        faults = [first]
+        for other in range(place + 1, len(self._files)):
+            try:
+                self._load(other)
+            except DataError as error:  # noqa: PERF203 - what is slow is decoding
+                faults.append(str(error))
+        if len(faults) == 1:
+            return first
+        more = f"; and {len(faults) - _MAX_NAMED} more" if len(faults) > _MAX_NAMED else ""
+        named = "; ".join(faults[:_MAX_NAMED])
+        return f"{len(faults)} of {len(self._files)} files cannot be used: {named}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassNumbers:
+    """The label of each file, int64 [files]."""
+
+    path: Path
+    numbers: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of files."""
+        return self.numbers.shape
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
+        """Yield the labels where `keep` (bool [files]) holds, or all."""
+        yield from self.numbers if keep is None else self.numbers[keep]
+
+
+def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the class number of each label, int64."""
+    if isinstance(labels[0], int):
+        return np.array(labels, np.int64)
+    for name in dict.fromkeys(labels):
+        count = classes.count(str(name))
+        if count != 1:
+            near = difflib.get_close_matches(str(name), classes, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise DataError(
+                f"{path}: class '{name}' stands {count} times in the class names ({_few(classes)}), expected"
+                f" once: name folders and labels as --labels does{hint}"
+            )
+    numbers = {name: number for number, name in enumerate(classes)}
+    return np.array([numbers[str(label)] for label in labels], np.int64)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "there are none"
+
+
+def _no_preprocessing(path: Path, inputs: Sequence[TensorSpec], kind: str) -> str:
+    """Say what a preprocessing file for this model looks like."""
+    spec = inputs[0]
+    takes = f"{path}: the model takes {spec.dtype} {list(spec.shape)}"
+    example = example_for(inputs, kind)
+    if example is None:
+        return f"{takes}, which is no {kind}; preprocess the files yourself and give arrays (.npz)"
+    return (
+        f"{takes}; say how a file becomes that, as in training, when the package is made: --preprocessing"
+        f" FILE.json, for example with {example} (docs/guide/samples.md)"
+    )

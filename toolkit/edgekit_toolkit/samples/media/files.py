@@ -1,0 +1,193 @@
+"""Find the photographs or recordings that are given, and their labels; no file is decoded here.
+
+Labels come from the names of sub-folders (each is a class), or from a list in the folder: `labels.csv`,
+`labels.json`, `metadata.csv` or `metadata.jsonl`.
+"""
+
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.errors import DataError
+from edgekit_toolkit.samples.media import audio, images
+
+Label = int | str
+
+SUFFIXES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(images.SUFFIXES, "image"),
+    **dict.fromkeys(audio.SUFFIXES, "audio"),
+}
+_LISTS: Final = ("labels.csv", "labels.json", "metadata.csv", "metadata.jsonl")
+_LIST_SUFFIXES: Final = frozenset({".csv", ".json", ".jsonl"})
+_ARRAYS: Final = frozenset({".npz", ".npy"})
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFiles:
+    """What was found under a path.
+
+    Attributes:
+        kind: `image` or `audio`.
+        files: in order.
+        labels: class name or number of each file, or None.
+        notes: what the user should know.
+    """
+
+    kind: str
+    files: tuple[Path, ...]
+    labels: tuple[Label, ...] | None
+    notes: tuple[str, ...]
+
+
+def is_media(path: Path) -> bool:
+    """Whether a path is for this module: a file of a known kind, a list, or a folder without arrays."""
+    if path.is_dir():
+        return not any(one.suffix in _ARRAYS for one in path.iterdir()) and any(
+            _is_visible(one.name) for one in path.iterdir()
+        )
+    return path.is_file() and path.suffix.lower() in {*SUFFIXES, *_LIST_SUFFIXES, ".parquet", ".arrow"}
+
+
+def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
+    """Return the files under `path`, sorted by name.
+
+    Args:
+        path: a file, a list of labels, or a folder.
+        labelled: False takes no labels: sub-folders are only folders then.
+
+    Raises:
+        DataError: there is none, there are images as well as recordings, or a list of labels is wrong.
+    """
+    if path.is_file() and path.suffix.lower() in SUFFIXES:
+        return MediaFiles(SUFFIXES[path.suffix.lower()], (path,), None, ())
+    lists = [path] if path.is_file() else [path / name for name in _LISTS if (path / name).is_file()]
+    if len(lists) > 1:
+        raise DataError(f"{path}: holds {' and '.join(one.name for one in lists)}; keep one list of labels")
+    found, others = _walk(path if path.is_dir() else path.parent)
+    others -= Counter(one.suffix for one in lists)
+    kinds = {SUFFIXES[one.suffix.lower()] for one in found}
+    if len(kinds) != 1:
+        raise DataError(f"{path}: {_no_media(others) if not kinds else 'holds images as well as recordings'}")
+    notes = []
+    if others:
+        text = ", ".join(f"{count} of {suffix or 'no suffix'}" for suffix, count in sorted(others.items()))
+        notes.append(f"files that are neither JPEG, PNG, BMP, WebP nor WAV are left out: {text}")
+    labels: dict[Path, Label] | None = None
+    if labelled and lists:
+        labels = _listed(lists[0], {_key(one): one for one in found})
+        if labels and len(labels) < len(found):
+            notes.append(f"{len(found) - len(labels)} files are left out: {lists[0].name} does not list them")
+    elif labelled:
+        labels = _by_folder(path, found)
+    if not labels:
+        return MediaFiles(kinds.pop(), tuple(found), None, tuple(notes))
+    return MediaFiles(kinds.pop(), tuple(labels), tuple(labels.values()), tuple(notes))
+
+
+def _walk(root: Path) -> tuple[list[Path], "Counter[str]"]:
+    """Return all media files below a folder, and the suffixes of the other files; links are followed."""
+    found: list[Path] = []
+    others: Counter[str] = Counter()
+    above: dict[str, frozenset[tuple[int, int]]] = {}
+    for folder, inner, names in os.walk(root, followlinks=True, onerror=_refuse):
+        status = Path(folder).stat()
+        place, parents = (status.st_dev, status.st_ino), above.get(str(Path(folder).parent), frozenset())
+        if place in parents:  # a link to a folder above
+            inner.clear()
+            continue
+        above[folder] = parents | {place}
+        inner[:] = sorted(filter(_is_visible, inner))
+        for name in sorted(filter(_is_visible, names)):
+            if Path(name).suffix.lower() in SUFFIXES:
+                found.append(_regular(Path(folder, name)))
+            else:
+                others[Path(name).suffix.lower()] += 1
+    return found, others
+
+
+def _regular(file: Path) -> Path:
+    if file.exists() and not file.is_file():  # a pipe: to open it would wait for a writer
+        raise DataError(f"{file}: is no regular file; remove it, or save what it gives")
+    return file
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name != "Thumbs.db"
+
+
+def _no_media(others: "Counter[str]") -> str:
+    hint = ""
+    if others.keys() & {".parquet", ".arrow"}:
+        hint = (
+            "; parquet and arrow are not read, save the images as files:"
+            " for i, row in enumerate(data): row['image'].save(f'photos/{row[\"label\"]}/{i}.png')"
+        )
+    return f"the folder holds no .npz or .npy file, no image (JPEG, PNG, BMP, WebP) and no WAV file{hint}"
+
+
+def _by_folder(root: Path, found: Sequence[Path]) -> dict[Path, Label] | None:
+    """Return the name of each file's sub-folder of `root`; None where files lie in `root` itself."""
+    parts = {one: one.relative_to(root).parts for one in found}
+    flat = [one for one, names in parts.items() if len(names) == 1]
+    if flat and len(flat) < len(found):
+        raise DataError(
+            f"{root}: holds {flat[0].name} beside class folders; move it into one, or all files into one"
+            " folder if they have no labels"
+        )
+    return None if flat else {one: names[0] for one, names in parts.items()}
+
+
+def _key(path: Path) -> str:
+    return os.path.normpath(path)
+
+
+def _listed(path: Path, found: Mapping[str, Path]) -> dict[Path, Label] | None:
+    """Return the label of each file that a list names; None for a list without labels."""
+    rows = list(_rows(path))
+    if path.stem == "metadata" and all("label" not in row for row in rows):
+        return None
+    labels: dict[Path, Label] = {}
+    for number, row in enumerate(rows, 1):
+        name, label = row.get("file_name"), row.get("label")
+        if not isinstance(name, str) or isinstance(label, bool) or not isinstance(label, (int, str)):
+            raise DataError(
+                f"{path}: entry {number} is {json.dumps(row)[:100]}, expected 'file_name' (below the list's"
+                " folder) and 'label' (a class name or number)"
+            )
+        file = found.get(_key(path.parent / name))
+        if file is None:
+            raise DataError(f"{path}: entry {number} names '{name}', and there is no such image or recording")
+        labels[file] = int(label) if isinstance(label, str) and label.isdecimal() else label
+    if len({type(label) for label in labels.values()}) > 1:
+        raise DataError(f"{path}: some labels are numbers and some are names; use one of both")
+    if not labels:
+        raise DataError(f"{path}: lists no file")
+    return labels
+
+
+def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Yield the entries of a list."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() == ".csv":
+            return [dict(row) for row in csv.DictReader(text.splitlines())]
+        if path.suffix.lower() == ".jsonl":
+            entries: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            entries = json.loads(text)
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as a list of labels: {error}") from error
+    if isinstance(entries, dict):
+        return [{"file_name": name, "label": label} for name, label in entries.items()]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f'{path}: expected {{"a.jpg": "cat", ...}} or a list of objects')
+    return entries

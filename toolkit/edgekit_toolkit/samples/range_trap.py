@@ -1,0 +1,123 @@
+"""The range trap: a model calibrated on 0..1 and fed with -1..1 saturates and says nothing.
+
+Samples are held against the samples that calibrated, and against the codes of a model that came quantized.
+It looks at inputs, and warns; a model of another preprocessing still runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.input_codes import CodeRange
+
+# Values this far outside, in spans of the calibrated range, are what other samples of the same kind have.
+_MARGIN: Final = 0.05
+# A share of values outside that heavy tails explain; another preprocessing puts a third or more there.
+_TOLERATED_SHARE: Final = 0.01
+_MAX_SAMPLES: Final = 256
+# The share of the codes' range that samples use when they are like those that calibrated the model, by the
+# number of samples. Keyword spectrograms, whose tails are heavy, use 0.11 with one sample, 0.6 with 64.
+_LEAST_USED: Final = ((64, 0.5), (1, 0.1))
+# Samples that all lie on one side of zero where a quarter of the codes or more is for the other side.
+_LEAST_SAMPLES_OF_ONE_SIGN: Final = 4
+_UNUSED_SIDE: Final = 0.25
+
+
+def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -> list[str]:
+    """Return a warning for each float input whose evaluation values lie outside its calibrated range.
+
+    Args:
+        calibration: samples that calibrate.
+        evaluation: samples that judge, or any that the model will be fed with; the first 256 are looked at.
+    """
+    calibrated = _extremes(calibration)
+    outside: dict[str, list[int]] = {}
+    seen: dict[str, tuple[float, float]] = {}
+    for feeds in islice(evaluation, _MAX_SAMPLES):
+        for name, value in feeds.items():
+            if name not in calibrated or not value.size:
+                continue
+            low, high = calibrated[name]
+            margin = _MARGIN * (high - low)
+            count = int(np.count_nonzero((value < low - margin) | (value > high + margin)))
+            total = outside.setdefault(name, [0, 0])
+            total[0] += count
+            total[1] += value.size
+            seen[name] = _wider(seen.get(name), (float(value.min()), float(value.max())))
+    return [
+        f"RANGE TRAP: {count / size:.0%} of the values of input '{name}' lie outside the range that was"
+        f" calibrated ({_show(calibrated[name])}; judged on {_show(seen[name])}): quantized forms cut them"
+        " off. Check that calibration and evaluation samples went through the same preprocessing"
+        for name, (count, size) in outside.items()
+        if count > _TOLERATED_SHARE * size
+    ]
+
+
+def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
+    """Return a warning for each quantized input whose codes are for values of another range.
+
+    Args:
+        codes: what the inputs hold, see `input_codes`.
+        samples: what the model will be fed with; the first 256 are looked at.
+    """
+    seen: dict[str, tuple[float, float]] = {}
+    outside = dict.fromkeys(codes, 0)
+    sizes = dict.fromkeys(codes, 0)
+    count = 0
+    for feeds in islice(samples, _MAX_SAMPLES):
+        count += 1
+        for name, held in codes.items():
+            value = feeds[name]
+            if not value.size:
+                continue
+            margin = _MARGIN * (held.high - held.low)
+            outside[name] += int(np.count_nonzero((value < held.low - margin) | (value > held.high + margin)))
+            sizes[name] += value.size
+            seen[name] = _wider(seen.get(name), (float(value.min()), float(value.max())))
+    warnings = []
+    for name, pair in seen.items():
+        held, share = codes[name], outside[name] / sizes[name]
+        if share > _TOLERATED_SHARE:
+            fault = f"{share:.0%} of its values in the samples lie outside and are cut off"
+        elif _is_barely_used(held, pair, count):
+            fault = "the samples use a part of it only, so most codes never occur"
+        else:
+            continue
+        warnings.append(
+            f"RANGE TRAP: the model was quantized for values of input '{name}' in"
+            f" {_show((held.low, held.high))}, the samples hold {_show(pair)}: {fault}. Check that they"
+            " went through the preprocessing that the model was quantized with; if not, its scores are wrong"
+        )
+    return warnings
+
+
+def _is_barely_used(codes: CodeRange, pair: tuple[float, float], count: int) -> bool:
+    if codes.may_be_symmetric:
+        used = max(abs(pair[0]), abs(pair[1])) / codes.high
+        unused_side = False
+    else:
+        span = codes.high - codes.low
+        used = (min(pair[1], codes.high) - max(pair[0], codes.low)) / span
+        side = -codes.low if pair[0] >= 0 else codes.high if pair[1] <= 0 else 0.0
+        unused_side = side >= _UNUSED_SIDE * span and count >= _LEAST_SAMPLES_OF_ONE_SIGN
+    return unused_side or used < next(share for least, share in _LEAST_USED if count >= least)
+
+
+def _extremes(samples: Iterable[Feeds]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for feeds in samples:
+        for name, value in feeds.items():
+            if value.dtype.kind == "f" and value.size:
+                found[name] = _wider(found.get(name), (float(value.min()), float(value.max())))
+    return found
+
+
+def _wider(known: tuple[float, float] | None, pair: tuple[float, float]) -> tuple[float, float]:
+    return pair if known is None else (min(known[0], pair[0]), max(known[1], pair[1]))
+
+
+def _show(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.4g}..{pair[1]:.4g}"

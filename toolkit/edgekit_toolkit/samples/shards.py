@@ -1,0 +1,263 @@
+"""Files of samples and their layouts: which array of which file feeds which input.
+
+Layouts: an `.npz` with one array [N, ...] an input, under the input's name (or `x` where there is one input),
+and labels [N] under `y` if there are any; a `.npy` for a model with one input; a folder of such files, each
+with any number of samples, or with one sample and no N axis; a folder of `.npy` files named after the inputs.
+An array under any other name is an error: labels under another name would go unnoticed. A model whose inputs
+do not share a leading batch axis (a scalar, a state) takes arrays [N, *shape of the input], and each sample
+is a run of its own.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_toolkit.samples.npy import StoredArray, read_npy, read_npz
+
+LABELS: Final = "y"
+ONLY_INPUT: Final = "x"
+# What others call labels, in lower case.
+_LABEL_NAMES: Final = frozenset(
+    {"y", "label", "labels", "target", "targets", "class", "classes", "y_true", "ground_truth", "gt"}
+)
+
+Arrays = Mapping[str, StoredArray]
+
+
+class Column(Protocol):
+    """The rows of one input, or the labels, wherever they come from."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows, and their shape where all have the same."""
+
+    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
+        """Yield the rows where `keep` (bool [rows]) holds, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataLimits:
+    """What a data file may ask of memory.
+
+    Attributes:
+        max_sample_bytes: the largest single sample of one input.
+    """
+
+    max_sample_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.max_sample_bytes < 1:
+            raise ValueError(f"max_sample_bytes must be at least 1, got {self.max_sample_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How samples form feeds.
+
+    Attributes:
+        stacked: samples are stacked along a leading batch axis that all inputs share; otherwise a feed is
+            one sample, with the inputs' own shapes.
+        size: the batch that the model fixes, or None where the caller chooses.
+    """
+
+    stacked: bool
+    size: int | None
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorSpec]) -> "Batching":
+        """Return the batching of a model with these inputs."""
+        leading = {spec.shape[0] if spec.shape else None for spec in inputs}
+        if all(isinstance(size, str) for size in leading):
+            return cls(stacked=True, size=None)
+        size = leading.pop() if len(leading) == 1 else None
+        if isinstance(size, int) and size > 0:
+            return cls(stacked=True, size=size)
+        return cls(stacked=False, size=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The arrays of one file: input name -> rows, and the labels.
+
+    Attributes:
+        inputs: input name -> rows.
+        labels: one a row, or None.
+        names: what each row is called, where rows are files.
+        notes: what the user should know.
+    """
+
+    inputs: Mapping[str, Column]
+    labels: Column | None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return next(iter(self.inputs.values())).shape[0]
+
+
+def find_shards(path: Path, inputs: Sequence[TensorSpec], limits: DataLimits) -> list[Shard]:
+    """Return the files under `path`, sorted by name, each checked against the inputs.
+
+    Raises:
+        DataError: see `data.open_data`.
+    """
+    shards = [_shard(arrays, names, where, inputs, limits) for where, arrays, names in _found(path, inputs)]
+    if len({shard.labels is None for shard in shards}) > 1:
+        raise DataError(f"{path}: some files have labels '{LABELS}' and some have none; add or remove them")
+    return shards
+
+
+def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arrays, Sequence[str]]]:
+    """Yield each file (or folder of one array an input), its arrays, and the names of all that it holds."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    wanted = _wanted(inputs)
+    if not path.is_dir():
+        yield path, *_read(path, wanted, inputs)
+        return
+    files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz") and file.is_file())
+    if not files:
+        raise DataError(f"{path}: the folder holds no .npz or .npy file, no image and no recording")
+    named = {file.stem: file for file in files if file.suffix == ".npy" and file.stem in wanted}
+    if named.keys() - {LABELS}:
+        _check_names(path, [file.stem for file in files], wanted, inputs)
+        yield path, {name: read_npy(file) for name, file in named.items()}, list(named)
+        return
+    for file in files:
+        yield file, *_read(file, wanted, inputs)
+
+
+def _wanted(inputs: Sequence[TensorSpec]) -> frozenset[str]:
+    """Return the names that an array may have."""
+    only = {ONLY_INPUT} if len(inputs) == 1 else set()
+    return frozenset({spec.name for spec in inputs} | {LABELS} | only)
+
+
+def _check_names(
+    where: Path, names: Sequence[str], wanted: frozenset[str], inputs: Sequence[TensorSpec]
+) -> None:
+    """Refuse arrays that nothing would read.
+
+    Raises:
+        DataError: there are some.
+    """
+    unknown = [name for name in names if name not in wanted]
+    if not unknown:
+        return
+    expected = ", ".join(f"'{spec.name}'" for spec in inputs)
+    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 and inputs[0].name != ONLY_INPUT else ""
+    labels = [] if LABELS in names else [name for name in unknown if name.lower() in _LABEL_NAMES]
+    hint = f"rename '{labels[0]}' to '{LABELS}' if it holds the labels" if labels else "remove them"
+    raise DataError(
+        f"{where}: has arrays that no input takes: {', '.join(map(repr, unknown))}; expected"
+        f" {expected}{also}, and '{LABELS}' for labels; {hint}"
+    )
+
+
+def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> tuple[Arrays, Sequence[str]]:
+    if file.suffix == ".npz":
+        return read_npz(file, wanted)
+    if file.suffix != ".npy":
+        raise DataError(f"{file}: expected an .npz or .npy file, or a folder of them")
+    if len(inputs) != 1:
+        names = ", ".join(spec.name for spec in inputs)
+        raise DataError(f"{file}: holds one array, but the model has inputs {names}; save an .npz with these")
+    return {inputs[0].name: read_npy(file)}, [inputs[0].name]
+
+
+def _shard(
+    arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[TensorSpec], limits: DataLimits
+) -> Shard:
+    wanted = _wanted(inputs)
+    columns = {}
+    for spec in inputs:
+        name = ONLY_INPUT if len(inputs) == 1 and spec.name not in arrays else spec.name
+        if name not in arrays:
+            raise DataError(_missing(where, spec.name, names, inputs))
+        columns[spec.name] = arrays[name]
+    _check_names(where, names, wanted, inputs)
+    labels = None if LABELS in columns else arrays.get(LABELS)
+    stacked = Batching.of(inputs).stacked
+    if all(len(columns[spec.name].shape) == len(spec.shape) - stacked for spec in inputs):
+        columns = {name: _one_row(stored) for name, stored in columns.items()}
+        labels = _one_row(labels) if labels is not None and labels.shape == () else labels
+    for spec in inputs:
+        _check_column(columns[spec.name], spec, spec.shape[1:] if stacked else spec.shape, limits)
+    _check_lengths([*columns.values(), *([labels] if labels is not None else [])], labels)
+    return Shard(columns, labels)
+
+
+def _one_row(stored: StoredArray) -> StoredArray:
+    return replace(stored, shape=(1, *stored.shape))
+
+
+def _missing(where: Path, name: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; rename '{near[0]}'" if near else ""
+    also = f" (or '{ONLY_INPUT}')" if len(inputs) == 1 and inputs[0].name != ONLY_INPUT else ""
+    got = ", ".join(names) or "no arrays"
+    return f"{where}: has no array '{name}'{also}, got {got}; the model takes one array an input{hint}"
+
+
+def _check_column(
+    stored: StoredArray, spec: TensorSpec, sample: Sequence[int | str], limits: DataLimits
+) -> None:
+    expected = DTYPES[spec.dtype]
+    if stored.dtype.newbyteorder("=") != expected:
+        raise DataError(
+            f"{stored.where}: has dtype {stored.dtype.name}, but input '{spec.name}' takes {spec.dtype};"
+            f" apply the model's preprocessing and save the result .astype('{spec.dtype}')"
+        )
+    row = stored.shape[1:]
+    fits = len(row) == len(sample) and all(
+        size == want or (isinstance(want, str) and size > 0) for size, want in zip(row, sample, strict=True)
+    )
+    if not stored.shape or not fits:
+        want = ", ".join(map(str, ("N", *sample)))
+        raise DataError(
+            f"{stored.where}: has shape {list(stored.shape)}, but input '{spec.name}' takes [{want}] with N"
+            f" samples{_layout_hint(row, sample)}"
+        )
+    if stored.row_bytes > limits.max_sample_bytes:
+        raise DataError(
+            f"{stored.where}: a sample has {stored.row_bytes} bytes, at most {limits.max_sample_bytes} are"
+            " allowed (max_sample_bytes)"
+        )
+
+
+def _layout_hint(row: Sequence[int], sample: Sequence[int | str]) -> str:
+    """Return a hint where the channels are last in the file and first in the model, or the reverse."""
+    for axes, order in (((2, 0, 1), "0, 3, 1, 2"), ((1, 2, 0), "0, 2, 3, 1")):
+        if len(row) == len(sample) == 3:
+            moved = [row[axis] for axis in axes]
+            if all(isinstance(want, str) or want == size for want, size in zip(sample, moved, strict=True)):
+                return f"; .transpose({order}) gives that"
+    return ""
+
+
+def _check_lengths(columns: Sequence[StoredArray], labels: StoredArray | None) -> None:
+    first, *others = columns
+    if labels is not None and (labels.dtype.kind not in "iu" or len(labels.shape) != 1):
+        raise DataError(
+            f"{labels.where}: labels are {labels.dtype.name} {list(labels.shape)}, expected integers [N], one"
+            " class number a sample (for one-hot labels: .argmax(-1))"
+        )
+    if first.shape[0] == 0:
+        raise DataError(f"{first.where}: holds no samples")
+    for other in others:
+        if other.shape[0] != first.shape[0]:
+            raise DataError(
+                f"{other.where}: has {other.shape[0]} rows, but {first.where} has {first.shape[0]};"
+                " each needs one row a sample"
+            )

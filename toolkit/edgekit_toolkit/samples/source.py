@@ -1,0 +1,231 @@
+"""Labelled or unlabelled samples for a model, streamed from arrays, photographs or recordings.
+
+Memory stays flat in the number of samples. Arrays are not converted: one must have the dtype and shape that
+the model takes, and errors say how to get there. Photographs and recordings go through the preprocessing.
+
+The layouts of array files are in `shards`, the others in `media`.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.media.decoding import Decoding, media_shard
+from edgekit_toolkit.samples.media.files import is_media
+from edgekit_toolkit.samples.shards import Batching, DataLimits, Shard, find_shards
+
+Batch = tuple[Feeds, NDArray[np.int64] | None]
+Sample = tuple[dict[str, NDArray[Any]], int | None]
+
+
+class DataSource:
+    """Samples for a model, in the order of the files; `open_data` makes one.
+
+    A model of a fixed batch is fed in groups of that batch, and the samples that do not fill the last group
+    are left out, with a warning.
+    """
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec], shards: Sequence[Shard], keep: NDArray[np.bool_]
+    ) -> None:
+        """Choose the samples of `shards` where `keep` (bool [samples on disk]) holds.
+
+        Raises:
+            DataError: there are fewer samples than the model takes at once.
+        """
+        self.inputs = tuple(inputs)
+        self.batching = Batching.of(inputs)
+        self.labelled = all(shard.labels is not None for shard in shards)
+        self._shards = tuple(shards)
+        group = self.batching.size or 1
+        kept = np.flatnonzero(keep)
+        self._left_out = len(kept) % group
+        if len(kept) < group:
+            raise DataError(
+                f"there are {len(kept)} samples, and the model takes {group} at once; add samples"
+            )
+        self._keep = keep.copy()
+        self._keep[kept[len(kept) - self._left_out :]] = False
+
+    def __len__(self) -> int:
+        """Return the number of samples that `stream` yields."""
+        return int(np.count_nonzero(self._keep))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know about these samples."""
+        notes = [note for shard in self._shards for note in shard.notes]
+        if len(self) == 1:
+            notes.append("there is 1 sample: ranges and accuracy from it say little; 100 or more are usual")
+        if self._left_out:
+            notes.append(
+                f"the last {self._left_out} samples are left out: the model takes exactly"
+                f" {self.batching.size} at once"
+            )
+        return tuple(notes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The file of each sample; empty unless each sample is a file of its own."""
+        names = [name for shard in self._shards for name in shard.names]
+        return tuple(itertools.compress(names, self._keep))
+
+    def stream(self, batch: int = 1) -> Iterator[Batch]:
+        """Yield feeds with their labels (int64 [batch], or None), in order.
+
+        Args:
+            batch: samples in a feed where the model leaves it free (the last feed may hold fewer, and so does
+                one before a change of shape); a model of a fixed batch is fed that many instead.
+
+        Raises:
+            DataError: a damaged file, NaN or infinities, or a negative label; it names the sample.
+        """
+        size = self.batching.size or batch
+        if size < 1:
+            raise DataError(f"a batch of {size} was asked for, expected at least 1")
+        group: list[Sample] = []
+        for sample in self._samples():
+            if group and (len(group) == size or _shapes(group[0]) != _shapes(sample)):
+                yield self._joined(group, size)
+                group = []
+            group.append(sample)
+        if group:
+            yield self._joined(group, size)
+
+    def digests(self) -> Iterator[bytes]:
+        """Yield the SHA-256 of each sample's inputs, which does not depend on how the files hold them."""
+        for arrays, _ in self._samples():
+            yield _digest(arrays)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 over the digests and labels of all samples, in hexadecimal."""
+        total = hashlib.sha256()
+        for arrays, label in self._samples():
+            total.update(_digest(arrays) + f"{label};".encode())
+        return total.hexdigest()
+
+    def selected(self, chosen: NDArray[np.bool_]) -> "DataSource":
+        """Return a view of the samples where `chosen` (bool [len(self)]) holds.
+
+        Raises:
+            DataError: too few are chosen.
+        """
+        keep = self._keep.copy()
+        keep[np.flatnonzero(self._keep)[~chosen]] = False
+        return DataSource(self.inputs, self._shards, keep)
+
+    def _samples(self) -> Iterator[Sample]:
+        start = 0
+        for shard in self._shards:
+            keep = self._keep[start : start + len(shard)]
+            start += len(shard)
+            columns = [column.rows(keep) for column in shard.inputs.values()]
+            labels = shard.labels.rows(keep) if shard.labels is not None else None
+            rows = zip(*columns, strict=True)
+            for position, row in zip(np.flatnonzero(keep).tolist(), rows, strict=True):
+                label = None if labels is None else int(next(labels))
+                arrays = dict(zip(shard.inputs, row, strict=True))
+                _check_values(arrays, label, _where(shard, position))
+                yield arrays, label
+
+    def _joined(self, group: Sequence[Sample], size: int) -> Batch:
+        if self.batching.size is not None and len(group) != size:
+            raise DataError(
+                f"samples of different shapes cannot share a batch of {size}, which the model fixes;"
+                " make all samples the same shape"
+            )
+        feeds = {}
+        for spec in self.inputs:
+            rows = [arrays[spec.name] for arrays, _ in group]
+            feeds[spec.name] = np.stack(rows) if self.batching.stacked else rows[0].copy()
+        labels = [label for _, label in group if label is not None]
+        return feeds, np.array(labels, np.int64) if self.labelled else None
+
+
+def open_data(
+    path: Path,
+    inputs: Sequence[TensorSpec],
+    limits: DataLimits | None = None,
+    *,
+    decoding: Decoding | None = None,
+) -> DataSource:
+    """Return the samples under `path` for a model with these inputs.
+
+    Args:
+        path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
+        inputs: what the model takes.
+        limits: default: `DataLimits()`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
+
+    Raises:
+        DataError: missing, empty, truncated or corrupt files; names, dtypes or shapes that do not fit; object
+            arrays; arrays or labels of different lengths; labels that are not integers.
+    """
+    if is_media(path):
+        shards = [media_shard(path, inputs, decoding or Decoding())]
+    else:
+        shards = find_shards(path, inputs, limits or DataLimits())
+    total = sum(len(shard) for shard in shards)
+    return DataSource(inputs, shards, np.ones(total, np.bool_))
+
+
+def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
+    """Return two disjoint views that together hold every sample: `fraction` of them, and the rest.
+
+    The choice depends only on the number of samples and the seed, not on the numpy version.
+
+    Raises:
+        DataError: `fraction` is not between 0 and 1, or one side would be empty.
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"a split takes a fraction between 0 and 1, got {fraction}")
+    chosen = draw_mask(len(source), fraction, seed)
+    return source.selected(chosen), source.selected(~chosen)
+
+
+def _where(shard: Shard, position: int) -> str:
+    """Return what to call a sample in a message."""
+    if shard.names:
+        return shard.names[position]
+    return f"{next(iter(shard.inputs.values())).path}: sample {position}"
+
+
+def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return bool [count] that holds for `fraction` of the places, the same for one count and seed."""
+    keys = np.random.PCG64(seed).random_raw(count)
+    chosen = np.zeros(count, np.bool_)
+    chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True
+    return chosen
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode() + little.tobytes())
+    return digest.digest()
+
+
+def _shapes(sample: Sample) -> list[tuple[int, ...]]:
+    return [array.shape for array in sample[0].values()]
+
+
+def _check_values(arrays: Mapping[str, NDArray[Any]], label: int | None, where: str) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(np.count_nonzero(~np.isfinite(array)))
+            raise DataError(
+                f"{where}: {bad} values of '{name}' are NaN or infinite; remove the sample or repair it"
+            )
+    if label is not None and label < 0:
+        raise DataError(f"{where}: label is {label}, expected a class number of at least 0")

@@ -1,0 +1,219 @@
+"""Which samples calibrate and which judge: the user's, a part of them, or generated ones; never the same."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.samples.generated import DEFAULT_RANGE, Feeds, generate_feeds
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.samples.source import Batch, DataSource, open_data, split
+
+_GENERATED_CALIBRATION = 16
+_GENERATED_EVALUATION = 16
+_GENERATED_SEED = 1
+# Of data that serve both, the share that calibrates, and the most samples that help a range.
+_CALIBRATION_SHARE = 0.5
+_MAX_CALIBRATION = 512
+# Values are generated in the range of what these hold.
+_RANGE_FEEDS = 16
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples with one purpose.
+
+    Attributes:
+        kind: where they come from, for the report.
+        count: number of samples.
+        sha256: of their content, or None for generated ones.
+        labelled: whether they have labels.
+        stream: makes a fresh stream; the argument is the batch where the model leaves it free.
+    """
+
+    kind: str
+    count: int
+    sha256: str | None
+    labelled: bool
+    stream: Callable[[int], Iterator[Batch]]
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the samples are invented: then they say nothing about accuracy."""
+        return self.kind == "generated"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Calibration and evaluation samples, with what the user should know about them."""
+
+    calibration: Part
+    evaluation: Part
+    warnings: tuple[str, ...]
+
+
+def choose_samples(
+    inputs: Sequence[TensorSpec],
+    calibration: Path | None,
+    evaluation: Path | None,
+    dims: Mapping[str, int],
+    ranges: Ranges | None = None,
+    *,
+    decoding: Decoding | None = None,
+) -> Samples:
+    """Return disjoint calibration and evaluation samples.
+
+    Args:
+        inputs: what the model takes.
+        calibration: the user's unlabelled samples, or None.
+        evaluation: the user's samples to judge by, or None.
+        dims: sizes of free dimensions for generated samples.
+        ranges: input name -> smallest and largest generated value; by default as for `generate_feeds`.
+        decoding: how photographs and recordings become samples. Default: `Decoding()`.
+
+    Raises:
+        DataError: the data do not fit the model, or there are too few.
+    """
+    first = None if calibration is None else open_data(calibration, inputs, decoding=decoding)
+    second = None if evaluation is None else open_data(evaluation, inputs, decoding=decoding)
+    notes = [
+        f"{what}: {note}"
+        for what, source in (("calibration", first), ("evaluation", second))
+        if source
+        for note in source.warnings
+    ]
+    if first is None:
+        if second is None:
+            return _all_generated(inputs, dims, ranges, notes)
+        return _from_one(second, "--eval", "user", notes)
+    if second is None:
+        return _from_one(first, "--calibration", "held-out part of calibration", notes)
+    apart = _held_out(second, first, notes)
+    _note_thinning(first, notes)
+    return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
+
+
+def _all_generated(
+    inputs: Sequence[TensorSpec], dims: Mapping[str, int], ranges: Ranges | None, notes: list[str]
+) -> Samples:
+    notes.append(
+        "NO DATA: ranges and scores come from generated inputs, so the accuracy of this package is not"
+        " known; give --calibration and --eval with real samples"
+    )
+    calibration, evaluation = (
+        _generated(partial(generate_feeds, inputs, 1, dims=dims, ranges=ranges), inputs, count, seed)
+        for count, seed in (
+            (_GENERATED_CALIBRATION, _GENERATED_SEED),
+            (_GENERATED_EVALUATION, _GENERATED_SEED + 1),
+        )
+    )
+    return Samples(calibration, evaluation, tuple(notes))
+
+
+def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]) -> Samples:
+    """Split the only data that were given: one part calibrates, the other judges."""
+    if len(whole) < 2 * (whole.batching.size or 1):
+        notes.append("one sample calibrates and judges, because there is no other: the score says nothing")
+        part = _part("calibration data again", whole)
+        return Samples(_part("user", whole), part, tuple(notes))
+    used, held_out = split(whole, _CALIBRATION_SHARE, _GENERATED_SEED)
+    held_out = _held_out(held_out, used, notes)
+    _note_thinning(used, notes)
+    notes.append(f"only {what} was given: {len(used)} of its samples calibrate, {len(held_out)} others judge")
+    return Samples(_part("user", _thinned(used)), _part(held_out_kind, held_out), tuple(notes))
+
+
+def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) -> DataSource:
+    """Return the judging samples that do not calibrate, and note how many were left out."""
+    known = set(calibrating.digests())
+    fresh = np.array([digest not in known for digest in judging.digests()], np.bool_)
+    shared = int((~fresh).sum())
+    if not shared:
+        return judging
+    if len(judging) - shared < (judging.batching.size or 1):
+        raise DataError(
+            f"{shared} of {len(judging)} evaluation samples are calibration samples too (of equal content),"
+            " and too few are left to judge by: give --eval with samples that do not calibrate"
+        )
+    notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
+    return judging.selected(fresh)
+
+
+def _note_thinning(source: DataSource, notes: list[str]) -> None:
+    if len(source) > _MAX_CALIBRATION:
+        notes.append(f"{_MAX_CALIBRATION} of {len(source)} calibration samples are used, evenly spread")
+
+
+def _thinned(source: DataSource) -> DataSource:
+    """At most `_MAX_CALIBRATION` samples, spread evenly: more do not change ranges but take time."""
+    if len(source) <= _MAX_CALIBRATION:
+        return source
+    chosen: NDArray[np.bool_] = np.zeros(len(source), np.bool_)
+    chosen[np.linspace(0, len(source) - 1, _MAX_CALIBRATION).astype(np.int64)] = True
+    return source.selected(chosen)
+
+
+def _part(kind: str, source: DataSource) -> Part:
+    return Part(kind, len(source), source.sha256, source.labelled, source.stream)
+
+
+def _generated(
+    generate: Callable[[int], list[Feeds]], inputs: Sequence[TensorSpec], count: int, seed: int
+) -> Part:
+    def stream(_batch: int) -> Iterator[Batch]:
+        for number in range(count):
+            yield generate(seed * 1000 + number)[0], None
+
+    return Part("generated", count * (Batching.of(inputs).size or 1), None, False, stream)
+
+
+def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
+    """Yield the inputs of a part's samples, without labels."""
+    for feeds, _ in part.stream(batch):
+        yield feeds
+
+
+def first_feeds(part: Part, count: int) -> list[Feeds]:
+    """Return the inputs of a part's first samples, `count` at most."""
+    return list(islice(feeds_only(part), count))
+
+
+def read_ranges(
+    path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
+) -> tuple[Feeds, dict[str, tuple[float, float]]]:
+    """Return the first of the user's samples, and the ranges from which values like theirs can be generated.
+
+    Floats and integers alike range from the smallest to the largest value of the first samples. An integer
+    that stands alone (a sampling rate, a length) is that of the first sample, as it has to suit its sizes.
+    Floats that never change (a scale, a mask, a first state) keep their value, unless nothing changes at all.
+
+    Raises:
+        DataError: as for `open_data` and `DataSource.stream`.
+    """
+    first: Feeds = {}
+    found: dict[str, tuple[float, float]] = {}
+    for feeds, _ in islice(open_data(path, inputs, decoding=decoding).stream(1), _RANGE_FEEDS):
+        for name, value in feeds.items():
+            if value.dtype.kind not in "fiu" or not value.size or (first and _stands_alone(value)):
+                continue
+            low, high = found.get(name, (float("inf"), float("-inf")))
+            found[name] = (min(low, float(value.min())), max(high, float(value.max())))
+        first = first or feeds
+    if all(low == high for low, high in found.values()):
+        floats = {name for name in found if first[name].dtype.kind == "f"}
+        found |= dict.fromkeys(floats, DEFAULT_RANGE)
+    return first, found
+
+
+def _stands_alone(value: NDArray[Any]) -> bool:
+    return value.size == 1 and value.dtype.kind != "f"

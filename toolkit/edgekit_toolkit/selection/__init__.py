@@ -1,0 +1,1 @@
+"""The choice of a candidate under a budget. Pure: no clock, no file."""

@@ -1,0 +1,241 @@
+"""Choose among measured candidates: Pareto front, choice under all limits, or a reasoned refusal. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+
+from edgekit_toolkit.selection.budget import UNITS, Budget
+
+# What counts as worse when it grows; a candidate is compared in all of them.
+COSTS = ("size", "latency", "memory", "energy", "drop")
+# Two latencies closer than this are the same measurement.
+SAME_LATENCY = 0.03
+# Ratios measured on this machine for another one. A second run of the same forms moves them as far.
+SAME_HOST_LATENCY = 0.10
+# A larger difference counts, however few and noisy the rounds: it is more likely true than not.
+MOST_BY_CHANCE = 1.25
+# What a form for a GPU may take on this machine's processor, as a multiple of float32.
+MOST_FOR_GPU = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One candidate with its figures.
+
+    Attributes:
+        id: short name.
+        label: what it is, for people.
+        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
+            known is infinite, so that no limit on it is kept.
+        latency_uncertainty: factor by which the latency may be off against another candidate's; 1 where it
+            was measured on the target.
+        host_ratio: latency measured on this machine as a multiple of the source model's; infinite where it
+            was not.
+        host_uncertainty: factor by which chance may have moved `host_ratio` either way.
+    """
+
+    id: str
+    label: str
+    figures: Mapping[str, float]
+    latency_uncertainty: float = 1.0
+    host_ratio: float = math.inf
+    host_uncertainty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for cost in COSTS:
+            if math.isnan(self.figures.get(cost, math.nan)):
+                raise ValueError(f"candidate {self.id!r}: no figure for {cost}: {dict(self.figures)}")
+        if not min(self.latency_uncertainty, self.host_uncertainty) >= 1 or not self.host_ratio > 0:
+            raise ValueError(f"candidate {self.id!r}: expected an uncertainty of at least 1, got {self}")
+
+    @property
+    def alike(self) -> float:
+        """Ratio up to which another candidate's latency on the target counts as equal."""
+        return max(1 + SAME_LATENCY, self.latency_uncertainty)
+
+    def is_slower_on_target(self, other: "Measured") -> bool:
+        """Whether measurements on the target show it to be slower: by 3 %, and beyond chance."""
+        ratio = self.figures["latency"] / other.figures["latency"]
+        return ratio > 1 + SAME_LATENCY and ratio > self._chance(other)
+
+    def is_slower_here(self, other: "Measured") -> bool:
+        """Whether this machine shows it to be slower than another: by 10 %, and beyond chance."""
+        ratio = self.host_ratio / other.host_ratio
+        return ratio > 1 + SAME_HOST_LATENCY and ratio > self._chance(other)
+
+    def _chance(self, other: "Measured") -> float:
+        """The ratio of two latencies measured here that chance may have made."""
+        return min(self.host_uncertainty * other.host_uncertainty, MOST_BY_CHANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The outcome of the search.
+
+    Attributes:
+        chosen: id, or None where no candidate keeps all limits.
+        binding: limits that stand in the way: every candidate that keeps the others exceeds one of these.
+        closest: id of the candidate that exceeds its limits least, where none is chosen.
+        reason: one sentence for people.
+        needed: what would have to change, where none is chosen.
+    """
+
+    chosen: str | None
+    binding: tuple[str, ...]
+    closest: str | None
+    reason: str
+    needed: str | None
+
+
+def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
+    """Ids of the candidates that no other one matches or beats in every cost while beating it in one."""
+    return frozenset(one.id for one in candidates if not any(_dominates(other, one) for other in candidates))
+
+
+def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measured]:
+    """Return what is worth carrying beside the choice, the most accurate first, of those alike the fastest.
+
+    These are the candidates that keep all limits and that no other such one matches or beats in latency, size
+    and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
+    fastest, so the others pay by accuracy or size, and accuracy is what a device with power to spare wants.
+
+    Args:
+        candidates: of all engines, the chosen ones included.
+        budget: limits.
+    """
+    keeping = [one for one in candidates if not budget.violations(one.figures)]
+    front = [one for one in keeping if not any(_replaces(other, one) for other in keeping)]
+    return sorted(
+        front, key=lambda one: (*(one.figures[cost] for cost in ("drop", "latency", "size")), one.id)
+    )
+
+
+def _replaces(one: Measured, other: Measured) -> bool:
+    pairs = [(one.figures[cost], other.figures[cost]) for cost in ("size", "drop")]
+    fast, slow = one.figures["latency"], other.figures["latency"]
+    as_good = all(a <= b for a, b in pairs) and fast <= slow * one.alike
+    return as_good and (any(a < b for a, b in pairs) or fast * one.alike < slow)
+
+
+def _dominates(one: Measured, other: Measured) -> bool:
+    pairs = [(one.figures[cost], other.figures[cost]) for cost in COSTS]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = False) -> Choice:
+    """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
+
+    Which are the fastest is told by the best evidence: measured on the target, or modelled for it beyond the
+    uncertainty, or else measured on this machine. Two of one size are told apart by their accuracy.
+
+    Args:
+        candidates: at least one.
+        budget: limits.
+        on_gpu: whether the target's engine runs on a GPU, of which this machine's processor says little.
+    """
+    keeping = [one for one in candidates if not budget.violations(one.figures)]
+    if len(keeping) == 1:
+        return Choice(
+            keeping[0].id, (), None, f"{keeping[0].label}: the only one that keeps every limit", None
+        )
+    if keeping:
+        fastest, place = _find_fastest(keeping, on_gpu=on_gpu)
+        best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
+        return Choice(best.id, (), None, f"{best.label}: within every limit; {place}", None)
+    closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
+    binding = _binding(candidates, budget)
+    said = "; ".join(_gap(name, candidates, budget) for name in binding)
+    reason = f"no candidate keeps all limits at once; binding: {', '.join(binding)} ({said})"
+    needed = f"{_needed(closest, budget)} for {closest.label} ({closest.id}), or a smaller model"
+    return Choice(None, binding, closest.id, reason, needed)
+
+
+def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequence[Measured], str]:
+    """Return the candidates that nothing shows to be slower than another, and what the smallest one is."""
+    known = [one for one in candidates if math.isfinite(one.figures["latency"])]
+    silent = [one for one in candidates if math.isinf(one.figures["latency"])]
+    least = min((one.figures["latency"] for one in known), default=math.inf)
+    near = [one for one in known if one.figures["latency"] <= least * one.alike]
+    hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
+    if known and all(one.latency_uncertainty == 1 for one in known):
+        first = min(known, key=lambda one: one.figures["latency"])
+        level = [one for one in known if not one.is_slower_on_target(first)]
+        return level, f"{'the smallest of the fastest' if len(level) > 1 else 'the fastest'}, measured"
+    if len(near) == 1 and not silent:
+        margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
+        return near, f"the fastest as modelled for the target, {margin}"
+    if not hosted:
+        told = " as far as the target's model can tell" if near else ""
+        return near or silent, f"the smallest of the fastest{told}"
+    fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest_here(hosted)
+    if not near:
+        return fastest, f"{place}, since latency on the target cannot be modelled"
+    rivals = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
+    if silent:
+        rivals += f" and {len(silent)} that cannot be modelled"
+    return fastest, f"{place}, of {rivals}"
+
+
+def _fastest_here(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+    first = min(candidates, key=lambda one: one.host_ratio)
+    fastest = [one for one in candidates if not one.is_slower_here(first)]
+    if len(fastest) == 1:
+        return fastest, "the fastest measured on this machine"
+    return fastest, (
+        f"the smallest of {len(fastest)} that measurements on this machine cannot tell apart"
+        f" (within {100 * SAME_HOST_LATENCY:g} % or their spread)"
+    )
+
+
+def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
+    """Leave out what is slower than float32 on this machine; the order of the others says nothing."""
+    fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU]
+    why = "whose processor cannot tell which is faster on a GPU"
+    if fit:
+        return fit, f"the smallest that is not over {MOST_FOR_GPU} x float32 on this machine, {why}"
+    return candidates, f"the smallest, all being over {MOST_FOR_GPU} x float32 on this machine, {why}"
+
+
+def _needed(closest: Measured, budget: Budget) -> str:
+    """The limits with which the candidate would be chosen, as `parse_budget` reads them."""
+    over = budget.violations(closest.figures)
+    known = [name for name in over if math.isfinite(closest.figures[name])]
+    parts = []
+    if known:
+        shown = (f"{name}={_show(name, closest.figures[name], rounding=ROUND_CEILING)}" for name in known)
+        parts.append(f"allow {','.join(shown)}")
+    unknown = [name for name in over if name not in known]
+    if unknown:
+        parts.append(f"set no limit on {' or '.join(unknown)}, which cannot be told here,")
+    return " and ".join(parts)
+
+
+def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
+    """Limits without which some candidate would do; where lifting one is not enough, those of the closest."""
+    alone = tuple(
+        name for name in budget.limits if any(budget.violations(one.figures) == (name,) for one in candidates)
+    )
+    if alone:
+        return alone
+    closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
+    return budget.violations(closest.figures)
+
+
+def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
+    """The limit, and the best that any candidate reaches in it and with the other limits kept."""
+    others = [one for one in candidates if set(budget.violations(one.figures)) <= {name}]
+    least = min(one.figures[name] for one in others or candidates)
+    where = "with the other limits kept" if others else "of any candidate"
+    return f"{name} at most {_show(name, budget.limits[name])}, the least {where} is {_show(name, least)}"
+
+
+def _show(name: str, value: float, *, rounding: str = ROUND_HALF_EVEN) -> str:
+    """Three digits and a unit."""
+    if math.isinf(value):
+        return "not known"
+    unit, exact = UNITS[name][0], Decimal(value)
+    if unit == "bytes":
+        unit, exact = ("MB", exact / 10**6) if value >= 1e5 else ("kB", exact / 10**3)
+    digits = Context(prec=3, rounding=rounding).create_decimal(exact).normalize()
+    return f"{digits:f}{'%' if unit == 'points' else unit}"

@@ -1,0 +1,73 @@
+"""How fast a candidate is against the float model: as modelled for the target, and as measured here."""
+
+from dataclasses import dataclass
+
+from edgekit_runtime.sessions.latency import Latency
+from edgekit_toolkit.pipeline.state import Judged, Request, measures_here
+from edgekit_toolkit.selection.choice import SAME_LATENCY
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRatio:
+    """Latency of a candidate as a multiple of that of the float model.
+
+    Attributes:
+        modelled: for the target; None where either cannot be modelled, or where this machine stands for it.
+        uncertainty: factor by which `modelled` may be off.
+        here: against the float candidate of the same engine, measured in turns on this machine.
+        here_to_source: against the source model, measured likewise.
+    """
+
+    modelled: float | None
+    uncertainty: float
+    here: float
+    here_to_source: float
+
+
+def find_float_ratio(request: Request, judged: Judged, place: int) -> FloatRatio:
+    """Return the ratio of the candidate at `place`; the float model is the first candidate."""
+    own, floats = judged.modelled[place].latency_ms, judged.modelled[0].latency_ms
+    is_modelled = not measures_here(request.target) and own is not None and floats is not None
+    latency = judged.latencies[place]
+    return FloatRatio(
+        modelled=own / floats if is_modelled and own is not None and floats else None,
+        uncertainty=request.target.costs.form_uncertainty,
+        here=latency.ratio_to(judged.latencies[0]),
+        here_to_source=latency.ratio_to(judged.source_latency),
+    )
+
+
+def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
+    """Return the factor by which chance may have moved the ratio of two latencies, at least 1.
+
+    It reaches over the 95 % interval of the ratio. Both were measured in the same rounds, so a load on the
+    machine strikes both alike.
+
+    Args:
+        latency: of one model.
+        reference: of another one, measured in turns with it.
+    """
+    ratio = latency.ratio_to(reference)
+    low, high = latency.ratio_interval_to(reference)
+    return max(ratio / low, high / ratio)
+
+
+def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
+    """Return a warning where the candidate is slower here than the float model, or nothing.
+
+    Args:
+        ratio: of the chosen candidate.
+        target: name of the target.
+    """
+    against = {"float32": ratio.here, "the source model": ratio.here_to_source}
+    slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]
+    if not slower:
+        return []
+    said = f"slower on this machine: it takes {' and '.join(slower)} (measured here)"
+    if ratio.modelled is None:
+        return [f"{said}; no form that keeps every limit is clearly faster"]
+    note = (
+        f"{said}, {ratio.modelled:.2f} x float32 as modelled for {target}, which may be off by"
+        f" {ratio.uncertainty:.2g} x; measure on {target} before you rely on it"
+    )
+    return [note]

@@ -1,0 +1,199 @@
+"""Proof that TensorRT accepts a model, on a machine without a GPU.
+
+The library is TensorRT-RTX: its ONNX parser and builder run on the CPU alone. The check shows that every node
+is understood and that an engine can be built; it measures no speed and no accuracy, and it runs nothing.
+docs/reference/tensorrt.md lists which forms pass; docs/adr/0004-tensorrt-check.md says what the proof covers.
+
+There is no choice of a precision: TensorRT-RTX takes the type of every tensor from the model.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.install_hint import python_here
+from edgekit_toolkit.child_process import run_module
+from edgekit_toolkit.onnx_graph.index import attribute
+from edgekit_toolkit.onnx_graph.traversal import is_control_flow, nodes, stored_tensors
+
+VERSION: Final = "1.7.1.116"
+INSTALL_COMMAND: Final = (
+    f"{python_here()} -m pip install --no-deps tensorrt_rtx_cu13_libs=={VERSION}"
+    f" tensorrt_rtx_cu13_bindings=={VERSION}"
+)
+
+_INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRange:
+    """The shapes that an input may have, as an optimization profile states them.
+
+    Attributes:
+        min: smallest size of each dimension, from 1.
+        opt: the sizes for which kernels are chosen.
+        max: largest size of each dimension.
+
+    Raises:
+        DataError: different ranks, a size under 1, or not min <= opt <= max.
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        same_rank = len(self.min) == len(self.opt) == len(self.max)
+        sizes = zip(self.min, self.opt, self.max, strict=False)
+        if not same_rank or not all(1 <= low <= opt <= high for low, opt, high in sizes):
+            raise DataError(f"expected shapes of one rank with 1 <= min <= opt <= max, got {self}")
+
+    @classmethod
+    def fixed(cls, shape: tuple[int, ...]) -> "ShapeRange":
+        """The range that holds only `shape`."""
+        return cls(shape, shape, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRtCheck:
+    """What TensorRT said about a model.
+
+    Attributes:
+        available: whether the library is installed; where not, `errors` holds the command that installs it.
+        parsed: whether the parser understood every node.
+        built: whether an engine was built.
+        errors: why the model is not accepted: operator, node name and message. An error next to `built` names
+            something that TensorRT accepts but computes differently from ONNX.
+        engine_bytes: size of the engine, or None where none was built.
+        version: version of the library, or None where it gave no answer.
+        seconds: time to parse and build, or None where the library gave no answer.
+    """
+
+    available: bool
+    parsed: bool
+    built: bool
+    errors: tuple[str, ...]
+    engine_bytes: int | None
+    version: str | None
+    seconds: float | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether an engine was built that computes what the model says."""
+        return self.built and not self.errors
+
+
+def check_tensorrt(
+    model: onnx.ModelProto | bytes,
+    *,
+    dims: Mapping[str, ShapeRange] | None = None,
+    time_limit_s: float = 300.0,
+) -> TensorRtCheck:
+    """What TensorRT says about `model`; a refusal, crash or time-out is a result, not an exception.
+
+    The library runs in a process of its own, because a native crash ends the process that it happens in.
+
+    Args:
+        model: a model that holds its weights (no external data).
+        dims: the shapes of each input that has dimensions of any size, by input name. An input of which only
+            the first dimension is free may be left out: it gets batches of 1 to 8.
+        time_limit_s: the process is killed when it takes longer.
+    """
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    ranges = {name: [found.min, found.opt, found.max] for name, found in (dims or {}).items()}
+    with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
+        folder = Path(name)
+        (folder / "model.onnx").write_bytes(data)
+        (folder / "dims.json").write_text(json.dumps(ranges), encoding="utf-8")
+        failure = _run_child(folder, time_limit_s)
+        if failure is not None:
+            return _no_answer(failure)
+        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    return _result(answer, model)
+
+
+def _run_child(folder: Path, time_limit_s: float) -> str | None:
+    """Run the check in `folder`; returns what went wrong, or None where `answer.json` was written."""
+    ended = run_module("edgekit_toolkit.tensorrt.child", folder=folder, time_limit_s=time_limit_s)
+    if ended is None:
+        return f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
+    if ended.exit_code == 0:
+        return None
+    return f"TensorRT ended {describe_end(ended.exit_code)}: {ended.last_words or 'it printed no message'}"
+
+
+def _no_answer(error: str) -> TensorRtCheck:
+    return TensorRtCheck(
+        available=True,
+        parsed=False,
+        built=False,
+        errors=(error,),
+        engine_bytes=None,
+        version=None,
+        seconds=None,
+    )
+
+
+def _result(answer: Mapping[str, Any], model: onnx.ModelProto | bytes) -> TensorRtCheck:
+    if answer["missing"] is not None:
+        return TensorRtCheck(
+            available=False,
+            parsed=False,
+            built=False,
+            errors=(f"TensorRT is not installed ({answer['missing']}); install it with: {INSTALL_COMMAND}",),
+            engine_bytes=None,
+            version=None,
+            seconds=None,
+        )
+    built = answer["engine_bytes"] is not None
+    errors = tuple(answer["errors"])
+    if answer["parsed"]:
+        proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else model
+        errors = (*errors, *_misread_quantizers(proto)) if built else _with_suspects(errors, proto)
+    return TensorRtCheck(
+        available=True,
+        parsed=answer["parsed"],
+        built=built,
+        errors=errors,
+        engine_bytes=answer["engine_bytes"],
+        version=answer["version"],
+        seconds=answer["seconds"],
+    )
+
+
+def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str, ...]:
+    """The builder's errors; an internal one, which names no node, gets the model's control flow added.
+
+    TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without a
+    word of where.
+    """
+    places = [
+        f"operator '{one.op_type}' at node '{one.name}'" for one in model.graph.node if is_control_flow(one)
+    ]
+    if not places or not any(_INTERNAL in error for error in errors):
+        return errors
+    return (f"{places[0]} is control flow that its builder does not take: {errors[0]}", *errors[1:])
+
+
+def _misread_quantizers(model: onnx.ModelProto) -> Iterator[str]:
+    """Name the nodes that quantize to uint8.
+
+    TensorRT-RTX 1.7 takes them for int8: it builds the very same engine, byte for byte, as for an int8 zero
+    point, and so cuts every value over 127 steps, where ONNX keeps 255.
+    """
+    types = {name: tensor.data_type for name, tensor in stored_tensors(model)}
+    for node in nodes(model):
+        if node.op_type != "QuantizeLinear":
+            continue
+        zero_point = node.input[2] if len(node.input) > 2 else ""
+        # ONNX: without a zero point the attribute decides, and without both the type is uint8.
+        fallback = attribute(node, "output_dtype", 0) or onnx.TensorProto.UINT8
+        if (types.get(zero_point) if zero_point else fallback) == onnx.TensorProto.UINT8:
+            yield f"QuantizeLinear '{node.name}': quantizes to uint8, which TensorRT reads as int8"

@@ -1,0 +1,1 @@
+"""ONNX nodes that one TFLite operator computes are joined."""

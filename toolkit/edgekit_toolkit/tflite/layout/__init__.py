@@ -1,0 +1,1 @@
+"""In which order of axes each tensor is held."""

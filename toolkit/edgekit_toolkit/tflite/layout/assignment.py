@@ -1,0 +1,143 @@
+"""The layout step: in which form each node works, so that as few bytes as possible are transposed.
+
+Nodes with a choice start with the form that their inputs have; then each one takes the form that costs least
+with its neighbours as they are, over the graph backwards and forwards until nothing changes. A greedy
+search, so not always the least of all.
+
+It decides and changes nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from edgekit_toolkit.tflite.layout.forms import NEW, Form, conversion_cost, plain
+from edgekit_toolkit.tflite.layout.rules import Rule
+from edgekit_toolkit.tflite.layout.values import View
+from edgekit_toolkit.tflite.view import Graph
+
+MAX_SWEEPS: Final = 6
+
+
+def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
+    """Return the work form of each node.
+
+    Args:
+        graph: of the model.
+        rules: one for each node; None where a node is refused or makes only views.
+        views: what `values.find_views` returned.
+    """
+    plan = _Plan(graph, rules, views)
+    places = [place for place, rule in enumerate(rules) if rule is not None and rule.allows is not None]
+    for place in places:
+        plan.improve(place, planned=place)
+    for sweep in range(MAX_SWEEPS):
+        order = places if sweep % 2 else places[::-1]
+        if not sum(plan.improve(place, planned=len(rules)) for place in order):
+            break
+    return plan.forms
+
+
+class _Plan:
+    def __init__(self, graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> None:
+        self._graph, self._rules, self._views = graph, rules, views
+        self.forms = [() if rule is None else rule.start for rule in rules]
+        self._producers: dict[str, tuple[int, int]] = {}
+        self._readers: dict[str, list[tuple[int, int]]] = {}
+        for place, node in enumerate(graph.nodes):
+            if rules[place] is None:
+                continue
+            for slot, name in enumerate(node.outputs):
+                self._producers[name] = (place, slot)
+            for slot, name in enumerate(node.inputs):
+                if name and not graph.is_constant(name):
+                    self._readers.setdefault(self._root(name), []).append((place, slot))
+        # What the caller sees is read as ONNX has it.
+        self._seen: dict[str, list[Form]] = {}
+        for name in graph.outputs:
+            if name in graph.shapes:
+                wanted = self._to_root(name, plain(len(graph.shapes[name])))
+                self._seen.setdefault(self._root(name), []).append(wanted)
+
+    def improve(self, place: int, *, planned: int) -> bool:
+        """Give a node its best form; returns whether it changed. Nodes from `planned` on have none yet."""
+        before = self.forms[place]
+        candidates = dict.fromkeys([before, *self._candidates(place)])
+        best = min(candidates, key=lambda form: self._cost(place, form, planned))
+        if planned < len(self._rules) or self._cost(place, best, planned) < self._cost(
+            place, before, planned
+        ):
+            self.forms[place] = best
+        return self.forms[place] != before
+
+    def _candidates(self, place: int) -> Iterator[Form]:
+        """Yield the possible work forms that neighbours have, those of the inputs first."""
+        rule, node = self._rules[place], self._graph.nodes[place]
+        if rule is None or rule.allows is None:
+            return
+        for name in node.inputs:
+            if (
+                name
+                and not self._graph.is_constant(name)
+                and len(self._graph.shapes[name]) == len(rule.shape)
+            ):
+                yield from self._possible(rule, name, [self._produced(self._root(name))])
+        for name in node.outputs:
+            if rule.proposes is not None:
+                found = (rule.proposes(form) for form in self._wanted(name, len(self._rules)))
+                yield from (form for form in found if form is not None and rule.allows(form))
+            elif len(self._graph.shapes.get(name, ())) == len(rule.shape):
+                yield from self._possible(rule, name, self._wanted(name, len(self._rules)))
+        yield plain(len(rule.shape))
+
+    def _possible(self, rule: Rule, name: str, forms: Sequence[Form]) -> Iterator[Form]:
+        for form in forms:
+            seen = self._views[name].from_root(form) if name in self._views else form
+            complete = sum(1 for axis in seen if axis != NEW) == len(rule.shape)
+            if complete and rule.allows is not None and rule.allows(seen):
+                yield seen
+
+    def _cost(self, place: int, form: Form, planned: int) -> float:
+        rule, node = self._rules[place], self._graph.nodes[place]
+        assert rule is not None  # noqa: S101 - for the type checker; only nodes with a rule are improved
+        if not rule.allows or not rule.allows(form):
+            return float("inf")
+        cost = 0.0
+        for name, wanted in zip(node.inputs, rule.reads(form), strict=False):
+            if name and not self._graph.is_constant(name):
+                root, target = self._root(name), self._to_root(name, wanted)
+                others = [f for p, f in self._reading(root, planned) if p != place]
+                if target not in others:
+                    cost += conversion_cost(self._produced(root), target, self._graph.shapes[root])
+        for name, left in zip(node.outputs, rule.writes(form), strict=False):
+            for wanted in dict.fromkeys(self._wanted(name, planned)):
+                cost += conversion_cost(left, wanted, self._graph.shapes[name])
+        return cost
+
+    def _produced(self, root: str) -> Form:
+        if root not in self._producers:
+            return plain(len(self._graph.shapes[root]))
+        place, slot = self._producers[root]
+        rule = self._rules[place]
+        return plain(0) if rule is None else rule.writes(self.forms[place])[slot]
+
+    def _wanted(self, root: str, planned: int) -> list[Form]:
+        return [*(form for _, form in self._reading(root, planned)), *self._seen.get(root, ())]
+
+    def _reading(self, root: str, planned: int) -> list[tuple[int, Form]]:
+        """Return the forms in which nodes read a value; those with a choice and no plan yet are left out."""
+        found = []
+        for place, slot in self._readers.get(root, ()):
+            rule = self._rules[place]
+            if rule is None or (rule.allows is not None and place > planned):
+                continue
+            forms = rule.reads(self.forms[place])
+            if slot < len(forms):
+                name = self._graph.nodes[place].inputs[slot]
+                found.append((place, self._to_root(name, forms[slot])))
+        return found
+
+    def _root(self, name: str) -> str:
+        return self._views[name].root if name in self._views else name
+
+    def _to_root(self, name: str, form: Form) -> Form:
+        return self._views[name].to_root(form) if name in self._views else form

@@ -1,0 +1,136 @@
+"""Rules: which forms an operator can work in, and in which it then reads its inputs and leaves its outputs.
+
+A rule's *work form* orders the axes of one tensor of the node (its result, or its first input); the rest
+follows from it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgekit_toolkit.tflite.layout.forms import (
+    Form,
+    Shape,
+    broadcast_form,
+    channels_last,
+    core,
+    plain,
+    reshaped,
+    without_axes,
+)
+from edgekit_toolkit.tflite.view import Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operator can work in.
+
+    Attributes:
+        start: a work form that is always possible.
+        shape: sizes of the axes that a work form orders.
+        reads: form in which each input is read, from the work form.
+        writes: form in which each output is left.
+        allows: whether a work form is possible; None where only `start` is.
+        proposes: the work form that leaves the result in a given form, where ranks differ.
+    """
+
+    start: Form
+    shape: Shape
+    reads: Callable[[Form], tuple[Form, ...]]
+    writes: Callable[[Form], tuple[Form, ...]]
+    allows: Callable[[Form], bool] | None = None
+    proposes: Callable[[Form], Form | None] | None = None
+
+
+MakeRule: TypeAlias = Callable[[Node, Graph], Rule]
+
+
+def as_onnx(node: Node, graph: Graph) -> Rule:
+    """The axes stay as in ONNX."""
+    reads = tuple(plain(_rank(graph, name)) for name in node.inputs)
+    writes = tuple(plain(_rank(graph, name)) for name in node.outputs)
+    return Rule((), (), lambda _: reads, lambda _: writes)
+
+
+def elementwise(node: Node, graph: Graph) -> Rule:
+    """Any form of the result; smaller operands are broadcast as in ONNX."""
+    shape = graph.shape(node.outputs[0])
+    ranks = [_rank(graph, name) for name in node.inputs]
+
+    def reads(form: Form) -> tuple[Form, ...]:
+        return tuple(broadcast_form(form, rank) for rank in ranks)
+
+    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
+
+
+def axiswise(node: Node, graph: Graph) -> Rule:
+    """Any form of the first input, and results of its rank; further inputs of other ranks stay as in ONNX."""
+    shape = graph.shape(node.inputs[0])
+    reads = _first_and_alike(node, graph)
+    return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
+
+
+def axis_last(axis: int) -> MakeRule:
+    """Return the rule of an operator along its last held axis, by default `axis` of ONNX."""
+
+    def make(node: Node, graph: Graph) -> Rule:
+        rule = axiswise(node, graph)
+        rank = len(rule.shape)
+        wanted = node.attributes.get("axis", axis) % max(rank, 1)
+        start = (*(a for a in range(rank) if a != wanted), wanted) if rank else ()
+        return Rule(start, rule.shape, rule.reads, rule.writes, lambda form: form[-1:] == start[-1:])
+
+    return make
+
+
+def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
+    """Any form of the first input; the result lacks `axes`."""
+    shape = graph.shape(node.inputs[0])
+
+    def writes(form: Form) -> tuple[Form, ...]:
+        return (without_axes(form, axes),) * len(node.outputs)
+
+    return Rule(plain(len(shape)), shape, _first_and_alike(node, graph), writes, lambda _: True)
+
+
+def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, ...]]:
+    """Return how inputs are read of which those of the first one's rank share its form."""
+    ranks = [_rank(graph, name) for name in node.inputs]
+    return lambda form: tuple(form if rank == ranks[0] else plain(rank) for rank in ranks)
+
+
+def spatial(node: Node, graph: Graph) -> Rule:
+    """Channels last, for operators that read one tensor."""
+    form = channels_last(_rank(graph, node.inputs[0]))
+    return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
+
+
+def regrouping(node: Node, graph: Graph) -> Rule:
+    """Forms in which the bytes of the input are those of the reshaped output."""
+    before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
+
+    def writes(form: Form) -> tuple[Form, ...]:
+        return (reshaped(form, before, after) or plain(len(after)),)
+
+    def allows(form: Form) -> bool:
+        return reshaped(form, before, after) is not None
+
+    def proposes(form: Form) -> Form | None:
+        return reshaped(form, after, before)
+
+    return Rule(plain(len(before)), before, lambda form: (form,), writes, allows, proposes)
+
+
+def flattening(node: Node, graph: Graph) -> Rule:
+    """Any form whose first axis is the batch."""
+    shape = graph.shape(node.inputs[0])
+
+    def allows(form: Form) -> bool:
+        return shape[0] == 1 or core(form, shape)[:1] == (0,)
+
+    result = plain(_rank(graph, node.outputs[0]))
+    return Rule(plain(len(shape)), shape, lambda form: (form,), lambda _: (result,), allows)
+
+
+def _rank(graph: Graph, name: str) -> int:
+    return len(graph.shape(name)) if name else 0

@@ -1,0 +1,156 @@
+"""The tensors of the ONNX model while they are written: in which forms each is held, and what is only a view.
+
+A Transpose, Squeeze, Unsqueeze or the like makes no tensor: its result is the same value with its axes called
+otherwise. What has to be moved is moved when somebody reads it, once for each form.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgekit_toolkit.tflite.builder import Builder, Tensor
+from edgekit_toolkit.tflite.layout.forms import NEW, Form, complete, conversion_cost, core, held_shape, plain
+from edgekit_toolkit.tflite.refusal import RefusedError
+from edgekit_toolkit.tflite.view import Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value as a renaming of the axes of another.
+
+    Attributes:
+        root: name of the value that is held.
+        axes: for each axis of the view, the root's axis or `NEW` where the view inserts one of size 1.
+    """
+
+    root: str
+    axes: Form
+
+    def to_root(self, form: Form) -> Form:
+        """Return a form of the view as a form of the root."""
+        return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
+
+    def from_root(self, form: Form) -> Form:
+        """Return a form of the root as a form of the view, complete."""
+        names = {axis: place for place, axis in enumerate(self.axes) if axis != NEW}
+        return complete([names.get(axis, NEW) for axis in form], len(self.axes))
+
+
+def find_views(graph: Graph) -> dict[str, View]:
+    """Return the values that are only views, with their roots resolved."""
+    found: dict[str, View] = {}
+    for node in graph.nodes:
+        axes = _renaming(node, graph)
+        if axes is None:
+            continue
+        source = found.get(node.inputs[0])
+        root = node.inputs[0] if source is None else source.root
+        found[node.outputs[0]] = View(root, axes if source is None else source.to_root(axes))
+    return found
+
+
+def _renaming(node: Node, graph: Graph) -> Form | None:
+    """Return for each axis of a node's output the axis of its first input; None if it computes."""
+    if node.domain or not node.inputs or graph.is_constant(node.inputs[0]):
+        return None
+    source, result = node.inputs[0], node.outputs[0]
+    if source not in graph.shapes or result not in graph.shapes:
+        return None
+    before, after = graph.shapes[source], graph.shapes[result]
+    if node.op_type == "Dropout" and not _is_idle(node, graph):
+        return None
+    if node.op_type in {"Identity", "Dropout"} or (
+        node.op_type == "Cast" and graph.dtypes.get(source) == graph.dtypes.get(result)
+    ):
+        return plain(len(before))
+    if node.op_type == "Transpose":
+        return tuple(node.attributes.get("perm", reversed(plain(len(before)))))
+    if node.op_type in {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"}:
+        longer = [axis for axis, size in enumerate(before) if size != 1]
+        if [before[axis] for axis in longer] == [size for size in after if size != 1]:
+            left = iter(longer)
+            return tuple(NEW if size == 1 else next(left) for size in after)
+    return None
+
+
+def _is_idle(node: Node, graph: Graph) -> bool:
+    """Whether a Dropout drops nothing, and nobody reads its mask."""
+    training = graph.constants.get(node.input(2))
+    is_off = not node.input(2) or (training is not None and not training.any())
+    return is_off and not any(graph.is_read(name) for name in node.outputs[1:])
+
+
+class Values:
+    """What is held of the model's values.
+
+    Args:
+        graph: of the model.
+        views: what `find_views` returned.
+        builder: where tensors and transpositions go.
+    """
+
+    def __init__(self, graph: Graph, views: Mapping[str, View], builder: Builder) -> None:
+        self._graph = graph
+        self._views = views
+        self._builder = builder
+        self._held: dict[str, dict[Form, Tensor]] = {}
+
+    def give(self, name: str, form: Form, tensor: Tensor) -> None:
+        """Say that `tensor` holds the value `name` in `form`.
+
+        Raises:
+            RefusedError: it has another shape than ONNX's inference found.
+        """
+        expected = held_shape(form, self._graph.shape(name))
+        if tensor.shape != expected:
+            raise RefusedError(
+                f"TFLite computes '{name}' with the held shape {list(tensor.shape)}, and ONNX's shape"
+                f" inference says {list(expected)}"
+            )
+        if not tensor.name:
+            tensor.name = name if form == plain(len(form)) else f"{name};{''.join(_letter(a) for a in form)}"
+        self._held.setdefault(name, {})[form] = tensor
+
+    def is_held(self, name: str) -> bool:
+        """Whether a value, or the one that it is a view of, is held."""
+        view = self._views.get(name)
+        return (name if view is None else view.root) in self._held
+
+    def read(self, name: str, form: Form) -> Tensor:
+        """Return a tensor that holds the value `name` in `form`; what has to be moved is moved once.
+
+        Raises:
+            RefusedError: the shape is not known, or TFLite has not the element type.
+        """
+        if self._graph.is_constant(name) and name not in self._held:
+            constant = self._builder.constant(self._graph.constants[name], name)
+            self._held[name] = {plain(len(constant.shape)): constant}
+        view = self._views.get(name)
+        root = name if view is None else view.root
+        wanted = form if view is None else view.to_root(form)
+        shape = self._graph.shape(root)
+        held = self._held[root]
+        if wanted not in held:
+            source = min(held, key=lambda other: conversion_cost(other, wanted, shape))
+            held[wanted] = self._converted(held[source], source, wanted, shape)
+        return held[wanted]
+
+    def _converted(self, tensor: Tensor, source: Form, wanted: Form, shape: tuple[int, ...]) -> Tensor:
+        if core(source, shape) != core(wanted, shape):
+            if sorted(source) != sorted(wanted):
+                short = [axis for axis in wanted if axis == NEW or shape[axis] == 1]
+                source = (*short, *core(source, shape))
+                tensor = self._builder.reshape(tensor, held_shape(source, shape))
+            tensor = self._builder.transpose(tensor, _order(source, wanted))
+        return self._builder.reshape(tensor, held_shape(wanted, shape))
+
+
+def _order(source: Form, wanted: Form) -> list[int]:
+    """Return the places in `source` of the axes of `wanted`; inserted axes are taken in order."""
+    places: dict[int, list[int]] = {}
+    for place, axis in enumerate(source):
+        places.setdefault(axis, []).append(place)
+    return [places[axis].pop(0) for axis in wanted]
+
+
+def _letter(axis: int) -> str:
+    return "_" if axis == NEW else str(axis)

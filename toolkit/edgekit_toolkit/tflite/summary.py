@@ -1,0 +1,177 @@
+"""What is in a `.tflite` model: operators, layers and their precision, quantization of inputs and outputs."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_toolkit.quantize.forms import StoredLayer
+from edgekit_toolkit.tflite.flatbuffer import (
+    TYPES,
+    Model,
+    Operator,
+    SubGraph,
+    Tensor,
+    operator_name,
+    operators,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
+
+# Operators with weights, and which of their inputs is the activation; the others are weights where constant.
+LAYERS: Final[Mapping[str, int]] = {
+    "BATCH_MATMUL": 0, "CONV_2D": 0, "CONV_3D": 0, "DEPTHWISE_CONV_2D": 0, "EMBEDDING_LOOKUP": 0,
+    "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 2, "UNIDIRECTIONAL_SEQUENCE_LSTM": 0,
+}  # fmt: skip
+# How a layer is stored and computed that makes codes of its input at run time.
+DYNAMIC: Final = "dynamic int8"
+_WIDENS: Final = frozenset({"DEQUANTIZE", "DENSIFY"})
+_INTEGERS: Final = frozenset({"INT8", "UINT8", "INT16"})
+_STORED: Final = {
+    "INT8": "int8 weights", "UINT8": "int8 weights", "INT4": "int4 weights", "INT2": "int2 weights",
+    "FLOAT16": "fp16 weights",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceTensor:
+    """An input or output as the file has it.
+
+    Attributes:
+        name: of the tensor in the file.
+        dtype: element type, such as `int8`.
+        shape: sizes; -1 is free.
+        scale, zero_point: of its codes; None for floats and for integers that are no codes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float | None
+    zero_point: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteSummary:
+    """What a model holds.
+
+    Attributes:
+        operators: name -> how many, most frequent first.
+        subgraphs: their number; more than one means control flow or several signatures.
+        tensors: their number, constants included.
+        weight_bytes: constants in the file.
+        layers: each operator with weights, by the name of its first output, in order.
+        inputs, outputs: of the first sub-graph.
+        integer_operators: operators that compute with 8- or 16-bit codes.
+        description: what the converter wrote about itself.
+    """
+
+    operators: Mapping[str, int]
+    subgraphs: int
+    tensors: int
+    weight_bytes: int
+    layers: Mapping[str, StoredLayer]
+    inputs: tuple[InterfaceTensor, ...]
+    outputs: tuple[InterfaceTensor, ...]
+    integer_operators: int
+    description: str
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights or arithmetic are quantized already: codes of codes would only lose."""
+        stored = any(layer.precision not in {"fp32", "fp16 weights"} for layer in self.layers.values())
+        return stored or self.integer_operators > 0
+
+
+def summarise(model: Model) -> TfliteSummary:
+    """Return what a screened model holds."""
+    counts = Counter(operator_name(model, operator) for _, _, operator in operators(model))
+    main = model.subgraphs[0]
+    return TfliteSummary(
+        operators=dict(counts.most_common()),
+        subgraphs=len(model.subgraphs),
+        tensors=sum(len(graph.tensors) for graph in model.subgraphs),
+        weight_bytes=sum(len(buffer.data) for buffer in model.buffers if buffer.data is not None),
+        layers=stored_layers(model),
+        inputs=tuple(_interface(main.tensors[index]) for index in main.inputs),
+        outputs=tuple(_interface(main.tensors[index]) for index in main.outputs),
+        integer_operators=sum(
+            computes_in_integers(model, graph, operator) for graph, _, operator in operators(model)
+        ),
+        description=(model.description or b"").decode("utf-8", "replace"),
+    )
+
+
+def stored_layers(model: Model) -> dict[str, StoredLayer]:
+    """Return how each operator with weights is stored and computed, by the name of its first output."""
+    layers = {}
+    for graph, _, operator in operators(model):
+        name = operator_name(model, operator)
+        if name not in LAYERS or not len(operator.outputs):
+            continue
+        weights = _weights(model, graph, operator, LAYERS[name])
+        if not weights:
+            continue
+        largest = max(weights, key=lambda tensor: stored_bytes(model, tensor))
+        if computes_in_integers(model, graph, operator):
+            precision = "int8"
+        else:
+            precision = _STORED.get(TYPES[largest.type], "fp32")
+            hybrid = largest in [graph.tensors[index] for index in operator.inputs if index >= 0]
+            if hybrid and precision in {"int8 weights", "int4 weights"}:
+                precision = DYNAMIC
+        held = sum(stored_bytes(model, tensor) for tensor in weights)
+        made = tensor_name(graph.tensors[operator.outputs[0]])
+        while made in layers:  # as `litert_prepare` tells tensors of one name apart
+            made = f"{made}_{operator.outputs[0]}"
+        layers[made] = StoredLayer(precision, held)
+    return layers
+
+
+def computes_in_integers(model: Model, graph: SubGraph, operator: Operator) -> bool:
+    """Whether an operator reads and writes 8- or 16-bit codes; QUANTIZE and DEQUANTIZE only convert."""
+    if operator_name(model, operator) in {"QUANTIZE", "DEQUANTIZE"}:
+        return False
+    ends = [*operator.inputs[:1], *operator.outputs[:1]]
+    tensors = [graph.tensors[index] for index in ends if index >= 0]
+    return bool(tensors) and any(_is_code(tensor) for tensor in tensors)
+
+
+def _is_code(tensor: Tensor) -> bool:
+    found = tensor.quantization
+    scaled = found is not None and found.scale is not None and len(found.scale) > 0
+    return scaled and TYPES[tensor.type] in _INTEGERS
+
+
+def _weights(model: Model, graph: SubGraph, operator: Operator, activation: int) -> list[Tensor]:
+    """Constants that an operator reads, also those that another operator widens for it."""
+    makers = {
+        int(made.outputs[0]): made
+        for made in graph.operators
+        if len(made.outputs) == 1 and operator_name(model, made) in _WIDENS
+    }
+    found = []
+    for place, index in enumerate(operator.inputs):
+        if place == activation or index < 0:
+            continue
+        source = int(index)
+        while source in makers:
+            source = int(makers[source].inputs[0])
+        if stored_bytes(model, graph.tensors[source]):
+            found.append(graph.tensors[source])
+    return found
+
+
+def _interface(tensor: Tensor) -> InterfaceTensor:
+    free = tensor.shapeSignature
+    sizes = shape_of(tensor) if free is None or not len(free) else tuple(int(size) for size in free)
+    codes = _is_code(tensor)
+    points = tensor.quantization.zeroPoint if codes else None
+    return InterfaceTensor(
+        name=tensor_name(tensor),
+        dtype=TYPES[tensor.type].lower(),
+        shape=sizes,
+        scale=float(tensor.quantization.scale[0]) if codes else None,
+        zero_point=None if not codes else (int(points[0]) if points is not None and len(points) else 0),
+    )
