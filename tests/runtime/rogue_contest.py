@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from edgekit_runtime.autotune import contest_child as contest_process
+from edgekit_runtime.autotune import contest_child
 from edgekit_runtime.sessions import session
 
 
@@ -20,7 +20,7 @@ def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
 
 if __name__ == "__main__":
     if os.environ["ROGUE"] != "stay":
-        contest_process._OPENING_S = 4.0  # type: ignore[misc]
+        contest_child._OPENING_S = 4.0  # type: ignore[misc]
     rogue = replace(session._BUILT_IN["litert"], module="tests.runtime.rogue_contest")
     session._BUILT_IN = {**session._BUILT_IN, "litert": rogue}  # type: ignore[misc]
-    sys.exit(contest_process.run())
+    sys.exit(contest_child.run())

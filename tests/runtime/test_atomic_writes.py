@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgekit_runtime.errors import EdgekitError, OutputError
-from edgekit_runtime.package import canonical_zip as zipform
+from edgekit_runtime.package import canonical_zip
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.system.atomic_files import hash_file, write_atomically
 
@@ -25,20 +25,20 @@ FAULTS: dict[str, tuple[BaseException, type[BaseException]]] = {
 
 def raise_from(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseException) -> None:
     """Let `fault` happen at a step of the write: the third member, the sync of the file, or the rename."""
-    real_header = zipform.build_local_header
+    real_header = canonical_zip.build_local_header
     calls: list[object] = []
 
     def fail(*_: object, **__: object) -> None:
         raise fault
 
-    def fail_third(member: zipform.Member) -> bytes:
+    def fail_third(member: canonical_zip.Member) -> bytes:
         calls.append(member)
         if len(calls) == 3:
             raise fault
         return real_header(member)
 
     if place == "third member":
-        monkeypatch.setattr(zipform, "build_local_header", fail_third)
+        monkeypatch.setattr(canonical_zip, "build_local_header", fail_third)
     elif place == "sync":
         monkeypatch.setattr(os, "fsync", fail)
     else:

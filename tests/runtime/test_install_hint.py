@@ -7,7 +7,7 @@ import pytest
 
 from edgekit_runtime.system import install_hint
 
-ROOT = Path(install_hint.__file__).parents[2]
+ROOT = Path(install_hint.__file__).parents[3]
 
 
 def test_checkout_names_the_python_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

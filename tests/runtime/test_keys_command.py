@@ -13,7 +13,7 @@ from tests.runtime.slot_cases import write_keys
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import SignatureError
-from edgekit_runtime.trust import trust_store as signing
+from edgekit_runtime.trust import trust_store
 from edgekit_runtime.trust.keys import find_keys_folder
 
 Run = Callable[..., tuple[int, str]]
@@ -62,7 +62,7 @@ def test_key_that_is_trusted_lets_its_packages_in_and_after_its_removal_no_more(
 def test_key_that_is_exchanged_after_it_was_read_is_not_trusted(
     run: Run, public_key: Path, maker: PackageMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name_key = signing.SSlibKey.from_crypto
+    name_key = trust_store.SSlibKey.from_crypto
 
     def exchange(key: Any) -> Any:
         other = Ed25519PrivateKey.generate().public_key()
@@ -70,7 +70,7 @@ def test_key_that_is_exchanged_after_it_was_read_is_not_trusted(
         return name_key(key)
 
     with monkeypatch.context() as patched:
-        patched.setattr(signing.SSlibKey, "from_crypto", exchange)
+        patched.setattr(trust_store.SSlibKey, "from_crypto", exchange)
         shown = json.loads(run("keys", "trust", public_key, "--json")[1])["key_id"]
     listed = json.loads(run("keys", "list", "--json")[1])["keys"]
     assert [key["key_id"] for key in listed] == [shown] == [maker.signer.key_id]

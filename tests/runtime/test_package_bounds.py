@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from edgekit_runtime.errors import ManifestError, PackageError, SignatureError
-from edgekit_runtime.package import archive
-from edgekit_runtime.package import canonical_zip as zipform
+from edgekit_runtime.package import archive, canonical_zip
 from edgekit_runtime.package.archive import Limits, read_package, write_package
 from edgekit_runtime.package.canonical_zip import (
     build_directory,
@@ -128,9 +127,9 @@ def test_archive_at_the_limit_of_the_format_is_written_and_one_beyond_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size_bytes = len(pack(("a", b"a"), ("b", b"b")))
-    monkeypatch.setattr(zipform, "MAX_ARCHIVE_BYTES", size_bytes)
+    monkeypatch.setattr(canonical_zip, "MAX_ARCHIVE_BYTES", size_bytes)
     pack(("a", b"a"), ("b", b"b"))
-    monkeypatch.setattr(zipform, "MAX_ARCHIVE_BYTES", size_bytes - 1)
+    monkeypatch.setattr(canonical_zip, "MAX_ARCHIVE_BYTES", size_bytes - 1)
     with pytest.raises(PackageError, match=f"package: over {size_bytes - 1} bytes with its directory"):
         pack(("a", b"a"), ("b", b"b"))
 
@@ -139,7 +138,7 @@ def test_archive_at_the_limit_of_the_format_is_written_and_one_beyond_refused(
 def test_member_beyond_the_limit_of_the_format_is_refused_by_name(
     limit_bytes: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zipform, "MAX_ARCHIVE_BYTES", limit_bytes)  # the content ends at 65
+    monkeypatch.setattr(canonical_zip, "MAX_ARCHIVE_BYTES", limit_bytes)  # the content ends at 65
     with pytest.raises(PackageError, match=f"package: over {limit_bytes} bytes .*{reason}"):
         pack(("a", b"a"))
 
@@ -147,7 +146,7 @@ def test_member_beyond_the_limit_of_the_format_is_refused_by_name(
 def test_members_at_the_limit_of_the_format_are_written_and_one_beyond_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zipform, "MAX_ARCHIVE_MEMBERS", 2)
+    monkeypatch.setattr(canonical_zip, "MAX_ARCHIVE_MEMBERS", 2)
     assert read(pack(("a", b""), ("b", b""))) == ["a", "b"]
     with pytest.raises(PackageError, match="bytes or 2 members with 'c'"):
         pack(("a", b""), ("b", b""), ("c", b""))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.client import control as notice
+from edgekit_runtime.client import control
 from edgekit_runtime.client.control import ask_service, find_running_service, read_metrics, tell_service
 from edgekit_runtime.errors import SlotError, TransportError
 
@@ -133,7 +133,7 @@ def test_service_that_does_not_answer_is_waited_for_in_bounds(
         def close(self) -> None: ...
 
     fake = SimpleNamespace(AF_UNIX=socket.AF_UNIX, SOCK_STREAM=socket.SOCK_STREAM, socket=Silent)
-    monkeypatch.setattr(notice, "socket", fake)
+    monkeypatch.setattr(control, "socket", fake)
     if use == "ask":
         assert ask_service(tmp_path / "a.sock") is None
     elif use == "tell":
@@ -158,7 +158,7 @@ def test_service_of_this_user_is_found_before_that_of_the_system(
         folders[name].mkdir(parents=True)
         (folders[name] / "edgekit.sock").write_bytes(b"")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(notice, "SYSTEM_FOLDER", folders["system"])
+    monkeypatch.setattr(control, "SYSTEM_FOLDER", folders["system"])
     assert find_running_service() == (found and folders[found] / "edgekit.sock")
 
 
@@ -166,6 +166,6 @@ def test_service_of_the_system_is_found_without_a_folder_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(notice, "SYSTEM_FOLDER", tmp_path)
+    monkeypatch.setattr(control, "SYSTEM_FOLDER", tmp_path)
     (tmp_path / "edgekit.sock").write_bytes(b"")
     assert find_running_service() == tmp_path / "edgekit.sock"

@@ -16,8 +16,7 @@ pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
 from tests.waiting import bounded, is_running, wait_for
 
-from edgekit_runtime.autotune import contest_child as contest_process
-from edgekit_runtime.autotune import contest_client as contest_start
+from edgekit_runtime.autotune import contest_child, contest_client
 from edgekit_runtime.autotune.contest import MeasureOrder, Setting
 from edgekit_runtime.autotune.tournament import Tournament, hold_tournament
 from edgekit_runtime.cli import main
@@ -146,7 +145,7 @@ def test_an_engine_that_crashes_or_hangs_leaves_the_tournament_to_the_others(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, rogue: str, reason: str
 ) -> None:
     monkeypatch.setenv("ROGUE", rogue)
-    monkeypatch.setattr(contest_start, "_MODULE", "tests.runtime.rogue_contest")
+    monkeypatch.setattr(contest_client, "_MODULE", "tests.runtime.rogue_contest")
     with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
     assert winner_of(result) == "ort"
@@ -169,12 +168,12 @@ def test_a_setting_that_fails_the_self_test_is_closed_and_not_opened_again(
         opened.append("opened")
         return Wrong()
 
-    monkeypatch.setattr(contest_process, "open_choice", open_wrong)
+    monkeypatch.setattr(contest_child, "open_choice", open_wrong)
     path, keys = make(ORT), find_keys_folder()
     settings = (Setting(), Setting(batch=4), Setting(batch=16))
     with read_package(path, TrustStore.from_folder(keys)) as package:
         order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0, parent=0)
-        answers = contest_process.measure(package, order, lambda _: None)
+        answers = contest_child.measure(package, order, lambda _: None)
     assert [str(answer).startswith("fails the self-test") for answer in answers] == [True] * 3
     assert opened == ["opened", "closed"]
 
@@ -192,11 +191,11 @@ def test_a_package_that_changes_ends_the_tournament(
 _HOLDS_A_TOURNAMENT = """
 import sys
 from pathlib import Path
-from edgekit_runtime import contest_start
+from edgekit_runtime.autotune import contest_client
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.trust.trust_store import TrustStore
-contest_start._MODULE = "tests.runtime.rogue_contest"
+contest_client._MODULE = "tests.runtime.rogue_contest"
 path, keys = map(Path, sys.argv[1:])
 with read_package(path, TrustStore.from_folder(keys)) as package:
     hold_tournament(package, keys)

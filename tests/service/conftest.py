@@ -11,7 +11,7 @@ from tests.service.gates import Gate, Gated
 from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import Running, running_linear
 
-from edgekit_runtime.service.serving import loader as loading
+from edgekit_runtime.service.serving import loader
 
 __all__ = ["maker", "other_signer"]
 
@@ -25,14 +25,14 @@ def linear(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Stands before every session that is opened from now on."""
-    opened, made = loading.open_preferred, Gate()
+    opened, made = loader.open_preferred, Gate()
 
     def open_gated(*args: Any) -> Any:
         variant, session = opened(*args)
         made.sessions.append(Gated(session))
         return variant, made.sessions[-1]
 
-    monkeypatch.setattr(loading, "open_preferred", open_gated)
+    monkeypatch.setattr(loader, "open_preferred", open_gated)
     yield made
     made.open()
 

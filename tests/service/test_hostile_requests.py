@@ -26,7 +26,7 @@ from tests.service.service_parts import (
 
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.options.http import HttpLimits
-from edgekit_runtime.service.serving import loader as loading
+from edgekit_runtime.service.serving import loader
 
 
 @pytest.mark.parametrize("shape", ["[1, 4.0]", "[1.0, 4]", "[true, 4]", "[1, 4e0]", "[1, 4, []]", '["1", 4]'])
@@ -107,12 +107,12 @@ def test_lack_of_memory_for_a_body_is_answered_and_ends_the_connection(
     linear: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what comes next, the body, would be read as requests."""
-    from edgekit_runtime.service.http import request_body as incoming
+    from edgekit_runtime.service.http import request_body
 
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(incoming, "allocate_aligned", fail)
+    monkeypatch.setattr(request_body, "allocate_aligned", fail)
     body = get_bytes("/v2/health/live") * 1000
     with linear.connect() as client:
         head = f"POST /v2/models/linear/infer HTTP/1.1\r\nHost: l\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -155,14 +155,14 @@ class Oddity:
 
 @pytest.fixture(scope="module")
 def odd(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Oddity]]:
-    oddity, opened = Oddity(), loading.open_preferred
+    oddity, opened = Oddity(), loader.open_preferred
 
     def open_odd(*args: Any, **options: Any) -> Any:
         variant, session = opened(*args, **options)
         return variant, Odd(session, oddity)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "open_preferred", open_odd)
+        patch.setattr(loader, "open_preferred", open_odd)
         limits = HttpLimits(idle_timeout_s=1.0)
         with running_linear(maker, tmp_path_factory.mktemp("odd"), http=limits) as service:
             yield service, oddity

@@ -29,14 +29,13 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.service.models import lifecycle as keeping
+from edgekit_runtime.service.models import lifecycle
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Isolation
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.serving.loader import ModelOptions, unload
-from edgekit_runtime.service.workers import process_group as isolated_model
-from edgekit_runtime.service.workers import worker_handle as worker_process
+from edgekit_runtime.service.workers import process_group, worker_handle
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
 
@@ -156,7 +155,7 @@ def test_version_is_loaded_later_where_descriptors_lack(
     rollout: Rollout,
     isolation: Isolation | None,
 ) -> None:
-    monkeypatch.setattr(isolated_model, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
+    monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
     with serving(slots, isolation, rollout) as service, asking(service) as asker:
         slots.install(write(maker, tmp_path, "2.0.0"))
         for spare in range(MOST):
@@ -190,7 +189,7 @@ def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LACKS_IN_WORKER.format(flag=str(flag)))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(isolated_model, "_MAX_FIRST_REFUSALS", 2)
+    monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 2)
     with serving(slots, Isolation(), rollout) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         flag.touch()
@@ -216,7 +215,7 @@ def test_version_is_tried_later_where_the_one_in_use_has_no_process(
 
     with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
-        monkeypatch.setattr(worker_process, "start", fail)
+        monkeypatch.setattr(worker_handle, "start", fail)
         lives = find_model(service).lives
         kill(service, signal.SIGKILL)
         # A load before the loss is noticed goes to the process that is ending.
@@ -258,8 +257,8 @@ def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_
 def test_version_that_serves_well_is_recorded_once_there_are_descriptors(
     maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_CONFIRM_AFTER_S", 0.5)
-    monkeypatch.setattr(keeping, "_RECORD_AGAIN_S", 0.5)
+    monkeypatch.setattr(lifecycle, "_CONFIRM_AFTER_S", 0.5)
+    monkeypatch.setattr(lifecycle, "_RECORD_AGAIN_S", 0.5)
     slots.install(write(maker, tmp_path, "2.0.0"))
     with serving(slots) as service:
         with without_descriptors(os.getpid()):

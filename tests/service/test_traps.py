@@ -35,7 +35,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Isolation
 from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.serving import loader as loading
+from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.serving.integer_division import FIGURE, can_trap
 from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.service.workers.supervisor import OWN_SHARE
@@ -180,7 +180,7 @@ def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
     options = ModelOptions(load_timeout_s=600.0, trap_opener=open_elsewhere)
     package = read_package(tmp_path / "divider.edgepkg", maker.trust)
     with package, pytest.raises(BackendError, match="seen"):
-        loading.load(package, options)
+        loader.load(package, options)
     (isolation,) = asked
     assert isolation is not None
     assert OWN_SHARE * isolation.start_timeout_s >= 600.0

@@ -16,7 +16,7 @@ from tests.service.wiring_parts import load, statistics
 from tests.service.worker_parts import ask_again, asking, find_model, find_pids, running_isolated
 from tests.waiting import is_running, wait_for
 
-from edgekit_runtime.service.workers import worker_handle as worker_process
+from edgekit_runtime.service.workers import worker_handle
 
 CONNECTIONS = 6
 REQUEST = infer_bytes(X)
@@ -134,14 +134,14 @@ class LateProcess:
 def test_end_of_a_process_is_noticed_where_the_kernel_has_no_descriptor_for_it(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = worker_process.start
+    start = worker_handle.start
 
     def start_late(*given: Any) -> tuple[LateProcess, socket.socket]:
         process, near = start(*given)
         return LateProcess(process), near
 
-    monkeypatch.setattr(worker_process, "open_pidfd", lambda _pid: None)  # before Linux 5.3
-    monkeypatch.setattr(worker_process, "start", start_late)
+    monkeypatch.setattr(worker_handle, "open_pidfd", lambda _pid: None)  # before Linux 5.3
+    monkeypatch.setattr(worker_handle, "start", start_late)
     with running_isolated(maker, tmp_path) as service:
         await_processes(service, 1)
         (lost,) = find_pids(service)

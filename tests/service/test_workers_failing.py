@@ -33,9 +33,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Crashes, Isolation, find_infer
 from edgekit_runtime.service.serving.loader import ModelOptions
-from edgekit_runtime.service.workers import process_group as isolated_model
-from edgekit_runtime.service.workers import spawn as starting
-from edgekit_runtime.service.workers import worker_handle as worker_process
+from edgekit_runtime.service.workers import process_group, spawn, worker_handle
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
 from edgekit_runtime.system.child_process import child_environment
 
@@ -78,7 +76,7 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(starting, "_MODULE", "tests.service.rogue_worker")
+    monkeypatch.setattr(spawn, "_MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seed))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with running_isolated(maker, tmp_path) as service, service.connect() as client:
@@ -158,7 +156,7 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
 
 def refuse_starts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let the system start no process `count` times."""
-    left, start = [None] * count, worker_process.start
+    left, start = [None] * count, worker_handle.start
 
     def refuse(*arguments: Any) -> Any:
         if left:
@@ -166,7 +164,7 @@ def refuse_starts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return start(*arguments)
 
-    monkeypatch.setattr(worker_process, "start", refuse)
+    monkeypatch.setattr(worker_handle, "start", refuse)
 
 
 def serve_two_versions(maker: PackageMaker, folder: Path) -> Slots:
@@ -228,7 +226,7 @@ def test_fault_while_a_process_is_begun_stops_no_other_loading(
         before = count_descriptors()
         for name in ("__init__", "begin"):
             with monkeypatch.context() as patched:
-                patched.setattr(isolated_model.IsolatedModel, name, fail)
+                patched.setattr(process_group.IsolatedModel, name, fail)
                 assert ask(service, load_linear).status == 503
         wait_for(lambda: count_descriptors() <= before, "closed descriptors")
         assert ask(service, post_bytes("/v2/repository/models/other/load", b"")).status == 200

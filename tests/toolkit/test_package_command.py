@@ -301,8 +301,8 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("memory_here.peak_memory_of", "peak memory was not measured here: no room"),
-        ("judge.measure_engine_bytes", "peak memory is not known: no room"),
+        ("measurement.memory_here.peak_memory_of", "peak memory was not measured here: no room"),
+        ("evaluation.judge.measure_engine_bytes", "peak memory is not known: no room"),
     ],
 )
 def test_memory_that_cannot_be_measured_is_reported(

@@ -16,7 +16,7 @@ from edgekit_toolkit.importers.tflite.importer import load_tflite, read_model
 from edgekit_toolkit.pipeline.candidates import find_candidates
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.litert import writer as litert
+from edgekit_toolkit.quantize.litert import writer
 from edgekit_toolkit.quantize.litert.kernels import kernel_names
 from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
@@ -47,7 +47,7 @@ def static_plan(content: bytes, *, per_channel: bool = True, without: frozenset[
 
 
 def built(content: bytes, form: Form) -> bytes:
-    made = litert.build(prepare(content), form)
+    made = writer.build(prepare(content), form)
     assert made is not None
     read_model(made)
     return made
@@ -212,7 +212,7 @@ def test_large_dense_layer_takes_int4_and_small_one_does_not() -> None:
     want = run(content, feeds)
     # 4 bits: half a step of 1/7 of each block's largest weight, over 64 products.
     assert np.linalg.norm(run(made, feeds) - want) < 0.2 * np.linalg.norm(want)
-    assert litert.build(prepare(dense(16, 64)), Form(forms.INT4_WEIGHTS)) is None
+    assert writer.build(prepare(dense(16, 64)), Form(forms.INT4_WEIGHTS)) is None
 
 
 def test_form_is_the_same_bytes_again() -> None:
@@ -226,7 +226,7 @@ def test_plan_of_another_model_is_refused() -> None:
     plan = static_plan(small_cnn().content())
     other = Plan(LITERT, frozenset({"elsewhere"}), plan.ranges)
     with pytest.raises(RecipeError, match="elsewhere"):
-        litert.build(prepare(small_cnn().content()), Form(forms.STATIC_INT8, other))
+        writer.build(prepare(small_cnn().content()), Form(forms.STATIC_INT8, other))
 
 
 def test_ranges_are_the_extremes_in_any_grouping() -> None:

@@ -39,7 +39,7 @@ SHAPE = (3, 8, 8)
 @pytest.fixture
 def pad_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one rewrite that is known to be wrong is on again, as one is that nobody knows."""
-    for name in ("runtime.sessions.ort", "toolkit.quantize.engine", "toolkit.engine_graph"):
+    for name in ("runtime.sessions.ort", "toolkit.quantize.engine", "toolkit.onnx_graph.ort_graph"):
         # Not by its path: another test imports the first of them a second time.
         monkeypatch.setattr(importlib.import_module(f"edgekit_{name}"), "WRONG_REWRITES", ())
 

@@ -166,7 +166,8 @@ def _import_engines() -> None:
     if in_main:
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
-        pass
+        import edgekit_toolkit.console
+        import edgekit_toolkit.report.builder  # noqa: F401
     finally:
         if in_main:
             signal.signal(signal.SIGINT, before)

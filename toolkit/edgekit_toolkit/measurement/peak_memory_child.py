@@ -1,4 +1,4 @@
-"""The process whose memory `peak_memory` reads: `python -m edgekit_toolkit.measurement.peak_memory_child FILE`.
+"""The process whose memory `peak_memory` reads: `python -m edgekit_toolkit.measurement.peak_memory_child`.
 
 It does what a device process does that calls `open_session` and runs the model, but for what comes before the
 session and leaves nothing behind: the package is read and verified before. So the imports are those of
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime import sessions
+from edgekit_runtime.trust import verifier_process  # noqa: F401  # not used here: `open_session` imports it
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
 
 
