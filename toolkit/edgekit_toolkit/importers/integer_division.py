@@ -74,16 +74,16 @@ def _onnx_divides(model: onnx.ModelProto) -> bool:
 
 
 def _tflite_divides(content: bytes) -> bool:
-    from edgekit_toolkit.tflite import flatbuffer as tflite_file  # needs LiteRT, which a host may lack
+    from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
-    model = tflite_file.parsed(content)
-    for graph, _, operator in tflite_file.operators(model):
-        if tflite_file.operator_name(model, operator) not in _TFLITE_OPERATORS:
+    model = flatbuffer.parsed(content)
+    for graph, _, operator in flatbuffer.operators(model):
+        if flatbuffer.operator_name(model, operator) not in _TFLITE_OPERATORS:
             continue
         divisor = graph.tensors[operator.inputs[1]]
-        dtype = tflite_file.DTYPES.get(divisor.type)
+        dtype = flatbuffer.DTYPES.get(divisor.type)
         is_float = dtype is not None and np.dtype(dtype).kind == "f"
-        if not is_float and not _is_harmless(tflite_file.constant(model, divisor)):
+        if not is_float and not _is_harmless(flatbuffer.constant(model, divisor)):
             return True
     return False
 

@@ -200,10 +200,10 @@ class Workers:
         model: IsolatedModel | None = None
         try:
             from edgekit_runtime.service.workers import (
-                process_group as isolated_model,  # most services have none
+                process_group,  # most services have none
             )
 
-            model = isolated_model.IsolatedModel(
+            model = process_group.IsolatedModel(
                 self._http, self._regions, manifest, order, package=descriptor, workers=self
             )
             self._models[model] = opened
