@@ -2,7 +2,8 @@
 
 Two peaks compete: while loading, the engine holds weights two or more times; while running, weights once plus
 activations. The estimate follows the settings of `edgekit_runtime.sessions.ort_memory`, with one session in
-the process and one inference at a time. docs/explanation/memory.md has the method and its error on real models.
+the process and one inference at a time. docs/explanation/memory.md has the method and its error on real
+models.
 
 Not modelled: other engines, models with external data, and a process that does anything else.
 """
