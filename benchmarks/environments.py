@@ -14,7 +14,7 @@ def make_environment(name: str, packages: Sequence[str], size: str) -> Path | No
 
     Args:
         name: of its folder.
-        packages: requirements; other ones than last time make it anew.
+        packages: requirements; other ones than last time make it again.
         size: of the environment, for the message.
     """
     folder = ENVIRONMENTS / name

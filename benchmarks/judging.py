@@ -1,4 +1,4 @@
-"""Judges models alike, whoever made them: same samples, same scores, latencies in one interleaved run."""
+"""Judges models alike, whatever made them: same samples, same scores, latencies in one interleaved run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--ocr", type=Path, help="folder of the PP-OCRv4 models (rapidocr-onnxruntime)")
     parser.add_argument("--only", default="", help="models whose name holds this")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     rows = []
     if not options.json:

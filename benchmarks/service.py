@@ -9,7 +9,7 @@ Needs `wrk` (apt-get install wrk) and two cores; makes the environments of the o
   edgekit is asked over its Unix socket with binary tensors, the others over TCP in the form that each reads
   fastest; all by the same client, which sends prepared bytes.
 - Requests/s: wrk with 16 connections on one core, the server on the other; and both on both cores, the server
-  started anew, which is where several processes count.
+  started again, which is where several processes count.
 - Return: SIGSEGV to the process that runs the model, where that is not the listening one; seconds until the
   next right answer, at most 30.
 

@@ -5,7 +5,7 @@ r"""What the memory of an idle service is made of, beside what its libraries tak
 
 Each line is a process of its own, which does what the lines before did too: Python, numpy, onnxruntime, one
 session of the small model after 20 runs, asyncio with what else of the standard library a service needs, and
-the service with that model. PSS shares pages with whoever maps the same files at that moment (every Python on
+the service with that model. PSS shares pages with all processes that map them at that moment (every Python on
 this machine); RSS does not, so it is what PSS would be for the only Python of a device. MB are 10^6 bytes.
 """
 

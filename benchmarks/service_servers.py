@@ -178,7 +178,7 @@ class Running:
                 pending += [int(child) for child in (task / "children").read_text().split()]
 
     def model_processes(self) -> list[int]:
-        """Ids of those that have onnxruntime loaded, youngest first."""
+        """Ids of the processes that have onnxruntime loaded, youngest first."""
         ids = [
             pid for pid in self.processes() if "onnxruntime_pybind" in Path(f"/proc/{pid}/maps").read_text()
         ]

@@ -340,7 +340,7 @@ def soak(
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print what was found for people."""
+    """Print the findings."""
     print(f"{'phase':13} {'requests':>9} {'failed':>6} {'req/s':>7} {'p50':>8} {'p99':>8} {'max us':>9}")
     for name, phase in found["phases"].items():
         print(

@@ -99,7 +99,7 @@ class Measured:
 
     Attributes:
         kept: name of the winner.
-        as_fast: names of those that cannot be told from the fastest.
+        as_fast: names of the engines that cannot be told from the fastest.
         latencies: by name, one median a process.
     """
 

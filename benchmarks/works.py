@@ -58,7 +58,7 @@ class Work:
     vendor: str | None = None
 
     def prepare(self) -> tuple[Path, Path, Path]:
-        """Paths of the model and of the two .npz, which are written anew.
+        """Paths of the model and of the two .npz, which are written again.
 
         Raises:
             MissingError: the model, the data or Pillow is absent.

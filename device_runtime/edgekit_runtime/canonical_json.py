@@ -49,7 +49,7 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
         # Catches white space, key order, duplicate keys and escapes alike: all of them are free bytes in
         # which a change would go unseen.
         raise error(
-            f"{where}: not canonical JSON (sorted keys, no white space, no duplicates); write it anew"
+            f"{where}: not canonical JSON (sorted keys, no white space, no duplicates); write it again"
         )
     return value
 

@@ -111,7 +111,7 @@ def sha256(data: bytes) -> str:
 
 
 def update_records(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Merge the entries into models.json; write SHA256SUMS and README's table anew from it."""
+    """Merge the entries into models.json; rewrite SHA256SUMS and README's table from it."""
     path = folder / "models.json"
     records: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     records = dict(sorted((records | entries).items()))

@@ -106,7 +106,7 @@ class PackageMaker:
         return path.read_bytes()
 
     def write_signed(self, path: Path, manifest_bytes: bytes) -> None:
-        """Write a well-signed package around any bytes in the place of the manifest."""
+        """Write a well-signed package around any bytes instead of the manifest."""
         digest = hashlib.sha256(manifest_bytes).hexdigest()
         envelope = self.signer(Statement(MANIFEST_NAME, digest, PACKAGE_PREDICATE_TYPE, {}).to_bytes())
         head = [(MANIFEST_NAME, manifest_bytes), (SIGNATURE_NAME, envelope)]

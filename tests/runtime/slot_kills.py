@@ -1,4 +1,4 @@
-"""Kills a process at every step of every case, and starts anew: python -m ... PACKAGES KEYS WORK
+"""Kills a process at every step of every case, and starts again: python -m ... PACKAGES KEYS WORK
 
 A program of its own, since it forks, which a process with threads must not. Prints one JSON object: case ->
 the number of steps at which a process was killed, and what was wrong afterwards.

@@ -21,7 +21,7 @@ from edgekit_runtime.tensors import TensorSpec
 
 WEIGHT = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
 
-# Memory of the host in the place of the GPU's; copies and streams are done at once, and counted.
+# Memory of the host instead of the GPU's; copies and streams are done at once, and counted.
 DRIVER = r"""
 #include <stdlib.h>
 #include <string.h>

@@ -328,7 +328,7 @@ rng = random.Random(0)
 refused = 0
 for length in range(0, len(content), 7):
     changed = content[:length]
-    if rng.random() < 0.5:  # zeros in the place of what is cut off
+    if rng.random() < 0.5:  # zeros instead of what is cut off
         changed += bytes(len(content) - length)
     try:
         session = LiteRtSession(changed)

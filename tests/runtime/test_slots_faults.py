@@ -82,7 +82,7 @@ def fail_at(step: int, number: int, lasting: bool) -> SteppedDisk:
 def check_fault(
     case: Case, before: Path, folder: Path, packages: Path, maker: Any, disk: SteppedDisk
 ) -> bool:
-    """Do `case` on a failing disk and start anew, there and on a sound disk; False where it did not fail."""
+    """Do `case` on a failing disk and start again, there and on a sound disk; False where it did not fail."""
     copy_folder(before, folder)
     failed = False
     try:

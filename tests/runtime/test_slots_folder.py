@@ -37,7 +37,7 @@ def place(bench: Bench) -> Path:
 
 
 def pad_state(path: Path, size_bytes: int) -> None:
-    """Write the state anew with a field of a later writer that fills it up."""
+    """Write the state again with a field of a later writer that fills it up."""
     state = parse_state(path.read_bytes(), "here")
 
     def write(fill: int) -> bytes:

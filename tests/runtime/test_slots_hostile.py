@@ -87,7 +87,7 @@ def test_what_is_no_state_file_counts_as_damaged(
     elif wrong == "huge":
         with state.open("wb") as file:
             file.truncate(1 << 30)
-    expected = "0.9.0" if wrong == "folder" else "2.0.0"  # a start cannot be counted in the place of a folder
+    expected = "0.9.0" if wrong == "folder" else "2.0.0"  # a start cannot be counted instead of a folder
     assert start_fresh(bench.slots.folder, maker.trust) == expected
     assert (tmp_path / "moved.json").exists()
 

@@ -89,7 +89,7 @@ def build(model: bytes, timings: tuple[bytes, ...] = (), **options: Any) -> Engi
 def test_a_quantized_model_is_built_as_it_is_and_without_its_quantization() -> None:
     engines = build(quantized_model())
     assert engines.refused == {}
-    # TensorRT-RTX has no flag for half precision; TensorRT 10 builds fp16 in the place of fp32.
+    # TensorRT-RTX has no flag for half precision; TensorRT 10 builds fp16 instead of fp32.
     assert engines.plans.keys() == {"int8", "fp32"}
     assert len(set(engines.plans.values())) == 2
 

@@ -1,4 +1,4 @@
-"""Arrays that a client shares: those that are refused, given back, registered anew, or of the wrong kind."""
+"""Arrays that a client shares: those that are refused, given back, registered again, or of the wrong kind."""
 
 from collections.abc import Iterator
 

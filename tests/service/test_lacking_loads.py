@@ -132,7 +132,7 @@ def test_starts_without_descriptors_count_for_nothing(
 ) -> None:
     slots.install(write(maker, tmp_path, "2.0.0"))
     for _ in range(MAX_BEGUN + 2):
-        source = InstalledModels(slots)  # of a service that was started anew
+        source = InstalledModels(slots)  # of a service that was started again
         try:
             with without_descriptors(os.getpid(), spare):
                 loaded = source.open("linear", ModelOptions())

@@ -54,7 +54,7 @@ def test_all_that_is_counted_arrives() -> None:
 
 def test_counts_of_two_workers_add_up() -> None:
     sums = LaneMetrics("m", "1")
-    for _ in range(2):  # the second time in the place of the first
+    for _ in range(2):  # the second time instead of the first
         add_up(sums, [fill(3), fill(40)])
     assert sums.succeeded == fill(3).succeeded + fill(40).succeeded
     assert sums.total.counts == [2 * count for count in fill(3).total.counts]

@@ -43,7 +43,7 @@ def write_linear(
         path: of the package.
         batch: of the model.
         total: whether the model has that output.
-        golden_y: expected output in the place of the right one.
+        golden_y: expected output instead of the right one.
         rest: as for `write_model`.
     """
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]

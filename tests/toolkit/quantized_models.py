@@ -62,7 +62,7 @@ def constant(model: onnx.ModelProto, name: str) -> Array:
 
 
 def optimised_operators(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """Operators that onnxruntime runs in the place of the model's, before it settles the layout of images."""
+    """Operators that onnxruntime runs instead of the model's, before it settles the layout of images."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(folder / "optimised.onnx")

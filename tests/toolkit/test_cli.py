@@ -1,4 +1,4 @@
-"""The command line as a whole: lazy commands, exit codes, errors for people and for programs."""
+"""The command line as a whole: lazy commands, exit codes, errors as text and as JSON."""
 
 import json
 import os

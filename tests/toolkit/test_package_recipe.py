@@ -374,7 +374,7 @@ def test_a_repeat_says_what_was_packaged_and_why_there_is_no_report(mixed: Made,
     )
     score: Any = recipe.figures["score"]
     assert f"{score['metric']} {score['value']}, source {score['source_value']}" in text
-    assert "no report: nothing was searched or judged anew" in text
+    assert "no report: nothing was searched or judged again" in text
     assert not list((tmp_path / "out").glob("*report*"))
 
 

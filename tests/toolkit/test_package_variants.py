@@ -85,7 +85,7 @@ def searched(backend: str, prepared: Run | None = None, **more: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def ort() -> Run:
-    """A run whose candidates all pay one cost by another, in the place of what was measured."""
+    """A run whose candidates all pay one cost by another, instead of what was measured."""
     run = searched("ort")
     drafts = tuple(
         replace(draft, measured=replace(draft.measured, figures={**draft.measured.figures, **traded(place)}))

@@ -13,7 +13,7 @@ class Outcome:
 
     Attributes:
         document: for `--json`, one object.
-        lines: the same for people.
+        lines: the same as text.
         exit_code: of the process.
         has_ended: whether nothing of it goes on on other threads, for which Python would wait at its end.
     """

@@ -28,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="PKG",
-        help="a package, or a folder of them, to serve in the place of what is installed; may be repeated",
+        help="a package, or a folder of them, to serve instead of what is installed; may be repeated",
     )
     parser.add_argument(
         "--config", type=Path, metavar="TOML", help="configuration; see docs/reference/service.md"

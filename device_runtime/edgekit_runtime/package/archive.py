@@ -4,7 +4,7 @@ A reader learns in this order: the structure is canonical (`zipform`), the signa
 manifest is what was signed, each artifact is what the manifest says. Contents are hashed once, through a
 mapping of the file, and handed out as views of it.
 
-Deliberately not checked: that the file stays as it was verified. Whoever can write to the package folder can
+Deliberately not checked: that the file stays as it was verified. Who can write to the package folder can
 change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the
 runtime's user alone.
 

@@ -108,7 +108,7 @@ def measure_latency(
     seed: int = 0,
     settle: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """Latency of each session; a round runs each once, in an order that is drawn anew each round.
+    """Latency of each session; a round runs each once, in a new random order.
 
     Args:
         sessions: name -> a call that makes one inference.

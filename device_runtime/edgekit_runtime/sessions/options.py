@@ -20,7 +20,7 @@ Options = TypeVar("Options")
 def parse_options(
     kind: type[Options], backend: str, options: Mapping[str, JsonValue], threads: int | None
 ) -> Options:
-    """Return the options in a manifest, with `threads` in the place of theirs unless it is None.
+    """Return the options in a manifest, with `threads` instead of theirs unless it is None.
 
     Args:
         kind: a dataclass whose fields are the options; it checks their values.

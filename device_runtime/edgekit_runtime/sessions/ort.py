@@ -82,7 +82,7 @@ class OrtOptions:
 
     @classmethod
     def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "OrtOptions":
-        """Return the options in a manifest, with `threads` in the place of theirs unless it is None.
+        """Return the options in a manifest, with `threads` instead of theirs unless it is None.
 
         Raises:
             BackendError: an option is unknown or wrong.

@@ -36,7 +36,7 @@ class Tuned:
         options: of the backend, those of `TUNABLE` that differ from the package's.
         instances: how many runs at once.
         batch: rows of a run.
-        figures: what was measured, for people.
+        figures: what was measured, as text to show.
     """
 
     objective: str

@@ -37,7 +37,7 @@ class Choice:
         health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open such a one
             last, and in a process of its own if you can.
         begun: starts without a confirmation, with this one after `begin_start`.
-        why: this one, for people.
+        why: the reason for this choice, as text to show.
         is_counted: whether this very start was counted on the disk.
     """
 

@@ -1,4 +1,4 @@
-"""How the packages of a model are, for people."""
+"""The condition of a model's packages, as text to show."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -34,9 +34,7 @@ from edgekit_runtime.trust.dsse import Verifier
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
 _MAX_STATE_BYTES: Final = 64 << 10
-_MAX_FOUND: Final = (
-    16  # packages read to make a state anew; two slots and what an interruption left are fewer
-)
+_MAX_FOUND: Final = 16  # packages read to rebuild a state; two slots and what an interruption left are fewer
 
 _logger = logging.getLogger(__name__)
 
@@ -77,8 +75,8 @@ class FoundState:
     """A state, and how it was come by.
 
     Attributes:
-        state: read, or made anew from the packages that are there.
-        problem: why it was made anew, or None.
+        state: read, or rebuilt from the packages that are there.
+        problem: why it was rebuilt, or None.
         replaceable: whether it may be written; not where a newer edgekit's or an unreadable file lies there.
     """
 

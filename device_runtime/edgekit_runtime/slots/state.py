@@ -1,7 +1,7 @@
 """What a device knows of one model's versions, and its form on the disk. Pure: nothing here touches a file.
 
 The state names packages by the digest of their manifest, which fixes every byte of their artifacts. Its own
-digest finds damage, not malice: whoever can write the state can write the digest too, and a package that the
+digest finds damage, not malice: who can write the state can write the digest too, and a package that the
 state names is verified by its signature all the same.
 
 Source: docs/explanation/slots.md, section "state.json".
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class DamagedStateError(SlotError):
-    """The state is not what was written; it can be made anew from the packages that are there."""
+    """The state is not what was written; it can be rebuilt from the packages that are there."""
 
 
 class NewerStateError(SlotError):
@@ -67,7 +67,7 @@ class Rejection:
 
     Attributes:
         version, sha256: as in `Installed`.
-        reason: for people.
+        reason: text to show.
 
     Raises:
         DamagedStateError: a field has the wrong type or value.

@@ -90,7 +90,7 @@ class Slots:
         return self._folders.find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
-        """Return the state of `model` and its packages, each verified, for people.
+        """Return the state of `model` and its packages, each verified.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.
@@ -191,7 +191,7 @@ class Slots:
         Args:
             model: its name.
             version: that failed; the active one or another.
-            reason: for people, such as what the self-test found.
+            reason: text to show, such as the finding of the self-test.
             counted: as for `begin_start`.
             without: as for `begin_start`.
 

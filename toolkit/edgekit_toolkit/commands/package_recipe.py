@@ -93,7 +93,7 @@ def _print_summary(console: Console, recipe: Recipe, published: Published, out: 
     if isinstance(score, Mapping):
         stated = f"{score.get('metric')} {score.get('value')}, source {score.get('source_value')}"
         print_line(console, f"its recipe states: {stated} ({score.get('samples')} samples)", indent=2)
-    print_line(console, "no report: nothing was searched or judged anew, that of the first run still holds")
+    print_line(console, "no report: nothing was searched or judged again, that of the first run still holds")
     print_section(
         console,
         "Written",

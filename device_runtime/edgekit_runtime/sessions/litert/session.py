@@ -51,7 +51,7 @@ class LiteRtOptions:
 
     @classmethod
     def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "LiteRtOptions":
-        """Return the options in a manifest, with `threads` in the place of theirs unless it is None.
+        """Return the options in a manifest, with `threads` instead of theirs unless it is None.
 
         Raises:
             BackendError: an option is unknown or wrong.
@@ -112,7 +112,7 @@ class LiteRtSession:
             if tensor.stored is not None
         }
         self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
-        # Of the inputs as allocated; empty after a failure, so that the next run allocates anew.
+        # Of the inputs as allocated; empty after a failure, so that the next run allocates again.
         self._shapes: dict[int, tuple[int, ...]] = {tensor.index: tensor.shape for tensor in self._inputs}
 
     @property
@@ -123,7 +123,7 @@ class LiteRtSession:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs for one set of inputs, as arrays of the caller's own.
 
-        A new size of a free dimension allocates the model's memory anew, which costs about as much as a
+        A new size of a free dimension allocates the model's memory again, which costs about as much as a
         first run.
 
         Args:
