@@ -6,12 +6,14 @@ It does not convert arrays: a caller that passes float64 where float32 is expect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import Fields, JsonValue
 from edgekit_runtime.errors import DataError
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     name: np.dtype(name)

@@ -20,7 +20,8 @@ from edgekit_runtime.service.worker.confinement import end_with
 from edgekit_runtime.sessions.instances import open_instances
 from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
-from edgekit_runtime.sessions.session import Array, Session, open_choice
+from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _PRECISION: Final = 0.01

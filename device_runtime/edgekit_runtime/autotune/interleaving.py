@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
 
 _SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
 _MOST_RUNS: Final = 100

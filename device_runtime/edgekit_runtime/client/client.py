@@ -25,7 +25,7 @@ from edgekit_runtime.client.requests import (
 )
 from edgekit_runtime.client.shared import REGION_PATH, SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
 

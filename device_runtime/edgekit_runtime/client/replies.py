@@ -13,8 +13,7 @@ import numpy as np
 from edgekit_runtime.client.link import ReplyHead
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.datatypes import DTYPE_OF_DATATYPE
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array
 
 
 class Layout:

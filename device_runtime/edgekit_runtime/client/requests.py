@@ -11,7 +11,7 @@ from edgekit_runtime.client.replies import Layout
 from edgekit_runtime.client.shared import SharedMemory
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 MAX_TIMEOUT_S: Final = 1e6  # poll() counts milliseconds in 31 bits
 

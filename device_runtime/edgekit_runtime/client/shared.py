@@ -14,7 +14,7 @@ from edgekit_runtime.client.link import Link
 from edgekit_runtime.client.replies import make_error
 from edgekit_runtime.errors import DataError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 REGION_PATH: Final = "/v2/systemsharedmemory/region"
 _NEVER: Final = -1  # no connection has this number

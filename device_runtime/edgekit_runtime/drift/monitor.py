@@ -20,8 +20,7 @@ from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.service.rollout.observer import GOLDEN
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 VALUES: Final = 512  # of one tensor that are looked at in one call
 MAX_DOCUMENT_BYTES: Final = 2000

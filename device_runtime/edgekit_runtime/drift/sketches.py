@@ -13,7 +13,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.reference import CLASSES, CONFIDENCES, ClassReference, ValueReference
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _LEAST_SHARE: Final = 0.002  # less counts as this: a reference of few samples cannot tell it from nothing
 _LEAST_PROBABILITY: Final = 1e-12

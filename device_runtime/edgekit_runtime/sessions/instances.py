@@ -8,7 +8,8 @@ import numpy as np
 
 from edgekit_runtime.service.scheduling.batch import has_free_rows
 from edgekit_runtime.service.scheduling.placement import input_bytes
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
 
 
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:

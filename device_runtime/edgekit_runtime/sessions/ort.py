@@ -25,11 +25,11 @@ from edgekit_runtime.sessions.options import (
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
-from edgekit_runtime.sessions.session import Array, EngineMissingError, check_specs
+from edgekit_runtime.sessions.session import EngineMissingError, check_specs
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, Protocol
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
@@ -18,13 +16,11 @@ from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.tuned import apply_tuned
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 from edgekit_runtime.trust.dsse import Verifier
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
 

@@ -18,7 +18,7 @@ from edgekit_runtime.service.oip.infer_response import Held
 from edgekit_runtime.service.oip.time_slices import Sliced, Slicer
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
 

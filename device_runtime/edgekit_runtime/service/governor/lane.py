@@ -14,7 +14,7 @@ from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.rollout.observer import GOLDEN
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 Way: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
 

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 Buffer: TypeAlias = "bytes | memoryview | Array"
 

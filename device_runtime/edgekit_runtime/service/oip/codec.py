@@ -28,8 +28,7 @@ from edgekit_runtime.service.oip.json_fields import load_object
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Sliced, finish
 from edgekit_runtime.service.scheduling.run_memory import InputLimit
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096

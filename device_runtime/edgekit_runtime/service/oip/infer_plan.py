@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.service.oip.json_arrays import NumberArray
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)

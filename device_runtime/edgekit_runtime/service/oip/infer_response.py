@@ -13,7 +13,7 @@ from edgekit_runtime.service.oip.infer_plan import Plan, PlannedOutput, Shared
 from edgekit_runtime.service.oip.json_values import write_values
 from edgekit_runtime.service.oip.shared_memory import Region
 from edgekit_runtime.service.oip.time_slices import Sliced
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _FEW_VALUES: Final = 128  # are written at once

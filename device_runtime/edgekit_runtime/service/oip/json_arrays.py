@@ -16,7 +16,7 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.oip.json_fields import load_object
 from edgekit_runtime.service.oip.json_values import convert
 from edgekit_runtime.service.oip.time_slices import Sliced
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _LONG_BYTES: Final = 256  # an array of more is cut out
 _MAX_REST_BYTES: Final = 64 << 10  # of a document without its long arrays; takes 2 ms

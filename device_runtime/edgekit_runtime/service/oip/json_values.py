@@ -9,7 +9,7 @@ import numpy as np
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _VALUES_AT_ONCE: Final = 64  # written in some 70 us
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

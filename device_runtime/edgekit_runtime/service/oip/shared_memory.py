@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.system.resource_errors import check_lack
+from edgekit_runtime.tensors import Array
 
 _POSIX_FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where POSIX has its segments
 _POSIX_KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})", re.ASCII)

@@ -12,8 +12,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
 # (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1

@@ -20,7 +20,8 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
 from edgekit_runtime.service.scheduling.batch import run_one
 from edgekit_runtime.service.scheduling.call import Answer
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
 
 # Where both runs take less together, they are made once more and only those count: the version with fewer
 # calls is no longer in the processor's caches, which makes up much of a short run.

@@ -20,7 +20,7 @@ from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.observer import GOLDEN, Defer, Watch, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

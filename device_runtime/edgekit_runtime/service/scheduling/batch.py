@@ -14,7 +14,8 @@ import numpy as np
 from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.priority_queue import Queued
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
 
 _ROUNDING: Final = 1e-3  # share of a row's largest value by which kernels for other sizes may differ
 _EPSILONS: Final = 16.0  # of a dtype: what sums of some hundred such values in another order differ by

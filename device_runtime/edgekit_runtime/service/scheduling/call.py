@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
 

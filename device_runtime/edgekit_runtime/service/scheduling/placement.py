@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _WEIGHT: Final = 1 / 8  # of a new value in a mean
 _HICCUP: Final = 8.0  # a run that took more means counts as so many

@@ -24,7 +24,7 @@ from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.fair_pool import Loop
 from edgekit_runtime.service.scheduling.outcomes import miss, reply, shed
 from edgekit_runtime.service.scheduling.timer import Alarm
-from edgekit_runtime.sessions.session import Array
+from edgekit_runtime.tensors import Array
 
 _KEY_BYTES: Final = 16  # two of 2^32 inputs are taken for equal with a chance of 2^-65
 _ENTRY_BYTES: Final = 512  # of Python's objects around a small answer

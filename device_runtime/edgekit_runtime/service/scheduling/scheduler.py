@@ -23,7 +23,8 @@ from edgekit_runtime.service.scheduling.placement import Paces, input_bytes, mov
 from edgekit_runtime.service.scheduling.priority_queue import Queued, Waiting
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
 
 _logger = logging.getLogger(__name__)
 

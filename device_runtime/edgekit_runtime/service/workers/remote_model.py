@@ -13,8 +13,7 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.scheduling.call import Call, Lane
 from edgekit_runtime.service.workers.metric_sums import Tally
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.workers.process_group import IsolatedModel

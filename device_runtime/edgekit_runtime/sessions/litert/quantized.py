@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.session import Array
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, Array
 
 CODE_DTYPES = ("int8", "uint8", "int16")
 

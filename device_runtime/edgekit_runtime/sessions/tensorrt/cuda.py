@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.session import Array, EngineMissingError
+from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.tensors import Array
 
 _LIBRARY: Final = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR

@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.session import Array
 from edgekit_runtime.sessions.tensorrt.cuda import Cuda, contiguous
 from edgekit_runtime.sessions.tensorrt.network import make_log
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 _DTYPES: Final = {
     "FLOAT": "float32",

@@ -13,12 +13,12 @@ from typing import Final, Protocol
 from edgekit_runtime.errors import BackendError, DataError, OutputError
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.selftest import GoldenCase
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.sessions.tensorrt.build import Engines
 from edgekit_runtime.sessions.tensorrt.cache import EngineCache, EngineKey, Entry, StoppedError
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 
 _TIMING: Final = LatencyLimits(warmup_rounds=5, min_rounds=20, time_limit_s=5.0)
 

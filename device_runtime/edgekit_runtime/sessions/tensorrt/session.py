@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edgekit_runtime.errors import BackendError, EdgekitError
-from edgekit_runtime.sessions.session import Array, Session
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.prepare import Engine, Prepared
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 
 _logger = logging.getLogger(__name__)
 
