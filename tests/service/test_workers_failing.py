@@ -31,9 +31,11 @@ from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.isolation import Crashes, Isolation, find_infer
+from edgekit_runtime.service.oip.paths import find_infer
+from edgekit_runtime.service.options.isolation import Isolation
 from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.service.workers import process_group, spawn, worker_handle
+from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
 from edgekit_runtime.system.child_process import child_environment
 

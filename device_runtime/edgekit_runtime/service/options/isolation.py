@@ -1,13 +1,9 @@
-"""How a model is kept in a process of its own, and when that process is started again; only decisions."""
+"""Options of a model that runs in worker processes of its own."""
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote
 
-_FIRST_DELAY_S: Final = 0.25
-_MAX_PATH_CHARACTERS: Final = 512
 MAX_PROCESSES: Final = 64
 
 
@@ -54,47 +50,3 @@ class Isolation:
             raise ValueError(f"expected max_data_bytes over 0, got {self}")
         if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:
             raise ValueError(f"expected niceness 0 to 19 and oom_score 0 to 1000, got {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class Crashes:
-    """How often in a row a worker has crashed.
-
-    Attributes:
-        count: of crashes with less than `healthy_s` from each start to the crash.
-    """
-
-    count: int = 0
-
-    def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
-        """Return what a further crash makes of it, of a worker that had been ready for `lived_s`."""
-        return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
-
-    def delay_s(self, isolation: Isolation) -> float:
-        """Return how long to wait before the next start: first not at all, then ever longer."""
-        if self.count <= 1:
-            return 0.0
-        return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
-
-    def is_loop(self, isolation: Isolation) -> bool:
-        """Whether the version should be given up."""
-        return self.count >= isolation.max_crashes
-
-
-def find_infer(path: str) -> tuple[str, str | None] | None:
-    """Return name and version that an inference at `path` asks for, or None where it is no such path."""
-    if len(path) > _MAX_PATH_CHARACTERS:
-        return _parse_infer(path)
-    return _recall_infer(path)
-
-
-def _parse_infer(path: str) -> tuple[str, str | None] | None:
-    match [unquote(part) for part in path.strip("/").split("/")]:
-        case ["v2", "models", name, "infer"]:
-            return name, None
-        case ["v2", "models", name, "versions", version, "infer"]:
-            return name, version
-    return None
-
-
-_recall_infer = functools.lru_cache(256)(_parse_infer)

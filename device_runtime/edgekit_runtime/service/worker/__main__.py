@@ -24,7 +24,7 @@ from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
-from edgekit_runtime.service.options.isolation import find_infer
+from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service

@@ -15,13 +15,13 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.options.isolation import Crashes
 from edgekit_runtime.service.worker_wire.messages import Given, Order, TrialWord
 from edgekit_runtime.service.worker_wire.snapshots import read_snapshots
 from edgekit_runtime.service.workers.lives import Lives
 from edgekit_runtime.service.workers.metric_sums import Tally
 from edgekit_runtime.service.workers.remote_model import IsolatedLane
 from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
+from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.service.workers.worker_handle import Worker
 
 if TYPE_CHECKING:
