@@ -1,0 +1,182 @@
+"""The health of the import graph in one line, and the bounds that keep it.
+
+    scripts/graph_health.py [CHECKOUT]
+
+Reads every source file of our packages and runs none. Imports inside functions and under TYPE_CHECKING count.
+`__init__.py` is no source file of its folder, and importing a module is not importing its packages.
+Exits 1 when a figure is above its bound plus what ALLOWED still grants it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = {
+    "edgekit_runtime": "device_runtime",
+    "edgekit_toolkit": "toolkit",
+    "edgekit_offload": "offload",
+    "edgekit_fleet": "fleet",
+}
+
+MOST_FILES = 12
+MOST_IMPORTS = 20
+MOST_FILES_OF_FOLDER = {
+    "edgekit_runtime": 6,
+    "edgekit_toolkit": 4,
+    # One pass, operator, sensor or command a file: the list grows with what there is.
+    "edgekit_runtime.commands": 30,
+    "edgekit_runtime.power.sensors": 30,
+    "edgekit_toolkit.commands": 30,
+    "edgekit_toolkit.passes": 30,
+    "edgekit_toolkit.tflite.ops": 30,
+}
+
+# Words that read as prose and tell a stranger nothing; none is a name or one of the words of a name.
+BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
+
+# Faults that are known. These numbers only fall.
+ALLOWED = {"folders": 1, "imports": 5, "rings": 25, "classes": 18, "names": 74}
+
+
+def read_modules(checkout: Path) -> dict[str, ast.Module]:
+    """Return the syntax tree of each of our modules by its dotted name."""
+    modules = {}
+    for package, folder in PACKAGES.items():
+        for path in (checkout / folder / package).rglob("*.py"):
+            parts = path.relative_to(checkout / folder).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            modules[name] = ast.parse(path.read_bytes(), path)
+    return modules
+
+
+def find_imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Return which of our modules each module imports, wherever the import stands."""
+    imports: dict[str, set[str]] = {}
+    for module, tree in modules.items():
+        named: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                for alias in node.names:
+                    submodule = f"{node.module}.{alias.name}"
+                    named.add(submodule if submodule in modules else node.module)
+        imports[module] = (named & modules.keys()) - {module}
+    return imports
+
+
+def find_rings(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that reach each other, largest first."""
+    reached = {module: _reach(module, imports) for module in imports}
+    rings = {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in imports
+        if module in reached[module]
+    }
+    return sorted((list(ring) for ring in rings), key=len, reverse=True)
+
+
+def _reach(start: str, imports: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for module in imports[waiting.pop()] - reached:
+            reached.add(module)
+            waiting.append(module)
+    return reached
+
+
+def find_large_folders(modules: dict[str, ast.Module], packages: set[str]) -> tuple[str, list[str]]:
+    """Return the largest folder without a bound of its own, and a line for each folder above its bound."""
+    counts = Counter(module.rpartition(".")[0] for module in modules if module not in packages)
+    usual = {folder: count for folder, count in counts.items() if folder not in MOST_FILES_OF_FOLDER}
+    largest = max(usual, key=lambda folder: usual[folder])
+    faults = [
+        f"{folder} holds {count} files, expected {MOST_FILES_OF_FOLDER.get(folder, MOST_FILES)} at most"
+        for folder, count in sorted(counts.items())
+        if count > MOST_FILES_OF_FOLDER.get(folder, MOST_FILES)
+    ]
+    return f"{largest} ({usual[largest]} files)", faults
+
+
+def find_duplicate_classes(modules: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each class name that one package defines in two modules."""
+    places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for module, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[module.partition(".")[0], node.name].append(module)
+    return [
+        f"class {name} stands in {' and '.join(sorted(found))}"
+        for (_package, name), found in sorted(places.items())
+        if len(found) > 1
+    ]
+
+
+def find_banned_names(modules: dict[str, ast.Module]) -> list[str]:
+    """Return a line for each name that a module gives and that holds a banned word."""
+    faults = []
+    for module, tree in sorted(modules.items()):
+        named = {name: line for name, line in _names(tree) if _words(name) & BANNED}
+        if _words(module.rpartition(".")[2]) & BANNED:
+            named[module] = 1
+        faults += [f"{module}:{line} is named {name!r}" for name, line in named.items()]
+    return faults
+
+
+def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", name).lower()))
+
+
+def main(checkout: Path) -> int:
+    """Print the one line, and the faults where there are more than ALLOWED."""
+    modules = read_modules(checkout)
+    parents = {module.rpartition(".")[0] for module in modules}
+    packages = {module for module in modules if module in parents or module in PACKAGES}
+    imports = find_imports(modules)
+    rings = find_rings(imports)
+    largest, large = find_large_folders(modules, packages)
+    busiest = max(imports, key=lambda module: len(imports[module]))
+    faults = {
+        "folders": large,
+        "imports": [
+            f"{module} imports {len(named)} modules of ours, expected {MOST_IMPORTS} at most"
+            for module, named in sorted(imports.items())
+            if len(named) > MOST_IMPORTS
+        ],
+        "rings": [f"{module} is in a ring of {len(ring)}" for ring in rings for module in ring],
+        "classes": find_duplicate_classes(modules),
+        "names": find_banned_names(modules),
+    }
+    print(
+        f"graph: {len(modules)} modules; largest folder {largest};"
+        f" highest fan-out {busiest} ({len(imports[busiest])});"
+        f" {len(rings)} rings ({len(faults['rings'])} files);"
+        f" {len(faults['classes'])} duplicate class names; {len(faults['names'])} banned names"
+    )
+    for kind, lines in faults.items():
+        if len(lines) > ALLOWED[kind]:
+            print(*lines, sep="\n")
+            print(f"{kind}: {len(lines)} faults, expected {ALLOWED[kind]} at most")
+    return any(len(lines) > ALLOWED[kind] for kind, lines in faults.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).resolve().parent.parent))

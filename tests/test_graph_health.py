@@ -1,0 +1,85 @@
+"""scripts/graph_health.py: what it counts, on a checkout with one fault of each kind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "graph_health.py"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "toolkit" / "edgekit_toolkit" / "room"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    return tmp_path
+
+
+def check(checkout: Path) -> tuple[int, str]:
+    # What is allowed today must not hide what these tests plant.
+    program = (
+        f"import runpy, pathlib; health = runpy.run_path({str(SCRIPT)!r});"
+        " health['ALLOWED'].update(dict.fromkeys(health['ALLOWED'], 0));"
+        f" raise SystemExit(health['main'](pathlib.Path({str(checkout)!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def write(checkout: Path, name: str, text: str) -> None:
+    (checkout / "toolkit" / "edgekit_toolkit" / "room" / name).write_text(text)
+
+
+def test_sound_graph_passes_with_one_line(checkout: Path) -> None:
+    write(checkout, "low.py", "class Low: ...\n")
+    write(checkout, "high.py", "from edgekit_toolkit.room.low import Low\n")
+    code, printed = check(checkout)
+    assert code == 0
+    assert printed.count("\n") == 1
+    assert "largest folder edgekit_toolkit.room (2 files)" in printed
+    assert "highest fan-out edgekit_toolkit.room.high (1)" in printed
+
+
+def test_ring_through_typing_and_function_imports_fails(checkout: Path) -> None:
+    write(
+        checkout,
+        "low.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from edgekit_toolkit.room import high\n",
+    )
+    write(checkout, "high.py", "def run():\n    from edgekit_toolkit.room.low import Low\n")
+    code, printed = check(checkout)
+    assert code == 1
+    assert "1 rings (2 files)" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("class Twin: ...\n", "class Twin stands in"),
+        ("def _tell_all(): ...\n", "is named '_tell_all'"),
+        ("class SparingLog: ...\n", "is named 'SparingLog'"),
+        ("for pace in (): ...\n", "is named 'pace'"),
+        ("import " + ", ".join(f"edgekit_toolkit.m{n}" for n in range(21)), "imports 21 modules"),
+    ],
+)
+def test_fault_is_named_with_its_place(checkout: Path, text: str, fault: str) -> None:
+    write(checkout, "one.py", text)
+    write(checkout, "two.py", "class Twin: ...\nlayout = 1\n")
+    for number in range(21):
+        (checkout / "toolkit" / "edgekit_toolkit" / f"m{number}.py").touch()
+    code, printed = check(checkout)
+    assert code == 1
+    assert fault in printed
+    assert "layout" not in printed
+
+
+def test_full_folder_fails(checkout: Path) -> None:
+    for number in range(13):
+        write(checkout, f"m{number}.py", "")
+    code, printed = check(checkout)
+    assert code == 1
+    assert "edgekit_toolkit.room holds 13 files, expected 12 at most" in printed
