@@ -21,7 +21,7 @@ import numpy as np
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"

@@ -23,14 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from edgekit_runtime.drift.monitor import Drift, DriftLane
+from edgekit_runtime.drift.monitor import Drift
+from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
-from edgekit_runtime.service.rollout.gates import Continue, Gates, Observed, Promote, Rollback, judge
+from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.observer import Watch
 from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
-from edgekit_runtime.service.rollout.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec

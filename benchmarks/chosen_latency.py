@@ -23,7 +23,7 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import read_golden_inputs
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from results import NONE, machine
 from works import SHARED, WORKS, MissingError

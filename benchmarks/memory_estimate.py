@@ -33,9 +33,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
-from edgekit_runtime.service.serving.integer_division import FIGURE as TRAP_FIGURE
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
@@ -196,7 +196,7 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
         backend=BackendChoice(engine_of(model), path_of(model), {}),
         golden=Golden(given, expected),
         # Without it, the service runs a model in a process of its own where its file names Div or Mod.
-        figures={TRAP_FIGURE: divides_by_inputs(model)},
+        figures={INTEGER_DIVISION_FIGURE: divides_by_inputs(model)},
     )
     path = folder / manifest.file_name
     write_package(path, manifest, contents, load_signer(folder=folder / "keys"))

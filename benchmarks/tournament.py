@@ -27,8 +27,8 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.ort import OrtSession
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.packaging.signing_keys import load_signer

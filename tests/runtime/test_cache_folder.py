@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.system.atomic_files import find_cache_folder
+from edgekit_runtime.system.paths import find_cache_folder
 
 
 def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:

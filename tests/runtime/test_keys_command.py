@@ -13,8 +13,8 @@ from tests.runtime.slot_cases import write_keys
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust import trust_store
-from edgekit_runtime.trust.keys import find_keys_folder
 
 Run = Callable[..., tuple[int, str]]
 

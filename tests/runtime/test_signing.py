@@ -14,6 +14,7 @@ from edgekit_runtime.errors import DigestError, SignatureError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.canonical_zip import write_archive
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.dsse import (
     EVIDENCE_PREDICATE_TYPE,
     PACKAGE_PREDICATE_TYPE,
@@ -21,7 +22,6 @@ from edgekit_runtime.trust.dsse import (
     Statement,
     read_unverified,
 )
-from edgekit_runtime.trust.keys import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 

@@ -16,9 +16,10 @@ from tests.runtime.slot_cases import MODEL, VERSIONS, Bench, make_bench, write_k
 from tests.runtime.test_atomic_writes import mount_tmpfs
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.client import control
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
+from edgekit_runtime.slots import Slots
+from edgekit_runtime.system import paths
+from edgekit_runtime.system.paths import find_device_target, find_state_folder
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -30,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run/edgekit").mkdir(parents=True)
     monkeypatch.setenv("EDGEKIT_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(control, "SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr(paths, "SYSTEM_FOLDER", tmp_path / "system")
     monkeypatch.delenv("EDGEKIT_TARGET", raising=False)
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from edgekit_runtime.client import control
-from edgekit_runtime.client.control import ask_service, find_running_service, read_metrics, tell_service
+from edgekit_runtime.client.control import ask_service, read_metrics, tell_service
 from edgekit_runtime.errors import SlotError, TransportError
+from edgekit_runtime.system import paths
+from edgekit_runtime.system.paths import find_running_service
 
 Answer = Callable[[int, bytes], Path]
 LINE = {"name": "linear", "version": "1.0.0", "state": "READY", "reason": ""}
@@ -158,7 +160,7 @@ def test_service_of_this_user_is_found_before_that_of_the_system(
         folders[name].mkdir(parents=True)
         (folders[name] / "edgekit.sock").write_bytes(b"")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(control, "SYSTEM_FOLDER", folders["system"])
+    monkeypatch.setattr(paths, "SYSTEM_FOLDER", folders["system"])
     assert find_running_service() == (found and folders[found] / "edgekit.sock")
 
 
@@ -166,6 +168,6 @@ def test_service_of_the_system_is_found_without_a_folder_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(control, "SYSTEM_FOLDER", tmp_path)
+    monkeypatch.setattr(paths, "SYSTEM_FOLDER", tmp_path)
     (tmp_path / "edgekit.sock").write_bytes(b"")
     assert find_running_service() == tmp_path / "edgekit.sock"

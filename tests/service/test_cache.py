@@ -10,8 +10,9 @@ from tests.service.scheduling_parts import FakeLoop
 
 from edgekit_runtime.errors import DeadlineError, EdgekitError, ManifestError, OverloadedError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.resources import CacheLimits
 from edgekit_runtime.service.scheduling.call import Call
-from edgekit_runtime.service.scheduling.response_cache import CacheLane, CacheLimits, ResponseCache
+from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 
 LOOP = FakeLoop()  # where no call has a deadline, nothing happens on it
 

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, Clock, FakeLane, FakePairs, double, fail, inputs, nan
 from tests.service.scheduling_parts import FakeLoop
 
-from edgekit_runtime.drift.monitor import Drift, DriftLane
+from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError, RefusedInputError
-from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.options.rollout import Gates, Rollout, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Comparison, choose_comparison, same_class, similarity
-from edgekit_runtime.service.rollout.gates import Gates, Promote, Rollback
+from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Watch
-from edgekit_runtime.service.rollout.shadow_lane import ShadowLane, ShadowOptions
+from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
+from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
 from edgekit_runtime.tensors import TensorSpec
 

@@ -10,7 +10,7 @@ from tests.service.service_parts import Running, ask, get_bytes, running_linear
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 

@@ -16,10 +16,9 @@ from edgekit_runtime.service.options.config import _SECTIONS, ServiceConfig, rea
 from edgekit_runtime.service.options.governor import GovernorOptions
 from edgekit_runtime.service.options.isolation import Isolation
 from edgekit_runtime.service.options.model_toml import _Canary, _Comparison, _Single
+from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
 from edgekit_runtime.service.options.toml_tables import list_settings
-from edgekit_runtime.service.rollout.gates import Gates
-from edgekit_runtime.service.rollout.shadow_lane import ShadowOptions
 
 TABLES: dict[str, tuple[type[Any], ...]] = {
     **{name: (kind,) for name, kind in _SECTIONS.items()},

@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, FakeLane, fail
 
-from edgekit_runtime.drift.monitor import MAX_DOCUMENT_BYTES, Drift, DriftLane, DriftLimits, pick
+from edgekit_runtime.drift.monitor import MAX_DOCUMENT_BYTES, Drift, pick
 from edgekit_runtime.drift.sketches import ClassSketch, Moments, ValueSketch, find_distance
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Call
+from edgekit_runtime.service.scheduling.drift_lane import DriftLane
+from edgekit_runtime.service.scheduling.spread import GOLDEN
 from edgekit_runtime.tensors import TensorSpec
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
@@ -35,17 +38,17 @@ def looked(
 ) -> dict[str, Any]:
     """Look at uniform images with sure answers, and return the document."""
     rng = np.random.default_rng(seed)
-    for _ in range(count):
+    for step in range(count):
         image = rng.random((1, 3, 32, 32), np.float32) * np.float32(scale)
         scores = np.zeros((1, 4), np.float32)
         scores[0, rng.integers(classes)] = rng.uniform(3.0, 5.0)
-        drift.add(drift.take({"image": image}), {"logits": scores})
-        drift.spent(1e-5)
+        phase = step * GOLDEN % 1.0
+        drift.add(drift.pick_inputs({"image": image}, phase), {"logits": scores}, phase)
     return json.loads(json.dumps(drift.to_json()))  # type: ignore[no-any-return]
 
 
-def new_drift(**limits: Any) -> Drift:
-    return Drift([IMAGE], [LOGITS], FIGURES, DriftLimits(**limits))
+def new_drift(window: int = 4096) -> Drift:
+    return Drift([IMAGE], [LOGITS], FIGURES, window)
 
 
 def test_inputs_and_outputs_like_the_reference_lie_close_to_it() -> None:
@@ -148,7 +151,7 @@ def test_huge_values_do_not_overflow() -> None:
 
 def test_an_output_that_was_not_asked_for_is_left_out() -> None:
     drift = new_drift()
-    drift.add(drift.take({"image": np.zeros((1, 3, 32, 32), np.float32)}), {})
+    drift.add(drift.pick_inputs({"image": np.zeros((1, 3, 32, 32), np.float32)}), {})
     assert drift.looked_at == 1
 
 
@@ -183,7 +186,6 @@ def test_merged_workers_are_as_one() -> None:
     looked(other, 80, scale=0.5, seed=2)
     one.merge(other)
     looked(both, 60, seed=1)
-    both._phase = 0.0  # as the second worker's
     whole = looked(both, 80, scale=0.5, seed=2)
     merged = json.loads(json.dumps(one.to_json()))
     assert merged["looked_at"] == 140
@@ -200,7 +202,7 @@ def test_the_document_stays_small() -> None:
     for _ in range(50):
         feeds = {spec.name: (rng.random((1, 50)) * 1e-7).astype(np.float32) for spec in inputs}
         made = {"scores": rng.normal(size=(1, 1000)).astype(np.float32), "more": np.ones((1, 7), np.float32)}
-        drift.add(drift.take(feeds), made)
+        drift.add(drift.pick_inputs(feeds), made)
     assert len(json.dumps(drift.to_json())) <= MAX_DOCUMENT_BYTES
     assert "scores" in drift.to_json()["outputs"]  # type: ignore[operator]
 
@@ -223,9 +225,12 @@ def test_a_look_that_takes_longer_comes_more_seldom(cost_s: float) -> None:
         ticks[0] += cost_s / 2  # four readings, two of which enclose work
         return ticks[0]
 
-    drift, client = new_drift(budget_s=2e-6), Client()
+    drift, client = new_drift(), Client()
     lane = DriftLane(
-        drift, FakeLane(compute=lambda _given: {"logits": np.zeros((1, 4), np.float32)}), clock=clock
+        drift,
+        FakeLane(compute=lambda _given: {"logits": np.zeros((1, 4), np.float32)}),
+        budget_s=2e-6,
+        clock=clock,
     )
     image = np.zeros((1, 3, 32, 32), np.float32)
     for _ in range(20_000):

@@ -30,13 +30,14 @@ from edgekit_runtime.errors import BackendError, SlotError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.lifecycle import Source
-from edgekit_runtime.service.models.memory_cap import ModelMemory, estimate_bytes
+from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.serving.load_deadline import Attempt, count_hung
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0

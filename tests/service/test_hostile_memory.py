@@ -34,8 +34,8 @@ from tests.service.service_parts import (
 from tests.waiting import wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
 from edgekit_runtime.service.options.http import HttpLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 
 
 def test_descriptors_with_every_byte_of_a_body_are_not_hoarded(linear: Running) -> None:

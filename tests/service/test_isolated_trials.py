@@ -19,13 +19,12 @@ from tests.service.wiring_parts import ENDLESS, ask_many, index, infer, load, me
 from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, kill, wait_backed
 from tests.waiting import is_running, wait_for
 
-from edgekit_runtime.drift.monitor import DriftLimits
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.rollout.gates import Gates
-from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import DriftLimits
+from edgekit_runtime.service.options.rollout import Gates, Rollout
 from edgekit_runtime.service.workers import spawn
 from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
 from edgekit_runtime.service.workers.worker_handle import Worker

@@ -25,7 +25,7 @@ from tests.service.service_parts import (
 )
 
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 
 LOAD = post_bytes("/v2/repository/models/linear/load", b"")
 ISOLATED = "[models.linear]\nisolated = true\n[models.linear.isolation]\nmax_delay_s = 0.25\n"

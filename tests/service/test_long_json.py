@@ -32,9 +32,10 @@ from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.service.api.inference import InferRoutes
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
-from edgekit_runtime.service.oip.shared_memory import RegionLimits, Regions
+from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Sliced, Slicer, finish
 from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.tensors import TensorSpec
 
 ECHO = "/v2/models/echo/infer"

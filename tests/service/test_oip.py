@@ -26,7 +26,8 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.infer_request import parse_plan
 from edgekit_runtime.service.oip.json_fields import load_object
-from edgekit_runtime.service.oip.shared_memory import RegionLimits, Regions
+from edgekit_runtime.service.oip.shared_memory import Regions
+from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.tensors import TensorSpec
 
 DTYPES = list(DATATYPE_OF_DTYPE)

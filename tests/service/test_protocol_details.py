@@ -20,7 +20,7 @@ from tests.service.wiring_parts import write
 
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.slots import Slots
 
 INFER = "/v2/models/linear/infer"

@@ -24,10 +24,11 @@ from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, VersionPolicy, choose_order
-from edgekit_runtime.service.serving.loader import ModelOptions, unload
-from edgekit_runtime.service.serving.memory_estimate import available_bytes
+from edgekit_runtime.service.serving.loader import unload
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
+from edgekit_runtime.system.memory import available_bytes
 
 
 def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = True) -> Path:

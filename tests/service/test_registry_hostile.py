@@ -38,12 +38,13 @@ from edgekit_runtime.errors import RequestError, SlotError
 from edgekit_runtime.package.archive import read_unverified_manifest
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.models.memory_cap import ModelMemory, estimate_bytes
+from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 

@@ -26,12 +26,14 @@ from tests.service.service_parts import (
 )
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.package.figures import RUN_MEMORY_FIGURE
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.infer_plan import PlannedInput
+from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.options.config import Inference
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.scheduling.run_memory import FIGURE, InputLimit, RunMemory
-from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
 
@@ -71,7 +73,7 @@ def ask_rows(service: Running, rows: int) -> Reply:
     return ask(service, post_bytes("/v2/models/digits/infer", text + x.tobytes(), fields))
 
 
-STATED = {"memory_estimate": {FIGURE: RATIO}}
+STATED = {"memory_estimate": {RUN_MEMORY_FIGURE: RATIO}}
 
 
 @pytest.mark.parametrize(("figures", "ratio"), [(STATED, RATIO), ({}, 64 * (256 + 40) / 256)])
@@ -116,7 +118,9 @@ def test_limit_of_a_model_without_rows_is_stated_in_bytes() -> None:
 
 
 def test_calls_of_a_batch_keep_the_limit_of_a_run_together(maker: PackageMaker, tmp_path: Path) -> None:
-    write_identity_of_any_width(maker, tmp_path / "wide.edgepkg", {"memory_estimate": {FIGURE: 1000.0}})
+    write_identity_of_any_width(
+        maker, tmp_path / "wide.edgepkg", {"memory_estimate": {RUN_MEMORY_FIGURE: 1000.0}}
+    )
     limits = SchedulingLimits(max_batch=4, max_delay_s=1.0)
     config = make_config(
         tmp_path,

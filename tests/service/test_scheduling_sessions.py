@@ -15,12 +15,12 @@ pytest.importorskip("onnxruntime")
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.scheduling.batch import has_free_rows, rows_are_independent
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.sessions.instances import open_instances, warm_up
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.row_independence import has_free_rows, rows_are_independent
 from edgekit_runtime.sessions.session import Session
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"

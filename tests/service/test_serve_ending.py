@@ -21,7 +21,7 @@ from edgekit_runtime import Client
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models import lifecycle
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.system.atomic_files import Disk
 

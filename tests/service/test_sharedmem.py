@@ -33,7 +33,7 @@ from tests.service.service_parts import (
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 
 
 def test_arrays_of_the_client_are_read_and_written_in_place(linear: Running) -> None:

@@ -13,11 +13,9 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.rollout import Gates, Rollout, ShadowOptions
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.rollout.gates import Gates
-from edgekit_runtime.service.rollout.shadow_lane import ShadowOptions
-from edgekit_runtime.service.serving.loader import ModelOptions
 
 _SWAPS = 10
 _GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=20)

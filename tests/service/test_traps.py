@@ -31,13 +31,14 @@ from tests.waiting import bounded
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.serving import loader
-from edgekit_runtime.service.serving.integer_division import FIGURE, can_trap
-from edgekit_runtime.service.serving.loader import ModelOptions
+from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.workers.supervisor import OWN_SHARE
 from edgekit_runtime.slots import Slots
 
@@ -123,7 +124,7 @@ def test_requests_that_trap_get_no_version_rejected(maker: PackageMaker, tmp_pat
 def test_package_that_says_it_does_not_divide_stays_in_the_service(
     maker: PackageMaker, tmp_path: Path
 ) -> None:
-    write_divider(maker, tmp_path / "divider.edgepkg", figures={FIGURE: False})
+    write_divider(maker, tmp_path / "divider.edgepkg", figures={INTEGER_DIVISION_FIGURE: False})
     with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
         assert divide(service, 8, 2).status == 200
         assert service.call(lambda: service.service.workers.models) == ()
@@ -191,8 +192,8 @@ def test_packages_without_the_record_are_searched_for_the_operators(
 ) -> None:
     maker.write(tmp_path / "linear.edgepkg")
     write_divider(maker, tmp_path / "div.edgepkg")
-    write_divider(maker, tmp_path / "mod.edgepkg", "Mod", figures={FIGURE: True})
-    write_divider(maker, tmp_path / "no.edgepkg", figures={FIGURE: False})
+    write_divider(maker, tmp_path / "mod.edgepkg", "Mod", figures={INTEGER_DIVISION_FIGURE: True})
+    write_divider(maker, tmp_path / "no.edgepkg", figures={INTEGER_DIVISION_FIGURE: False})
     found = {}
     for path in sorted(tmp_path.iterdir()):
         with read_package(path, maker.trust) as package:
@@ -207,7 +208,7 @@ def test_packages_without_the_record_are_searched_for_the_operators(
 
 @on_x86
 def test_log_names_the_model_whose_inference_ended_the_service(maker: PackageMaker, tmp_path: Path) -> None:
-    write_divider(maker, tmp_path / "linear.edgepkg", figures={FIGURE: False})
+    write_divider(maker, tmp_path / "linear.edgepkg", figures={INTEGER_DIVISION_FIGURE: False})
     write_keys(tmp_path / "keys")
     service: Any = Served(tmp_path, "--keys", str(tmp_path / "keys"))
     with bounded(service.process):

@@ -12,7 +12,7 @@ from tests.service.service_parts import Running, make_config, running, write_ide
 
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
+from edgekit_runtime.service.options.resources import RegionLimits
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of gevent, about what it patches

@@ -15,8 +15,7 @@ from tests.service.service_parts import Running, X, ask, get_bytes, infer_bytes,
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.package.golden import Golden, GoldenOutput
 from edgekit_runtime.package.manifest import BackendChoice, Variant
-from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.rollout.gates import Gates
+from edgekit_runtime.service.options.rollout import Gates, Rollout
 from edgekit_runtime.trust.dsse import Statement, Verifier
 
 LARGE = np.array([[1, 2, 3, 400]], np.float32)

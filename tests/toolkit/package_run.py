@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.commands import progress

@@ -11,7 +11,7 @@ from onnx import helper
 from tests.toolkit.package_run import mlp, package, read_only, saved
 from tests.toolkit.small_tflite import Lite
 
-from edgekit_runtime.service.serving.integer_division import FIGURE
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.importers.integer_division import divides_by_inputs
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
@@ -104,4 +104,4 @@ def test_tflite_model_is_judged_alike(operator: str, dtype: str, divisor: Any, e
 @pytest.mark.usefixtures("home")
 def test_package_says_whether_its_model_divides(tmp_path: Path) -> None:
     made = package(saved(mlp(), tmp_path / "mlp.onnx"), tmp_path / "out")
-    assert read_only(tmp_path / "out").manifest.figures[FIGURE] is False, made
+    assert read_only(tmp_path / "out").manifest.figures[INTEGER_DIVISION_FIGURE] is False, made

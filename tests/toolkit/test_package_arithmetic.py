@@ -18,7 +18,7 @@ from tests.toolkit.small_models import model_of, node
 
 from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions.ort_products import saturates
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measurement.arithmetic import find_saturating, score_label
 

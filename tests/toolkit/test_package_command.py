@@ -35,7 +35,7 @@ from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 
@@ -97,7 +97,7 @@ def test_the_package_says_how_inputs_and_outputs_look(case: Case) -> None:
         drift = Drift(opened.manifest.inputs, opened.manifest.outputs, opened.manifest.figures)
         for image in images:
             feeds = {"image": image[None]}
-            drift.add(drift.take(feeds), session.run(feeds))
+            drift.add(drift.pick_inputs(feeds), session.run(feeds))
     document: Any = drift.to_json()
     # The reference was made from 150 of these 300: chance alone makes a distance of up to about 0.1.
     assert document["inputs"]["image"]["psi"] < 0.02

@@ -16,11 +16,11 @@ from edgekit_runtime.autotune.interleaving import Runner, take_turns
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.service.worker.confinement import end_with
 from edgekit_runtime.sessions.instances import open_instances
 from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.system.child_process import end_with
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 

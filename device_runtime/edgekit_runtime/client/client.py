@@ -58,7 +58,7 @@ class Client:
             DataError: `token` cannot stand in a header, or `timeout_s` is out of range.
         """
         if address is None:
-            from edgekit_runtime.service.http.listeners import find_socket
+            from edgekit_runtime.system.paths import find_socket
 
             address = str(find_socket())
         check_timeout(timeout_s)

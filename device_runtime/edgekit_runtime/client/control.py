@@ -5,30 +5,16 @@ A device without a running service needs none of this: the version is opened at 
 
 import http.client
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.system.paths import SOCKET_NAME
 
 _TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
 _INDEX_TIMEOUT_S: Final = 5.0  # it needs neither the disk nor an engine
 _MAX_ANSWER_BYTES: Final = 64 << 10
 _MAX_INDEX_BYTES: Final = 4 << 20
-
-
-SYSTEM_FOLDER = Path("/run/edgekit")
-"""Where the service of the system listens."""
-
-
-def find_running_service() -> Path | None:
-    """Return the Unix socket of the service where there is one: of this user, else of the system."""
-    own = os.environ.get("XDG_RUNTIME_DIR")
-    folders = [Path(own) / "edgekit"] if own else []
-    sockets = (folder / SOCKET_NAME for folder in (*folders, SYSTEM_FOLDER))
-    return next((path for path in sockets if os.access(path, os.W_OK)), None)
 
 
 def tell_service(socket_path: Path, model: str) -> bool:

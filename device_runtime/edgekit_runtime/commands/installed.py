@@ -3,10 +3,15 @@
 import argparse
 from pathlib import Path
 
-from edgekit_runtime.client.control import find_running_service, tell_service
+from edgekit_runtime.client.control import tell_service
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.slots import Slots
+from edgekit_runtime.system.paths import (
+    find_device_target,
+    find_keys_folder,
+    find_running_service,
+    find_state_folder,
+)
 from edgekit_runtime.trust.trust_store import TrustStore
 
 

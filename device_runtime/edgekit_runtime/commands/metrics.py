@@ -3,9 +3,10 @@
 import argparse
 from pathlib import Path
 
-from edgekit_runtime.client.control import find_running_service, read_metrics
+from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.system.paths import find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -78,8 +78,9 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
     from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.server import serve
-    from edgekit_runtime.slots import Slots, find_device_target, find_state_folder
+    from edgekit_runtime.slots import Slots
     from edgekit_runtime.slots.access import hold_for_service
+    from edgekit_runtime.system.paths import find_device_target, find_state_folder
 
     # The stack of a crash in an engine bears the model's name, see `name_frame`. By number, since
     # `sys.stderr` is None where this process was started without it.

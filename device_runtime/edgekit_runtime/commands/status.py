@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.client.control import ask_service, find_running_service
+from edgekit_runtime.client.control import ask_service
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots import UNPROVEN, Slots
+from edgekit_runtime.system.paths import find_running_service
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

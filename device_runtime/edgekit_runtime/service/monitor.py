@@ -7,20 +7,19 @@ sensor that hangs delays no request.
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.resources import Power
 from edgekit_runtime.service.scheduling.fair_pool import Loop
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.system.resource_errors import check_descriptors, is_lack
 
 if TYPE_CHECKING:
     from edgekit_runtime.power.governor.governor import Governor
-    from edgekit_runtime.power.governor.settings import Limits
     from edgekit_runtime.power.sensors.discovery import Sensors
     from edgekit_runtime.power.sensors.energy_meter import EnergyMeter
     from edgekit_runtime.power.sensors.sampling import Sampling
@@ -30,62 +29,6 @@ if TYPE_CHECKING:
 _NO_READINGS: Final = Readings(at_s=float("-inf"))
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """Sensors of the device, and the limits that hold for all of it.
-
-    Attributes:
-        sensors: whether they are looked for.
-        sysfs: root of the tree that the kernel shows, such as that of the host in a container.
-        period_s: between two readings and two decisions.
-        power_w: mean power of the device over `window_s`, or None.
-        temperature_c: of the hottest zone, or None.
-        battery_floor: charge that must be left `battery_hours` after the start, 0 to 1, or None.
-        battery_hours: see `battery_floor`.
-        idle_w: power of the device without requests, for a start: it is learned in seconds without any.
-        window_s: over which `power_w` is a mean; 0 forbids more even for a moment.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    sensors: bool = True
-    sysfs: str = "/sys"
-    period_s: float = 1.0
-    power_w: float | None = None
-    temperature_c: float | None = None
-    battery_floor: float | None = None
-    battery_hours: float = 8.0
-    idle_w: float = 0.0
-    window_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if not 0.05 <= self.period_s <= 60:
-            raise ValueError(f"period_s is {self.period_s}, expected 0.05 to 60")
-        if not (self.idle_w >= 0 and self.battery_hours > 0):
-            raise ValueError(
-                f"expected idle_w of at least 0 and battery_hours over 0, got {self.idle_w} and"
-                f" {self.battery_hours}"
-            )
-        if self.is_limited:
-            self.limits(0.0)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is anything to hold."""
-        return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
-
-    def limits(self, now_s: float) -> "Limits":
-        """Return the limits of a device that began to serve at `now_s`."""
-        # Most services have no governor, and need nothing of `power` but sensors.
-        from edgekit_runtime.power.governor.settings import BatteryLimit, Limits
-
-        battery = None
-        if self.battery_floor is not None:
-            battery = BatteryLimit(self.battery_floor, now_s + self.battery_hours * 3600)
-        return Limits(self.power_w, self.temperature_c, battery, self.window_s)
 
 
 class Watching:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Routes
-from edgekit_runtime.service.http.access import refuse_stranger
+from edgekit_runtime.service.http.access import read_token, refuse_stranger
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, listen_unix, take_inherited
 from edgekit_runtime.service.http.request_head import Head
@@ -27,13 +27,14 @@ from edgekit_runtime.service.monitor import Watching
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
-from edgekit_runtime.service.options.config import ServiceConfig, read_token
+from edgekit_runtime.service.options.config import ServiceConfig
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
 from edgekit_runtime.service.serving.lane_factory import Stacking
 from edgekit_runtime.service.serving.load_deadline import count_hung
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.systemd import Notifier
 from edgekit_runtime.service.workers.supervisor import Workers
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekit_runtime.service.scheduling.batch import has_free_rows
-from edgekit_runtime.service.scheduling.placement import input_bytes
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, input_bytes
 
 
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
@@ -99,3 +99,24 @@ def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Arra
             batches.append({name: array[picked] for name, array in inputs.items()})
         size *= 2
     return batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedWay:
+    """A variant that is open with a number of threads, for a governor to choose.
+
+    Attributes:
+        variant: its name.
+        threads: of one run; 0 for those of the package.
+        instances: its sessions, which proved themselves.
+        warm_runs: what was measured before there was traffic.
+        figures: of the variant, from the manifest.
+        max_batch: rows that it may take in one run; 1 where they change each other's answers.
+    """
+
+    variant: str
+    threads: int
+    instances: tuple[Session, ...]
+    warm_runs: tuple[WarmRun, ...]
+    figures: Mapping[str, JsonValue]
+    max_batch: int

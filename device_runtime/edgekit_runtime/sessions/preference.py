@@ -11,7 +11,8 @@ from typing import Any
 
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
-from edgekit_runtime.system.atomic_files import find_cache_folder, write_atomically
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_cache_folder
 
 
 def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:

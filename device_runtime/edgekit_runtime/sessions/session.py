@@ -157,7 +157,7 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
         UnavailableError: the keys cannot be read, or the process not be started, now.
     """
     if getattr(sys, "frozen", False):  # a program in one file: its executable is no Python
-        from edgekit_runtime.trust.keys import find_keys_folder
+        from edgekit_runtime.system.paths import find_keys_folder
         from edgekit_runtime.trust.trust_store import TrustStore
 
         return contextlib.nullcontext(TrustStore.from_folder(find_keys_folder()))

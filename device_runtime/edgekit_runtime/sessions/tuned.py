@@ -17,7 +17,8 @@ from typing import Any, Final
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
-from edgekit_runtime.system.atomic_files import find_cache_folder, write_atomically
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_cache_folder
 
 # What tuning may set of each backend's options: none of them changes what is computed.
 TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {

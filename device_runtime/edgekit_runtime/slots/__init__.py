@@ -13,13 +13,11 @@ from edgekit_runtime.slots.choice import Choice
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState, Rejection
 from edgekit_runtime.slots.store import MAX_BEGUN, Receipt, Slots
 from edgekit_runtime.slots.transitions import Permissions
-from edgekit_runtime.system.paths import SOCKET_NAME, find_device_target, find_state_folder
 
 __all__ = [
     "HEALTHY",
     "MAX_BEGUN",
     "REJECTED",
-    "SOCKET_NAME",
     "UNPROVEN",
     "Choice",
     "Installed",
@@ -28,6 +26,4 @@ __all__ = [
     "Receipt",
     "Rejection",
     "Slots",
-    "find_device_target",
-    "find_state_folder",
 ]

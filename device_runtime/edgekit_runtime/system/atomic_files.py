@@ -97,11 +97,3 @@ def hash_file(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def find_cache_folder() -> Path:
-    """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if given := os.environ.get("EDGEKIT_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgekit"

@@ -1,6 +1,7 @@
 """Child processes that run a module of ours: how they find it, and what is said of how they ended."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
+_PR_SET_PDEATHSIG: Final = 1
 _YIELDING: Final = 5  # niceness above ours: a third of the weight, so that it is slowed but not starved
 
 
@@ -69,3 +71,14 @@ def give_way(process: int) -> None:
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0) + _YIELDING)
     with contextlib.suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(_YIELDING))
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel end this process when the process `parent`, that started it, ends in any way.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end tells it too
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

@@ -1,6 +1,5 @@
 """Where the public keys lie that are trusted, without what it takes to use them (`signing`)."""
 
-import os
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -10,12 +9,6 @@ PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
 
 KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
 """Of each file: name, inode, size, and when content and inode changed last."""
-
-
-def find_keys_folder() -> Path:
-    """Return the folder of keys: `$EDGEKIT_HOME/keys`, or `~/.config/edgekit/keys`."""
-    home = os.environ.get("EDGEKIT_HOME")
-    return (Path(home) if home else Path.home() / ".config" / "edgekit") / "keys"
 
 
 def list_keys(folder: Path) -> list[Path]:

@@ -15,9 +15,10 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.signer import Key, Signature, SSlibKey  # type: ignore[attr-defined]  # has no __all__
 
 from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Envelope, Statement, encode_signed
-from edgekit_runtime.trust.keys import find_keys_folder, list_keys
+from edgekit_runtime.trust.keys import list_keys
 
 MAX_KEY_FILE_BYTES: Final = 64 << 10
 

@@ -20,8 +20,9 @@ from typing import Final, TextIO, TypeAlias
 
 from edgekit_runtime.errors import SignatureError, UnavailableError
 from edgekit_runtime.system.child_process import child_environment, describe_end, give_way
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.dsse import Statement, read_unverified
-from edgekit_runtime.trust.keys import KeysStamp, find_keys_folder, stamp_keys
+from edgekit_runtime.trust.keys import KeysStamp, stamp_keys
 
 _MAX_GOOD: Final = 256  # envelopes
 _ANSWER_S: Final = 30.0  # for an answer, also of a process that starts, slowed, on a small device
@@ -269,7 +270,7 @@ def _answer_questions(lines: TextIO, keys: Path) -> None:
 
 
 def _main(descriptor: int, parent: int, keys: Path) -> None:
-    from edgekit_runtime.service.worker.confinement import end_with
+    from edgekit_runtime.system.child_process import end_with
 
     end_with(parent)
     with socket.socket(fileno=descriptor) as far, far.makefile("rw", encoding="ascii") as lines:

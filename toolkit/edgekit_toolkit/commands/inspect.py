@@ -92,7 +92,7 @@ def _inspect_package(path: Path) -> Inspection:
 def _inspect(path: Path) -> Inspection:
     from edgekit_runtime.errors import SignatureError
     from edgekit_runtime.package.archive import read_package, read_unverified_manifest
-    from edgekit_runtime.trust.keys import find_keys_folder
+    from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
     from edgekit_toolkit.packaging.signing_keys import list_keys
 

@@ -46,7 +46,7 @@ def list_command(*, as_json: bool) -> None:
 
         click.echo(json.dumps([dataclasses.asdict(key) for key in keys], indent=2))
         return
-    from edgekit_runtime.trust.keys import find_keys_folder
+    from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_toolkit.console import open_console, print_line, print_section
 
     console = open_console()

@@ -57,7 +57,7 @@ def command(
 
     from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.sessions import open_preferred, open_session
-    from edgekit_runtime.trust.keys import find_keys_folder
+    from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
 
     trust = TrustStore.from_folder(find_keys_folder())

@@ -76,7 +76,8 @@ def command(
 
 
 def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> TrustStore:
-    from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+    from edgekit_runtime.system.paths import find_keys_folder
+    from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
     from edgekit_runtime.trust.trust_store import TrustStore, read_public_key
 
     folder = keys_folder or (None if key_files else find_keys_folder())

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.service.serving.integer_division import FIGURE as TRAP_FIGURE
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.model_kind import engine_of, peak_memory_of
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
@@ -48,7 +48,9 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
 
 def _is_isolated(run: Run, place: int) -> bool:
     """Whether the service runs the candidate in a process of its own on the target."""
-    return run.request.target.arch == "x86_64" and bool(run.drafts[place].recipe.figures.get(TRAP_FIGURE))
+    return run.request.target.arch == "x86_64" and bool(
+        run.drafts[place].recipe.figures.get(INTEGER_DIVISION_FIGURE)
+    )
 
 
 def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_bytes: float) -> str:

@@ -25,9 +25,10 @@ from securesystemslib.signer import CryptoSigner, Key, Signer  # type: ignore[at
 
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust import trusted_keys
 from edgekit_runtime.trust.dsse import Envelope, encode_signed
-from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, find_keys_folder
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 from edgekit_runtime.trust.trust_store import MAX_KEY_FILE_BYTES, read_public_file, read_public_key
 from edgekit_runtime.trust.trusted_keys import (
     check_name,

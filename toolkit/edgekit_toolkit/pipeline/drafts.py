@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit_runtime.service.scheduling.run_memory import FIGURE as RUN_FIGURE
-from edgekit_runtime.service.serving.integer_division import FIGURE as INTEGER_DIVISION_FIGURE
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.model_kind import content_of, engine_of
 from edgekit_toolkit.evaluation.scoring import Scores
@@ -94,7 +93,7 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
         if not isinstance(memory, MemoryEstimate)
         else {
             "bytes_above_engine": memory.model_bytes,
-            RUN_FIGURE: round(memory.run_bytes_per_input_byte, 3),
+            RUN_MEMORY_FIGURE: round(memory.run_bytes_per_input_byte, 3),
             "label": "estimated",
         },
         INTEGER_DIVISION_FIGURE: divides_by_inputs(candidate.model),

@@ -1,9 +1,13 @@
 """Who may ask over TCP."""
 
 import hmac
+import os
+from typing import Final
 
-from edgekit_runtime.errors import RequestError
+from edgekit_runtime.errors import ConfigError, RequestError
 from edgekit_runtime.service.http.request_head import Head
+
+_MIN_TOKEN_CHARACTERS: Final = 16
 
 
 def refuse_stranger(head: Head, token: bytes | None) -> None:
@@ -30,3 +34,24 @@ def _read_token(head: Head) -> bytes:
     """Return the header `Authorization` as we write it, empty where there is none of our scheme."""
     scheme, _, token = (head.authorization or b"").partition(b" ")
     return b"Bearer " + token.lstrip(b" ") if scheme.lower() == b"bearer" else b""
+
+
+def read_token(path: str) -> bytes:
+    """Return the value that the header `Authorization` must have.
+
+    Raises:
+        ConfigError: unreadable, too short, or readable by everybody.
+    """
+    try:
+        with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode
+            token, mode = file.read(4096).strip(), os.fstat(file.fileno()).st_mode
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(f"listen: cannot read token_file {path}: {cause}") from cause
+    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"listen: token_file {path} holds {len(token)} characters, expected at least"
+            f" {_MIN_TOKEN_CHARACTERS} and no spaces; make one with: openssl rand -hex 32"
+        )
+    if mode & 0o004:
+        raise ConfigError(f"listen: token_file {path} can be read by everybody; chmod 600 it")
+    return f"Bearer {token}".encode("ascii")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.system.paths import SOCKET_NAME
 
 _BACKLOG: Final = 1024
 _MODE: Final = 0o660  # the user and the group of the service
@@ -47,18 +46,6 @@ class SocketFile:
         with contextlib.suppress(OSError), _alone_in(self.path.parent):  # the folder may be gone, too
             if SocketFile.find(self.path) == self:
                 self.path.unlink()
-
-
-def find_socket() -> Path:
-    """Return where the Unix socket is by default.
-
-    In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
-    """
-    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
-        return Path(given.split(":")[0]) / SOCKET_NAME
-    if given := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(given) / "edgekit" / SOCKET_NAME
-    return Path("/run/edgekit") / SOCKET_NAME
 
 
 def find_peer(connected: socket.socket) -> int:

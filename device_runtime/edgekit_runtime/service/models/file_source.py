@@ -8,8 +8,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, load, unload
+from edgekit_runtime.service.serving.loader import Loaded, load, unload
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier

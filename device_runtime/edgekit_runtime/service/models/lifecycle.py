@@ -18,8 +18,9 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, unload
+from edgekit_runtime.service.serving.loader import Loaded, unload
 from edgekit_runtime.service.serving.served_version import Served
 
 Result = TypeVar("Result")

@@ -15,48 +15,21 @@ from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.eviction import MemoryCapError, Resident, choose_evictions
 from edgekit_runtime.service.models.lifecycle import Keeper
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, choose_order
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.service.serving.memory_estimate import (
-    available_bytes,
     count_processes,
     count_sessions,
     model_bytes,
     needed_bytes,
 )
 from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.system.memory import available_bytes
 
 _POLL_S: Final = 0.02  # for a model in the way whose calls end
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
-    """What all models may take together.
-
-    Attributes:
-        max_bytes: of all models that are loaded, by what their packages say; None for no cap.
-        load_wait_s: how long a request waits for a model that was unloaded for others, until it gets a 503.
-        max_waiting: requests that wait so at once; further ones get a 503.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    max_bytes: int | None = None
-    load_wait_s: float = 10.0
-    max_waiting: int = 128
-
-    def __post_init__(self) -> None:
-        if (
-            (self.max_bytes is not None and self.max_bytes < 1)
-            or self.load_wait_s < 0
-            or self.max_waiting < 0
-        ):
-            raise ValueError(
-                f"expected max_bytes over 0, load_wait_s and max_waiting of 0 or more, got {self}"
-            )
 
 
 def estimate_bytes(packages: Iterable[Servable], options: ModelOptions | None = None) -> int:

@@ -15,11 +15,13 @@ from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, St
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.eviction import MemoryCapError
 from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed, Source
-from edgekit_runtime.service.models.memory_cap import LoadPlan, ModelMemory, Room
+from edgekit_runtime.service.models.memory_cap import LoadPlan, Room
 from edgekit_runtime.service.models.rollout_controller import Rollouts
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.scheduling.call import Lane
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, explained, settle
+from edgekit_runtime.service.serving.loader import Loaded, explained, settle
 from edgekit_runtime.service.serving.served_version import Served
 
 _NEXT_AFTER_S: Final = 5.0  # at the start; most models take less

@@ -11,10 +11,10 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.lifecycle import Keeper
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.slots.versions import sort_key
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, load, unload
+from edgekit_runtime.service.serving.loader import Loaded, load, unload
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError

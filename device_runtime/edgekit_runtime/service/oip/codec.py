@@ -23,11 +23,11 @@ from edgekit_runtime.service.oip.infer_response import (
     sort_outputs,
     write_json,
 )
+from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.oip.json_arrays import NumberArray, load_document
 from edgekit_runtime.service.oip.json_fields import load_object
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Sliced, finish
-from edgekit_runtime.service.scheduling.run_memory import InputLimit
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_KEPT: Final = 64

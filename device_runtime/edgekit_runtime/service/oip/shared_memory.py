@@ -12,34 +12,18 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.tensors import Array
 
 _POSIX_FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where POSIX has its segments
 _POSIX_KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class RegionLimits:
-    """How much memory clients may register.
-
-    Attributes:
-        max_regions: at one time.
-        max_region_bytes: of all of them together.
-        allows_posix: whether segments may be registered by their name alone, which any client of this user
-            can do.
-    """
-
-    max_regions: int = 64
-    max_region_bytes: int = 1 << 30
-    allows_posix: bool = False
 
 
 class Region:

@@ -2,28 +2,28 @@
 
 import dataclasses
 import ipaddress
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from edgekit_runtime.drift.monitor import DriftLimits
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.http.listeners import find_socket
-from edgekit_runtime.service.models.memory_cap import ModelMemory
-from edgekit_runtime.service.monitor import Power
-from edgekit_runtime.service.oip.shared_memory import RegionLimits
 from edgekit_runtime.service.options.http import HttpLimits
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.model_toml import read_model
+from edgekit_runtime.service.options.resources import (
+    CacheLimits,
+    DriftLimits,
+    ModelMemory,
+    Power,
+    RegionLimits,
+)
 from edgekit_runtime.service.options.toml_tables import read_section, take_table
-from edgekit_runtime.service.scheduling.response_cache import CacheLimits
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.system.install_hint import python_here
+from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
-_MIN_TOKEN_CHARACTERS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
 
 
@@ -175,27 +175,6 @@ def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[st
         options = models.get(name, ModelOptions())
         changed[name] = dataclasses.replace(options, isolation=options.isolation or Isolation())
     return changed
-
-
-def read_token(path: str) -> bytes:
-    """Return the value that the header `Authorization` must have.
-
-    Raises:
-        ConfigError: unreadable, too short, or readable by everybody.
-    """
-    try:
-        with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode
-            token, mode = file.read(4096).strip(), os.fstat(file.fileno()).st_mode
-    except (OSError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"listen: cannot read token_file {path}: {cause}") from cause
-    if len(token) < _MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"listen: token_file {path} holds {len(token)} characters, expected at least"
-            f" {_MIN_TOKEN_CHARACTERS} and no spaces; make one with: openssl rand -hex 32"
-        )
-    if mode & 0o004:
-        raise ConfigError(f"listen: token_file {path} can be read by everybody; chmod 600 it")
-    return f"Bearer {token}".encode("ascii")
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from typing import Annotated, Any, Literal
 from edgekit_runtime.errors import ConfigError, ManifestError
 from edgekit_runtime.service.options.governor import GovernorOptions
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.ranges import Range
-from edgekit_runtime.service.options.rollout import Rollout, RolloutKind
+from edgekit_runtime.service.options.rollout import Gates, Rollout, RolloutKind, ShadowOptions
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
 from edgekit_runtime.service.options.toml_tables import read_section, take_table
 from edgekit_runtime.service.options.version_policy import VersionPolicy
-from edgekit_runtime.service.rollout.gates import Gates
-from edgekit_runtime.service.rollout.shadow_lane import ShadowOptions
-from edgekit_runtime.service.serving.loader import ModelOptions
 from edgekit_runtime.sessions.options import MAX_THREADS
 
 

@@ -12,60 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.service.rollout.confidence_sequences import LogHistogram, share_interval, share_is_above
 from edgekit_runtime.service.rollout.paired_latency import PairedLatency
 
 _TESTS: Final = 5  # agreement, errors, p50, p99, energy: each gets its part of alpha
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gates:
-    """Limits that a candidate must keep; None switches a gate off.
-
-    Attributes:
-        min_agreement: least mean agreement with the current version (see `agreement`), 0..1; a version is
-            not promoted without any comparison.
-        max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
-        max_p50_ratio: of the latency to that of the current version with the same inputs, median over pairs.
-        max_p99_ratio: of the latency that one pair in a hundred exceeds to the current version's.
-        max_energy_ratio: median energy per request relative to the current version's, where it is
-            measured.
-        error_burst: failed answers in a row that roll back at once.
-        min_samples: answers of the candidate before it can be promoted.
-        max_duration_s: time after which the verdict falls.
-        alpha: chance of a false rollback, and of a false promotion.
-
-    Raises:
-        ManifestError: a value is outside its range.
-    """
-
-    min_agreement: float | None = 0.9
-    max_extra_errors: float = 0.01
-    max_p50_ratio: float | None = 1.25
-    max_p99_ratio: float | None = 1.5
-    max_energy_ratio: float | None = 1.25
-    error_burst: int = 5
-    min_samples: int = 200
-    max_duration_s: float = 86_400.0
-    alpha: float = 0.01
-
-    def __post_init__(self) -> None:
-        _require_between("min_agreement", self.min_agreement, 0, 1)
-        _require_between("max_extra_errors", self.max_extra_errors, 0, 1)
-        _require_between("alpha", self.alpha, 0, 0.5)
-        for name in ("max_p50_ratio", "max_p99_ratio", "max_energy_ratio", "max_duration_s"):
-            _require_between(name, getattr(self, name), 0, math.inf)
-        if self.error_burst < 1 or self.min_samples < 1:
-            raise ManifestError(
-                f"canary: error_burst is {self.error_burst} and min_samples {self.min_samples},"
-                " expected at least 1"
-            )
-
-
-def _require_between(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low < value < high:
-        raise ManifestError(f"canary: {name} is {value}, expected more than {low:g} and less than {high:g}")
 
 
 @dataclass(slots=True)

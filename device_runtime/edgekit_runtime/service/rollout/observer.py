@@ -7,16 +7,9 @@ from typing import Final, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError
+from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.service.rollout.confidence_sequences import LogHistogram
-from edgekit_runtime.service.rollout.gates import (
-    Arm,
-    Continue,
-    Gates,
-    Observed,
-    Promote,
-    Rollback,
-    judge,
-)
+from edgekit_runtime.service.rollout.gates import Arm, Continue, Observed, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.paired_runs import Pair
 from edgekit_runtime.service.scheduling.call import Answer
 
@@ -24,9 +17,6 @@ Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`
 Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 
-# Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
-# every k-th of them, so that two clients that take turns get the same share of the candidate each.
-GOLDEN: Final = 0.6180339887498949
 # Answers of the candidate between two looks, and as a share of those so far: a look takes as long as a small
 # inference, and late ones bring little that is new.
 _LOOK_EVERY: Final = 32

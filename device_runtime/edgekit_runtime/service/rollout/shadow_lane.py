@@ -15,42 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.options.rollout import ShadowOptions
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
-from edgekit_runtime.service.rollout.observer import GOLDEN, Defer, Watch, is_of_model
+from edgekit_runtime.service.rollout.observer import Defer, Watch, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
+from edgekit_runtime.service.scheduling.spread import GOLDEN
 from edgekit_runtime.tensors import Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowOptions:
-    """When a call is copied for the candidate.
-
-    Attributes:
-        share: of the calls, more than 0 and at most 1.
-        max_load: real calls that may be under way while the candidate runs.
-        quiet_s: how long no real call must have been answered before the candidate is asked.
-        max_wait_s: a copy that waited longer is dropped.
-        max_pending: copies that wait; more are not made.
-        max_copied_bytes: calls whose inputs lie in a borrowed buffer and are larger than this get no copy:
-            where the model does not run on a thread, copying delays the reply.
-    """
-
-    share: float = 0.1
-    max_load: int = 0
-    quiet_s: float = 0.001
-    max_wait_s: float = 1.0
-    max_pending: int = 4
-    max_copied_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ManifestError(f"shadow: share is {self.share}, expected more than 0 and at most 1")
-        if self.max_load < 0 or self.max_pending < 1 or self.quiet_s < 0 or self.max_wait_s <= 0:
-            raise ManifestError(
-                f"shadow: expected max_load, quiet_s >= 0, max_pending >= 1, max_wait_s > 0, got {self}"
-            )
 
 
 @dataclass(slots=True, eq=False)

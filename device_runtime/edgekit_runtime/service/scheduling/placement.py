@@ -13,10 +13,7 @@ model off the loop from the start.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Final
-
-from edgekit_runtime.tensors import Array
 
 _WEIGHT: Final = 1 / 8  # of a new value in a mean
 _HICCUP: Final = 8.0  # a run that took more means counts as so many
@@ -113,11 +110,3 @@ class Paces:
         if pace is None:
             pace = self._by_size[size] = Pace(self._limit_s)
         return pace
-
-
-def input_bytes(inputs: Mapping[str, Array]) -> int:
-    """Return the size of all inputs together."""
-    size = 0
-    for array in inputs.values():  # sum() over a generator takes three times as long
-        size += array.nbytes
-    return size

@@ -18,8 +18,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.options.resources import CacheLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.fair_pool import Loop
 from edgekit_runtime.service.scheduling.outcomes import miss, reply, shed
@@ -29,24 +30,6 @@ from edgekit_runtime.tensors import Array
 _KEY_BYTES: Final = 16  # two of 2^32 inputs are taken for equal with a chance of 2^-65
 _ENTRY_BYTES: Final = 512  # of Python's objects around a small answer
 _Key: TypeAlias = tuple[int, bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLimits:
-    """Bounds of a response cache.
-
-    Attributes:
-        max_bytes: of all answers that it keeps.
-        max_input_bytes: calls with larger inputs pass by: hashing takes about 1 ms a MiB, on the loop's
-            thread.
-    """
-
-    max_bytes: int = 8 << 20
-    max_input_bytes: int = 256 << 10
-
-    def __post_init__(self) -> None:
-        if self.max_bytes < 1 or self.max_input_bytes < 0:
-            raise ManifestError(f"cache: expected max_bytes >= 1 and max_input_bytes >= 0, got {self}")
 
 
 class ResponseCache:

@@ -15,16 +15,17 @@ from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.scheduling.batch import Batch, find_kind, has_free_rows, run_one
+from edgekit_runtime.service.scheduling.batch import Batch, find_kind, run_one
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed, unloading
-from edgekit_runtime.service.scheduling.placement import Paces, input_bytes, move_mean
+from edgekit_runtime.service.scheduling.placement import Paces, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import Queued, Waiting
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
+from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, input_bytes
 
 _logger = logging.getLogger(__name__)
 

@@ -10,10 +10,8 @@ import re
 from typing import Final
 
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.variants import Variant
-
-FIGURE: Final = "integer_division_by_inputs"
-"""The figure of a manifest that says whether the model divides integers by what its inputs decide."""
 
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
@@ -33,7 +31,7 @@ def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
 
 
 def _divides(package: OpenedPackage, variant: Variant) -> bool:
-    stated = variant.figures.get(FIGURE)
+    stated = variant.figures.get(INTEGER_DIVISION_FIGURE)
     if isinstance(stated, bool):
         return stated
     models = {choice.artifact for choice in variant.backend.chain if choice.name == "ort"}

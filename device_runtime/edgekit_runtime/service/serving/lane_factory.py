@@ -5,18 +5,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit_runtime.drift.monitor import Drift, DriftLane, DriftLimits
+from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
+from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.governor import GovernorOptions
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Lane
+from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
-from edgekit_runtime.service.scheduling.run_memory import InputLimit, estimate_run_memory
+from edgekit_runtime.service.scheduling.run_memory import estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.served_version import DrainingLane, Served
 from edgekit_runtime.service.workers.remote_model import IsolatedLane
 from edgekit_runtime.sessions.instances import WarmRun
@@ -84,7 +88,7 @@ class Stacking:
             most = loaded.scheduling.max_waiting
             stack = cache = self.cache.in_front_of(stack, self.loop, metrics=metrics, max_waiting=most)
         drift = self._make_drift(loaded, codec) if options.drift else None
-        stack = stack if drift is None else DriftLane(drift, stack)
+        stack = stack if drift is None else DriftLane(drift, stack, budget_s=self.drift.budget_s)
         return Served(
             loaded,
             codec,
@@ -150,7 +154,7 @@ class Stacking:
     def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:
         manifest = loaded.manifest
         try:
-            return Drift(codec.inputs, codec.outputs, manifest.figures, self.drift)
+            return Drift(codec.inputs, codec.outputs, manifest.figures, self.drift.window)
         except ManifestError as error:
             # What describes the model's data is of no use; the model itself is.
             _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)

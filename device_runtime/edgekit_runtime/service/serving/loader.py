@@ -9,7 +9,7 @@ import functools
 import gc
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,18 +18,17 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
-from edgekit_runtime.service.options.governor import GovernorOptions, LoadedWay
+from edgekit_runtime.service.options.governor import GovernorOptions
 from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.options.version_policy import SwapOrder, VersionPolicy
-from edgekit_runtime.service.scheduling.batch import rows_are_independent
 from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.serving.load_deadline import Attempt
 from edgekit_runtime.service.serving.memory_estimate import count_processes, count_sessions, model_bytes
-from edgekit_runtime.sessions.instances import WarmRun, open_instances, warm_up
+from edgekit_runtime.sessions.instances import LoadedWay, WarmRun, open_instances, warm_up
 from edgekit_runtime.sessions.ort_memory import trim_memory
 from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import (
     EngineMissingError,
@@ -52,47 +51,6 @@ class Opener(Protocol):
         self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None" = None
     ) -> "Loaded":
         """Return what is open; a version that is to be tried `beside` another is where that is."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How one model is kept.
-
-    Attributes:
-        policy: which of its versions are served.
-        swap: order of a swap, or None to choose by the memory that is free.
-        threads: of one inference, or None as its package says.
-        load_timeout_s: for a version to be opened, tested and run first, or it is rejected; None for 120 s,
-            and for as long as TensorRT may build where it does so first.
-        instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
-        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
-        isolation: of the process of its own that runs it, or None to run it in the service's.
-        opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
-        trap_opener: what opens packages whose inputs may end the process that runs them (`can_trap`), or None
-            to open them as all others.
-        in_process: whether it stays in the service's process whatever its packages hold.
-        rollout: how a new version takes over.
-        cache: whether equal inputs are answered from the response cache.
-        drift: whether inputs and outputs are watched for drift.
-        keep_loaded: whether it stays where the memory cap makes others go.
-        governor: limits to hold by the way in which it is run, or None.
-    """
-
-    policy: VersionPolicy = field(default_factory=VersionPolicy)
-    swap: SwapOrder | None = None
-    threads: int | None = None
-    load_timeout_s: float | None = None
-    instances: int = 1
-    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
-    isolation: Isolation | None = None
-    opener: "Opener | None" = None
-    trap_opener: "Opener | None" = None
-    in_process: bool = False
-    rollout: Rollout = field(default_factory=Rollout)
-    cache: bool = False
-    drift: bool = True
-    keep_loaded: bool = False
-    governor: GovernorOptions | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +127,7 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     try:
         with explained(what):
             if options.opener is not None:
-                loaded = options.opener(package, options)
+                loaded: Loaded = options.opener(package, options)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)

@@ -1,6 +1,5 @@
 """How much memory is free for another model, and about how much one needs."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,8 +12,6 @@ from edgekit_runtime.service.options.version_policy import Servable
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
 _SHARED: Final = ("ort",)  # backends whose sessions are concurrent
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def needed_bytes(packages: Sequence[Servable]) -> int:
@@ -56,32 +53,6 @@ def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
     estimate = figures.get("memory_estimate")
     stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
     return stated if isinstance(stated, int) and stated > 0 else None
-
-
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return what can still be used: of the machine, or of this process's limit if that is less."""
-    free_bytes = 1 << 62
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free_bytes = int(line.split()[1]) * 1024
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit != "max":
-            used_bytes = int((cgroup / "memory.current").read_text())
-            free_bytes = min(free_bytes, max(0, int(limit) - used_bytes))
-    except (OSError, ValueError, IndexError):  # no such limit here
-        pass
-    return free_bytes
-
-
-def machine_bytes(cgroup: Path = _CGROUP) -> int:
-    """Return the memory of the machine, or this process's limit if that is less."""
-    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        return total_bytes if limit == "max" else min(total_bytes, int(limit))
-    except (OSError, ValueError):  # no such limit here
-        return total_bytes
 
 
 def _size_bytes(path: Path) -> int:

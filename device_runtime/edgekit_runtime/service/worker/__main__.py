@@ -28,7 +28,7 @@ from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service
-from edgekit_runtime.service.worker.confinement import confine, end_with
+from edgekit_runtime.service.worker.confinement import confine
 from edgekit_runtime.service.worker.package_source import GivenPackages
 from edgekit_runtime.service.worker.shared_memory import ForwardedRegions
 from edgekit_runtime.service.worker_wire.channel import Channel, Kind
@@ -46,6 +46,7 @@ from edgekit_runtime.service.worker_wire.messages import (
 )
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.system.child_process import end_with
 
 _DESCRIPTORS: Final = 3
 

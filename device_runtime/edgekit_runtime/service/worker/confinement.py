@@ -1,7 +1,5 @@
 """What a worker process does to itself before it loads anything: limits, and an end with the service."""
 
-import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -11,19 +9,7 @@ from typing import Final
 
 from edgekit_runtime.service.options.isolation import Isolation
 
-_PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
-
-
-def end_with(parent: int) -> None:
-    """Let the kernel end this process when the process `parent`, that started it, ends in any way.
-
-    Source: prctl(2), PR_SET_PDEATHSIG.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end tells it too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def confine(isolation: Isolation) -> list[str]:

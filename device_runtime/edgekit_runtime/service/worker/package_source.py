@@ -6,8 +6,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits, read_package
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions, load
+from edgekit_runtime.service.serving.loader import Loaded, load
 from edgekit_runtime.service.worker_wire.messages import Given
 from edgekit_runtime.trust.dsse import Statement, read_unverified
 

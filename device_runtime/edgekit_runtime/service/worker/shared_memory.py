@@ -3,7 +3,8 @@
 import logging
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.oip.shared_memory import Region, RegionLimits, Regions
+from edgekit_runtime.service.oip.shared_memory import Region, Regions
+from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.service.worker_wire.channel import Channel
 from edgekit_runtime.service.worker_wire.messages import REGION
 

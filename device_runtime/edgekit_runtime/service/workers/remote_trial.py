@@ -9,7 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, UnavailableError
-from edgekit_runtime.service.rollout.gates import Arm, Gates, Promote, Rollback, may_be_promoted
+from edgekit_runtime.service.options.rollout import Gates
+from edgekit_runtime.service.rollout.gates import Arm, Promote, Rollback, may_be_promoted
 from edgekit_runtime.service.worker_wire.channel import ChannelError
 from edgekit_runtime.service.worker_wire.messages import Given, TrialWord
 from edgekit_runtime.service.worker_wire.snapshots import Snapshot

@@ -14,14 +14,15 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.models.memory_cap import ModelMemory
 from edgekit_runtime.service.observability.prometheus import Family
 from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.rollout.trial import find_difference
-from edgekit_runtime.service.serving.loader import Loaded, ModelOptions
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import Given, Order
 from edgekit_runtime.service.workers.remote_model import IsolatedLane
 from edgekit_runtime.system.resource_errors import check_lack

@@ -27,8 +27,8 @@ from edgekit_runtime.sessions.tensorrt.executor import Executor
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.sessions.tensorrt.prepare import Job, Machine, prepare
 from edgekit_runtime.sessions.tensorrt.session import EngineState, TensorRtSession
-from edgekit_runtime.system.atomic_files import find_cache_folder
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.system.paths import find_cache_folder
 
 __all__ = [
     "EngineState",

@@ -1,0 +1,9 @@
+"""Names of figures in a manifest that the toolkit writes and the device reads."""
+
+from typing import Final
+
+RUN_MEMORY_FIGURE: Final = "run_bytes_per_input_byte"
+"""In the figure `memory_estimate`: bytes of inputs, activations and outputs together, for each input byte."""
+
+INTEGER_DIVISION_FIGURE: Final = "integer_division_by_inputs"
+"""Whether the model divides integers by values of its inputs, which ends the process on some processors."""

@@ -1,0 +1,91 @@
+"""A lane that collects drift statistics of some calls, of so many that the time stays within a budget."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from edgekit_runtime.drift.monitor import Drift
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.service.options.resources import DriftLimits
+from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.spread import GOLDEN
+from edgekit_runtime.tensors import Array
+
+_MOST_SKIPPED: Final = 10_000
+_FIRST_COST_S: Final = 50e-6
+
+
+class DriftLane(Lane):
+    """Lets calls pass, and looks at some of them; it stands in front of a cache, which hides equal inputs."""
+
+    __slots__ = ("_budget_s", "_clock", "_cost_s", "_drift", "_lane", "_left", "_phase")
+
+    def __init__(
+        self,
+        drift: Drift,
+        lane: Lane,
+        *,
+        budget_s: float = DriftLimits().budget_s,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Watch `lane`.
+
+        Args:
+            drift: of the version behind it.
+            lane: that answers.
+            budget_s: mean time per call that looking may take.
+            clock: in seconds.
+        """
+        self._budget_s = budget_s
+        self._cost_s = _FIRST_COST_S  # smoothed time of a look
+        self._phase = 0.0
+        self._drift = drift
+        self._lane = lane
+        self._clock = clock
+        self._left = 1
+
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
+        """Let the lane behind answer, unless this call is looked at."""
+        if self._left <= 1:
+            return None
+        answer = self._lane.attempt(inputs)
+        if answer is not None:
+            self._left -= 1
+        return answer
+
+    def submit(self, call: Call) -> None:
+        """Take `call`, which the lane behind answers; raises nothing."""
+        self._left -= 1
+        if self._left > 0:
+            self._lane.submit(call)
+            return
+        self._left = 1
+        drift, clock = self._drift, self._clock
+        begin_s = clock()
+        # Wrong inputs must not fail here: the session says what is wrong with them.
+        try:
+            picked = drift.pick_inputs(call.inputs, self._phase)
+        except (KeyError, ValueError, TypeError):
+            self._lane.submit(call)
+            return
+        picked_s = clock() - begin_s
+
+        def take(answer: Answer) -> None:
+            call.reply(answer)
+            if isinstance(answer, EdgekitError):
+                return
+            again_s = clock()
+            drift.add(picked, answer, self._phase)
+            self._left = self._count_skipped(picked_s + clock() - again_s)
+
+        self._lane.submit(call.answered_by(take))
+
+    def _count_skipped(self, seconds: float) -> int:
+        """Take note of what a look cost; return how many calls to let pass before the next."""
+        # A pause of the whole process, which may strike during a look, is not its cost.
+        self._cost_s += 0.25 * (min(seconds, 4 * self._cost_s) - self._cost_s)
+        self._phase = (self._phase + GOLDEN) % 1.0
+        # Not every k-th call: two clients that take turns would be seen unequally often.
+        skipped = self._cost_s / self._budget_s * (0.5 + self._phase)
+        return min(math.ceil(skipped), _MOST_SKIPPED)

@@ -1,0 +1,109 @@
+"""Whether a model answers each row of a batch as it answers that row alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import Array
+
+_ROUNDING: Final = 1e-3  # share of a row's largest value by which kernels for other sizes may differ
+_EPSILONS: Final = 16.0  # of a dtype: what sums of some hundred such values in another order differ by
+# To either side of the given row: beside a row of 16 times its size, the 256 steps of one 8-bit scale leave
+# it 8 or 16, and its answer is some per cent off.
+_FACTOR: Final = 16.0
+
+
+def has_free_rows(session: Session) -> bool:
+    """Return whether the first dimension of every input and output is free."""
+    return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*session.inputs, *session.outputs))
+
+
+def rows_are_independent(session: Session, inputs: Mapping[str, Array], seed: int = 0) -> bool:
+    """Return whether a session answers rows beside much larger and smaller ones as it answers each alone.
+
+    Rows of another size are what shows a scale, a norm or an extreme that is taken over the whole batch.
+    Integers and bools stay within the values that the given rows hold, as they may be indices. Float outputs
+    may differ by 0.1 % of the largest value of their own row, since engines choose other kernels for other
+    numbers of rows; integers may not.
+
+    Args:
+        session: to try; it runs four times.
+        inputs: input name -> array of one row or more; the first row of each is judged, at most two others
+            run beside it.
+        seed: of the order in which a row's values are mixed.
+
+    Raises:
+        DataError: the inputs do not fit.
+    """
+    if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
+        return False
+    judged, company = _vary(inputs, np.random.default_rng(seed))
+    # On both sides, so that what is carried from row to row shows whichever way it goes.
+    half = len(company) // 2
+    rows = [*company[:half], *judged, *company[half:]]
+    try:
+        together = session.run(concatenate(rows))
+    except BackendError:
+        return False
+    usual: dict[str, Array] = {}
+    for index, row in enumerate(judged, half):
+        for name, alone in session.run(row).items():
+            if len(alone) != 1 or len(together[name]) != len(rows):
+                return False
+            if not _agree(alone, together[name][index : index + 1], usual.setdefault(name, alone)):
+                return False
+    return True
+
+
+_Row: TypeAlias = dict[str, Array]
+
+
+def _vary(
+    inputs: Mapping[str, Array], random: "np.random.Generator"
+) -> tuple[tuple[_Row, ...], tuple[_Row, ...]]:
+    """Return rows to judge, the first of which is the given one, and rows to run beside them."""
+    first = {name: array[:1] for name, array in inputs.items()}
+    mixed = {name: random.permutation(a.reshape(-1)).reshape(a.shape) for name, a in first.items()}
+
+    def scale(row: _Row, factor: float, pick: "Callable[[Array], Any] | None" = None) -> _Row:
+        """Return a row of other size; `pick` returns what integers become, which else stay."""
+        scaled = {}
+        for name, array in row.items():
+            if array.dtype.kind != "f":
+                scaled[name] = array if pick is None else np.full_like(array, pick(inputs[name]))
+                continue
+            with np.errstate(over="ignore"):  # float16 ends at 65504; infinity is large, too
+                scaled[name] = (array if array.any() else np.ones_like(array)) * array.dtype.type(factor)
+        return scaled
+
+    others = [{name: a[i : i + 1] for name, a in inputs.items()} for i in range(1, _fewest_rows(inputs))]
+    judged = first, scale(mixed, 1 / _FACTOR), scale(first, 0.0, np.min)
+    large = scale(first, _FACTOR, np.max), scale(mixed, -_FACTOR, np.min)
+    return judged, (large[0], *others, large[1])
+
+
+def _fewest_rows(inputs: Mapping[str, Array]) -> int:
+    return min(3, *(len(array) for array in inputs.values()))
+
+
+def _agree(alone: Array, together: Array, usual: Array) -> bool:
+    """Whether one row is answered alike; `usual` is what the session answers to an ordinary one."""
+    if alone.shape != together.shape:
+        return False
+    if alone.dtype.kind != "f":
+        return bool(np.array_equal(alone, together))
+    # A row whose answer is next to nothing has it as a difference of values of an ordinary row's size.
+    reach = _ROUNDING * _largest(alone) + _EPSILONS * float(np.finfo(alone.dtype).eps) * _largest(usual)
+    return bool(np.allclose(together, alone, rtol=0.0, atol=reach, equal_nan=True))
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+
+
+def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the inputs of several calls as those of one batch."""
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

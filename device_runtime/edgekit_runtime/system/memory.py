@@ -1,0 +1,34 @@
+"""How much memory this machine, or the control group of this process, has and has left."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Return what can still be used: of the machine, or of this process's limit if that is less."""
+    free_bytes = 1 << 62
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free_bytes = int(line.split()[1]) * 1024
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit != "max":
+            used_bytes = int((cgroup / "memory.current").read_text())
+            free_bytes = min(free_bytes, max(0, int(limit) - used_bytes))
+    except (OSError, ValueError, IndexError):  # no such limit here
+        pass
+    return free_bytes
+
+
+def machine_bytes(cgroup: Path = _CGROUP) -> int:
+    """Return the memory of the machine, or this process's limit if that is less."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        return total_bytes if limit == "max" else min(total_bytes, int(limit))
+    except (OSError, ValueError):  # no such limit here
+        return total_bytes
