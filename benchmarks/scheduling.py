@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.scheduling.scheduler import Scheduler

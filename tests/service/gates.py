@@ -6,8 +6,7 @@ from typing import Any
 
 from tests.service.service_parts import Array
 
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 
 ON_THREADS = ModelOptions(scheduling=SchedulingLimits(short_s=0))
 """Of a model that may hang: on the loop it would hold up the whole service."""

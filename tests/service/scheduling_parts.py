@@ -10,7 +10,7 @@ import numpy as np
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.fair_pool import Job, Pool
 from edgekit_runtime.service.scheduling.scheduler import Scheduler

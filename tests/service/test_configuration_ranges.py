@@ -13,11 +13,9 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http.timer_wheel import ticks
 from edgekit_runtime.service.options.config import _SECTIONS, ServiceConfig, read_config
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import GovernorOptions, Isolation, SchedulingLimits
 from edgekit_runtime.service.options.model_toml import _Canary, _Comparison, _Single
 from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
 from edgekit_runtime.service.options.toml_tables import list_settings
 
 TABLES: dict[str, tuple[type[Any], ...]] = {

@@ -19,11 +19,8 @@ from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import ModelMemory, Power
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
 from edgekit_runtime.service.serving.loader import load, unload
 
 # Answers of the two variants to X.

@@ -21,8 +21,7 @@ from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.options.rollout import Gates, Rollout
 from edgekit_runtime.service.workers import spawn

@@ -32,8 +32,7 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models import lifecycle
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.serving.loader import unload
 from edgekit_runtime.service.workers import process_group, worker_handle

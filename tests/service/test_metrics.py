@@ -21,7 +21,7 @@ from edgekit_runtime.service.observability.prometheus import (
     write_exposition,
 )
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics
-from edgekit_runtime.service.options.scheduling import MAX_BATCH
+from edgekit_runtime.service.options.model import MAX_BATCH
 
 
 def parse(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

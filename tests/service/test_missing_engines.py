@@ -15,8 +15,7 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.slots import UNPROVEN, Slots
 from edgekit_runtime.system.install_hint import install_command
 

@@ -28,7 +28,7 @@ from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, VersionPolicy, choose_order
 from edgekit_runtime.service.serving.loader import unload
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
-from edgekit_runtime.system.memory import available_bytes
+from edgekit_runtime.system.machine import available_bytes
 
 
 def write(maker: PackageMaker, folder: Path, version: str, *, is_right: bool = True) -> Path:

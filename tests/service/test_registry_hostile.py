@@ -41,8 +41,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.config import Inference
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned

@@ -31,8 +31,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.infer_plan import PlannedInput
 from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.options.config import Inference
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec

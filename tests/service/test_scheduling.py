@@ -16,7 +16,7 @@ from edgekit_runtime.errors import (
     UnavailableError,
 )
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Call
 
 SHORT = {"short_s": 200e-6}

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
 from edgekit_runtime.service.scheduling.scheduler import Scheduler

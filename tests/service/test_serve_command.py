@@ -32,8 +32,7 @@ from edgekit_runtime.errors import ConfigError, PackageError, RequestError, Tran
 from edgekit_runtime.service.http.listeners import listen_unix
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import Listen, ServiceConfig, read_config
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.version_policy import VersionPolicy
 from edgekit_runtime.system.child_process import child_environment
 

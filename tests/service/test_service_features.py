@@ -40,9 +40,8 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.config import read_config
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned

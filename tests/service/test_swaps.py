@@ -12,10 +12,8 @@ from tests.service.wiring_parts import ask_many, load, served_version, statistic
 from tests.waiting import wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.rollout import Gates, Rollout, ShadowOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
 
 _SWAPS = 10
 _GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=20)

@@ -34,8 +34,7 @@ from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.serving.integer_division import can_trap

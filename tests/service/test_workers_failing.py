@@ -32,8 +32,7 @@ from tests.waiting import bounded, is_running, wait_for
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.oip.paths import find_infer
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.workers import process_group, spawn, worker_handle
 from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots

@@ -32,8 +32,7 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.scheduling import run_memory
 from edgekit_runtime.service.workers.process_group import IsolatedModel
 from edgekit_runtime.tensors import TensorSpec

@@ -29,10 +29,10 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.latency import Latency
-from edgekit_runtime.sessions.options import MAX_THREADS
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.sessions.session import open_choice
+from edgekit_runtime.system.machine import MAX_THREADS
 
 Objective = Literal["latency", "throughput"]
 

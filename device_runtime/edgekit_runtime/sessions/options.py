@@ -5,14 +5,10 @@ Options change how a model runs, so an unknown one is refused, never skipped.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
-
-MAX_THREADS: Final = 256
-"""Of one inference. More is refused, not lowered: a package means the same on each machine, and so many do no
-good on any device, while a few thousand fill the table of threads that all its programs share."""
 
 Options = TypeVar("Options")
 

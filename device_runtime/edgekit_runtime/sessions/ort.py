@@ -15,18 +15,13 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions.options import (
-    MAX_THREADS,
-    parse_options,
-    require_count,
-    require_flag,
-    require_names,
-)
+from edgekit_runtime.sessions.options import parse_options, require_count, require_flag, require_names
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.session import EngineMissingError, check_specs
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec

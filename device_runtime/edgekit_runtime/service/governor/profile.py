@@ -14,8 +14,7 @@ from edgekit_runtime.power.governor.loads import LoadMeter
 from edgekit_runtime.power.governor.settings import Cost, Profile, Seen, Setting
 from edgekit_runtime.service.governor.lane import GovernedLane
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import GovernorOptions, SchedulingLimits
 from edgekit_runtime.sessions.instances import LoadedWay
 
 _WATTS: Final = 1.0  # of one busy thread: a guess that the governor corrects by a common factor

@@ -25,7 +25,7 @@ from edgekit_runtime.service.serving.memory_estimate import (
     needed_bytes,
 )
 from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.system.memory import available_bytes
+from edgekit_runtime.system.machine import available_bytes
 
 _POLL_S: Final = 0.02  # for a model in the way whose calls end
 

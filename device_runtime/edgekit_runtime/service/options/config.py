@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.options.http import HttpLimits
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.model_toml import read_model
 from edgekit_runtime.service.options.resources import (
     CacheLimits,

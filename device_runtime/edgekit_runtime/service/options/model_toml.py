@@ -5,15 +5,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from edgekit_runtime.errors import ConfigError, ManifestError
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.ranges import Range
+from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.rollout import Gates, Rollout, RolloutKind, ShadowOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
-from edgekit_runtime.service.options.toml_tables import read_section, take_table
+from edgekit_runtime.service.options.toml_tables import Range, read_section, take_table
 from edgekit_runtime.service.options.version_policy import VersionPolicy
-from edgekit_runtime.sessions.options import MAX_THREADS
+from edgekit_runtime.system.machine import MAX_THREADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

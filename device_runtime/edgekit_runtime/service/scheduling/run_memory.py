@@ -16,7 +16,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.figures import RUN_MEMORY_FIGURE
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.system.memory import machine_bytes
+from edgekit_runtime.system.machine import machine_bytes
 from edgekit_runtime.tensors import DTYPES
 
 # Activations over inputs and outputs where the package does not say: estimated 2.6 to 41.5 for ten models.

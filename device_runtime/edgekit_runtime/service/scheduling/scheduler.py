@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.batch import Batch, find_kind, run_one
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool

@@ -11,8 +11,7 @@ from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane

@@ -18,10 +18,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.isolation import Isolation
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.scheduling import SchedulingLimits
+from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.serving.load_deadline import Attempt
 from edgekit_runtime.service.serving.memory_estimate import count_processes, count_sessions, model_bytes

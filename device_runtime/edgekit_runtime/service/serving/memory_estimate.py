@@ -6,8 +6,7 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.service.options.governor import GovernorOptions
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import GovernorOptions, Isolation
 from edgekit_runtime.service.options.version_policy import Servable
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md

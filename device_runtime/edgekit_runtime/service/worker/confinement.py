@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import Isolation
 
 _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.options.config import ServiceConfig
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import Isolation
 from edgekit_runtime.service.worker_wire.channel import ChannelError
 
 LENT: Final = struct.Struct("<I??")  # index, is_local, whether the model was asked for without a version

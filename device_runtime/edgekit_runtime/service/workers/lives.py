@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import Isolation
 from edgekit_runtime.service.worker_wire.messages import BEAT_S
 from edgekit_runtime.service.workers.worker_handle import Worker
 

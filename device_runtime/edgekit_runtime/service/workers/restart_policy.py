@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_runtime.service.options.isolation import Isolation
+from edgekit_runtime.service.options.model import Isolation
 
 _FIRST_DELAY_S: Final = 0.25
 

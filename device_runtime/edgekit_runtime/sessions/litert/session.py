@@ -22,8 +22,9 @@ from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
-from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count, require_flag
+from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
 from edgekit_runtime.sessions.session import EngineMissingError, check_specs
+from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
 
 

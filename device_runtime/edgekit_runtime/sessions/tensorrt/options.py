@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.options import MAX_THREADS, parse_options, require_count
+from edgekit_runtime.sessions.options import parse_options, require_count
+from edgekit_runtime.system.machine import MAX_THREADS
 
 PRECISIONS: Final = ("int8", "fp16", "fp32")
 

@@ -1,8 +1,12 @@
-"""How much memory this machine, or the control group of this process, has and has left."""
+"""What this machine has to give: memory, and threads."""
 
 import os
 from pathlib import Path
 from typing import Final
+
+MAX_THREADS: Final = 256
+"""Of one inference. More is refused, not lowered: a package means the same on each machine, and so many do no
+good on any device, while a few thousand fill the table of threads that all its programs share."""
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
