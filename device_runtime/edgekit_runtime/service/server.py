@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -70,7 +69,6 @@ class Service:
         self._regions = Regions(config.shared_memory) if regions is None else regions
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
-        models = {name: self._choose_openers(options) for name, options in config.models.items()}
         self.metrics = ServiceMetrics()
         stacking = Stacking(
             loop=loop,
@@ -86,11 +84,11 @@ class Service:
         self.registry = Registry(
             source,
             stacking.make,
-            models,
-            default=self._choose_openers(ModelOptions()),
+            config.models,
             memory=config.memory,
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
+            open_remote=self._open_remote,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
         routes = Routes(self.registry, self._regions, self._write_metrics, slicer)
@@ -164,13 +162,7 @@ class Service:
         head.is_cleared = not self.workers.may_take(head)
         return not head.is_cleared and self.workers.pass_on(connection, head)
 
-    def _choose_openers(self, options: ModelOptions) -> ModelOptions:
-        if options.in_process:
-            return options
-        opener = self._open_isolated if options.isolation else None
-        return dataclasses.replace(options, opener=opener, trap_opener=self._open_isolated)
-
-    def _open_isolated(
+    def _open_remote(
         self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None
     ) -> Loaded:
         return self.workers.open(package, options, beside)

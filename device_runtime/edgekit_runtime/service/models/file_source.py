@@ -10,7 +10,7 @@ from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, load, unload
+from edgekit_runtime.service.serving.loader import Loaded, Opener, load, unload
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
@@ -66,7 +66,7 @@ class PackageFiles:
             raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
         return found
 
-    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         opened: list[Loaded] = []
         chosen = options.policy.choose(name, self.find(name))
@@ -74,7 +74,7 @@ class PackageFiles:
             self._check_age(chosen[0])
         try:
             for package in chosen:
-                opened.append(self.reopen(package.path, options))  # noqa: PERF401  # to close them in between
+                opened.append(self.reopen(package.path, options, open_remote))  # noqa: PERF401  # to close them in between
         except BaseException:
             for loaded in opened:
                 unload(loaded.sessions)
@@ -82,10 +82,10 @@ class PackageFiles:
         self._opened.update((name, package.version) for package in chosen)
         return opened
 
-    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
         """Return the model of the package at `path`."""
         with read_package(path, self._trust) as package:
-            return load(package, options)
+            return load(package, options, open_remote)
 
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""

@@ -16,15 +16,23 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.package.archive import Limits
+from edgekit_runtime.package.archive import Limits, OpenedPackage
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, unload
+from edgekit_runtime.service.serving.loader import Loaded, Opener, unload
 from edgekit_runtime.service.serving.served_version import Served
 
 Result = TypeVar("Result")
 MakeServed: TypeAlias = Callable[[Loaded], Served]
+
+
+class OpenBeside(Opener, Protocol):
+    """Opens a package in another process."""
+
+    def __call__(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None) -> Loaded:
+        """Return what is open there, in the process of the version `beside` where there is one."""
+
 
 _CONFIRM_AFTER_S: Final = 10.0
 _RECORD_AGAIN_S: Final = 60.0  # where it could not be recorded
@@ -62,14 +70,19 @@ class Source(Protocol):
             EdgekitError: it cannot be read.
         """
 
-    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
         """Return what is to be served of `name`; the first answers requests that name no version.
+
+        Args:
+            name: of the model.
+            options: of the model.
+            open_remote: see `load`.
 
         Raises:
             EdgekitError: that says why nothing can be served; nothing stays open then.
         """
 
-    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
         """Return the model of a package that was served before.
 
         Raises:
@@ -102,7 +115,13 @@ class Keeper:
     """
 
     def __init__(
-        self, source: Source, make_served: MakeServed, metrics: ServiceMetrics, drain_timeout_s: float
+        self,
+        source: Source,
+        make_served: MakeServed,
+        metrics: ServiceMetrics,
+        *,
+        drain_timeout_s: float,
+        open_remote: OpenBeside | None,
     ) -> None:
         """Keep nothing yet.
 
@@ -111,8 +130,10 @@ class Keeper:
             make_served: see `Keeper`.
             metrics: where versions that do not come to their end are counted.
             drain_timeout_s: how long calls under way are waited for.
+            open_remote: opens packages in processes of their own, or None.
         """
         self.source, self.make_served = source, make_served
+        self._open_remote = open_remote
         self.leaving: set[Served] = set()
         self._metrics, self._drain_timeout_s = metrics, drain_timeout_s
         self._working: set[Future[Any]] = set()
@@ -121,14 +142,25 @@ class Keeper:
         self._crashed: set[tuple[str, str]] = set()
         self._confirmed: set[tuple[str, str]] = set()  # and served since
 
-    async def open(self, name: str, options: ModelOptions) -> list[Served]:
-        """Return what is to be served of `name`, see `Source.open`."""
-        opened = await self.on_thread(functools.partial(self.source.open, name, options))
+    async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
+        """Return what is to be served of `name`, see `Source.open`.
+
+        Args:
+            name: of the model.
+            options: of the model.
+            beside: the version in use, in whose process the new one is to be tried; or None.
+        """
+        open_remote = self._open_remote
+        if open_remote is not None and beside is not None:
+            open_remote = functools.partial(open_remote, beside=beside)
+        opened = await self.on_thread(functools.partial(self.source.open, name, options, open_remote))
         return [self.make_served(loaded) for loaded in opened]
 
     async def reopen(self, path: Path, options: ModelOptions) -> Served:
         """Return the version whose package lies at `path`."""
-        return self.make_served(await self.on_thread(functools.partial(self.source.reopen, path, options)))
+        return self.make_served(
+            await self.on_thread(functools.partial(self.source.reopen, path, options, self._open_remote))
+        )
 
     async def list_names(self) -> Sequence[str]:
         """Return the names of all installed models; waits for the disk, and for no model that is loading.

@@ -14,7 +14,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, Status
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.eviction import MemoryCapError
-from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed, Source
+from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed, OpenBeside, Source
 from edgekit_runtime.service.models.memory_cap import LoadPlan, Room
 from edgekit_runtime.service.models.rollout_controller import Rollouts
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
@@ -45,10 +45,10 @@ class Registry:
         make_served: MakeServed,
         options: Mapping[str, ModelOptions],
         *,
-        default: ModelOptions | None = None,
         memory: ModelMemory | None = None,
         metrics: ServiceMetrics | None = None,
         drain_timeout_s: float = 30.0,
+        open_remote: OpenBeside | None = None,
     ) -> None:
         """Make a registry without models.
 
@@ -56,15 +56,17 @@ class Registry:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
-            default: of the others.
             memory: that all models may take together; by default there is no cap.
             metrics: where changes are counted.
             drain_timeout_s: how long calls under way of a version are waited for when it goes.
+            open_remote: opens packages in processes of their own, or None.
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
-        self._keeper = Keeper(source, make_served, self.metrics, drain_timeout_s)
-        self._options, self._default = options, default or ModelOptions()
+        self._keeper = Keeper(
+            source, make_served, self.metrics, drain_timeout_s=drain_timeout_s, open_remote=open_remote
+        )
+        self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,7 +233,7 @@ class Registry:
         return model
 
     async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
-        options = self._options.get(name, self._default)
+        options = self._options.get(name) or ModelOptions()
         is_swap = bool(model.versions)
         async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:

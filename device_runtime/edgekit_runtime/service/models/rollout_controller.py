@@ -11,7 +11,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.lifecycle import Keeper
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
@@ -63,7 +63,9 @@ class Rollouts:
         current = model.default
         if current is None or sort_key(newest.version) <= sort_key(current.version):
             return False
-        fresh = (await self._keeper.open(name, _open_beside(current, options)))[0]
+        if current.say is not None:  # isolated, maybe for what its own package holds
+            options = dataclasses.replace(options, isolation=options.isolation or Isolation())
+        fresh = (await self._keeper.open(name, options, current.loaded))[0]
         if fresh.version == current.version:  # its source fell back
             model.failed[newest.version] = (
                 "not opened: it failed, which the log says, or was rolled back meanwhile"
@@ -166,14 +168,3 @@ def _end(model: Model, trial: Trial) -> Served:
     model.trial = None
     model.versions.pop(trial.candidate.version, None)
     return trial.candidate
-
-
-def _open_beside(current: Served, options: ModelOptions) -> ModelOptions:
-    """Return options that open a version where the current one is, which is the only place to try it."""
-    opener, trap_opener = (
-        None if each is None else functools.partial(each, beside=current.loaded)
-        for each in (options.opener, options.trap_opener)
-    )
-    if current.say is not None:  # isolated, maybe for what its own package holds
-        opener = opener or trap_opener
-    return dataclasses.replace(options, opener=opener, trap_opener=trap_opener)

@@ -12,7 +12,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, load, unload
+from edgekit_runtime.service.serving.loader import Loaded, Opener, load, unload
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
@@ -52,25 +52,25 @@ class InstalledModels:
                     return Servable(name, choice.version, choice.path)
         return None
 
-    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         if not options.policy.specific:
-            return [self._open_active(name, options)]
+            return [self._open_active(name, options, open_remote)]
         opened: list[Loaded] = []
         try:
             for version in options.policy.ordered():
                 choice = self._begin(name, version)
-                opened.append(self._load(choice, options))
+                opened.append(self._load(choice, options, open_remote))
         except BaseException:
             for loaded in opened:
                 unload(loaded.sessions)
             raise
         return opened
 
-    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
         """Return the model of the package at `path`."""
         with read_package(path, self._slots.trust, self._slots.limits) as package:
-            return load(package, options)
+            return load(package, options, open_remote)
 
     def confirm(self, name: str, version: str) -> None:
         """Record that `version` serves well."""
@@ -104,12 +104,12 @@ class InstalledModels:
             self._begun.add(choice.sha256)
         return choice
 
-    def _load(self, choice: Choice, options: ModelOptions) -> Loaded:
+    def _load(self, choice: Choice, options: ModelOptions, open_remote: Opener | None) -> Loaded:
         """Return what was begun; a start does not count where it cannot be tried, now or on this device."""
         try:
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
-                return load(package, options)
+                return load(package, options, open_remote)
         except (UnavailableError, EngineMissingError):
             try:
                 self._slots.take_back_start(choice)
@@ -120,14 +120,14 @@ class InstalledModels:
                     self._begun.discard(choice.sha256)
             raise
 
-    def _open_active(self, name: str, options: ModelOptions) -> Loaded:
+    def _open_active(self, name: str, options: ModelOptions, open_remote: Opener | None) -> Loaded:
         choice: Choice | None = self._begin(name)
         failure: EdgekitError | None = None
         tried: set[str] = set()
         while choice is not None:
             tried.add(choice.sha256)
             try:
-                return self._load(choice, options)
+                return self._load(choice, options, open_remote)
             except UnavailableError:  # says nothing of the version
                 raise
             except EngineMissingError as error:  # nor does this, until somebody installs the engine

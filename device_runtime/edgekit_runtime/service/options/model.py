@@ -1,9 +1,8 @@
 """Options of one model."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.options.toml_tables import Range
@@ -135,9 +134,6 @@ class ModelOptions:
         instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
         scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
         isolation: of the process of its own that runs it, or None to run it in the service's.
-        opener: what opens its packages where that is not done in this process, or None; see `Workers.open`.
-        trap_opener: what opens packages whose inputs may end the process that runs them (`can_trap`), or None
-            to open them as all others.
         in_process: whether it stays in the service's process whatever its packages hold.
         rollout: how a new version takes over.
         cache: whether equal inputs are answered from the response cache.
@@ -153,8 +149,6 @@ class ModelOptions:
     instances: int = 1
     scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
     isolation: Isolation | None = None
-    opener: Callable[..., Any] | None = None
-    trap_opener: Callable[..., Any] | None = None
     in_process: bool = False
     rollout: Rollout = field(default_factory=Rollout)
     cache: bool = False

@@ -42,12 +42,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Opener(Protocol):
-    """Opens packages elsewhere."""
+    """Opens a package in another process."""
 
-    def __call__(
-        self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None" = None
-    ) -> "Loaded":
-        """Return what is open; a version that is to be tried `beside` another is where that is."""
+    def __call__(self, package: OpenedPackage, options: ModelOptions) -> "Loaded":
+        """Return what is open there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,8 +108,14 @@ def explained(what: str) -> Iterator[None]:
         ) from cause
 
 
-def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
+def load(package: OpenedPackage, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
+
+    Args:
+        package: verified.
+        options: of the model.
+        open_remote: opens it in a process of its own where the options or the package ask for that; None
+            opens all packages in this process.
 
     Raises:
         BackendError: no engine for it is here, the engine refused it or raised what nobody expects, it
@@ -120,30 +124,32 @@ def load(package: OpenedPackage, options: ModelOptions) -> Loaded:
     """
     manifest = package.manifest
     what = f"{package.path}: {manifest.name} {manifest.version}"
-    options = _isolate_traps(package, options)
+    if open_remote is not None:
+        options = _isolate_traps(package, options)
+    is_remote = open_remote is not None and options.isolation is not None
     try:
         with explained(what):
-            if options.opener is not None:
-                loaded: Loaded = options.opener(package, options)
+            if open_remote is not None and options.isolation is not None:
+                loaded = open_remote(package, options)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
                 loaded = Attempt(what, work, _unload_late).result_within(_find_limit(package, options))
             sessions = len({id(session) for session in loaded.instances})
-            if options.opener is not None:  # what is open elsewhere stands for all of it
+            if is_remote:  # what is open elsewhere stands for all of it
                 sessions = count_sessions(manifest, options.instances)
             copies = sessions * count_processes(options.isolation)
             memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
-        if options.opener is None:  # engines do not say why they cannot open a file
+        if not is_remote:  # engines do not say why they cannot open a file
             check_descriptors(f"{package.path}: its engine cannot open it")
         raise
 
 
 def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
     """Return options that open a package whose inputs may end its process in a process of its own."""
-    if options.opener is not None or options.trap_opener is None or not can_trap(package):
+    if options.isolation is not None or options.in_process or not can_trap(package):
         return options
     _logger.warning(
         "%s: divides integers by values of its inputs, which can end the process that does it, so it runs in"
@@ -154,7 +160,7 @@ def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOption
     if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
         start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
         isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
-    return dataclasses.replace(options, isolation=isolation, opener=options.trap_opener)
+    return dataclasses.replace(options, isolation=isolation)
 
 
 def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:

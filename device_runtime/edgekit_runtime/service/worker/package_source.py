@@ -8,7 +8,7 @@ from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits, read_package
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, load
+from edgekit_runtime.service.serving.loader import Loaded, Opener, load
 from edgekit_runtime.service.worker_wire.messages import Given
 from edgekit_runtime.trust.dsse import Statement, read_unverified
 
@@ -63,15 +63,15 @@ class GivenPackages:
         """Return None: what was handed over first serves already when another comes."""
         return None
 
-    def open(self, name: str, options: ModelOptions) -> list[Loaded]:
+    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
         """Return the newest version, see `Source`."""
-        return [self.reopen(options.policy.choose(name, self.find(name))[0].path, options)]
+        return [self.reopen(options.policy.choose(name, self.find(name))[0].path, options, open_remote)]
 
-    def reopen(self, path: Path, options: ModelOptions) -> Loaded:
+    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
         """Return the model of the package at `path`, which must be the one that was handed over."""
         verdict = _Verdict(given for given, where in self._given.values() if where == path)
         with read_package(path, verdict, self.limits) as package:
-            return load(package, options)
+            return load(package, options, open_remote)
 
     def confirm(self, _name: str, _version: str) -> None:
         """Nothing: the service confirms."""

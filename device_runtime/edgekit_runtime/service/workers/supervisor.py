@@ -222,8 +222,7 @@ class Workers:
         # Less than the process has, which then says why it refuses a version, and need not be killed.
         limit_s = OWN_SHARE * isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
-        here = dataclasses.replace(options, isolation=None, opener=None, trap_opener=None)
-        alone = dataclasses.replace(here, in_process=True, load_timeout_s=limit_s)
+        alone = dataclasses.replace(options, isolation=None, in_process=True, load_timeout_s=limit_s)
         config = dataclasses.replace(
             self._config,
             listen=Listen(unix_socket="-", host=""),
