@@ -42,7 +42,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_runtime import Client
-from edgekit_runtime.client.requests import Question, prepare
+from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
@@ -226,7 +226,9 @@ def measure_small(process: "subprocess.Popen[str]", path: str, seconds: float) -
         shared = client.shared(x.shape)
         shared[...] = x
         client.infer("small", feed, timeout_s=10.0)
-        request = prepare(Question("small", None, 0, 10.0), feed, [None], None, HOST).start + x.tobytes()
+        request = (
+            make_template(InferOptions("small", None, 0, 10.0), feed, [None], None, HOST).start + x.tobytes()
+        )
         send_prepared = send_repeatedly(stack, path, request)
         pin(process.pid)
         times = take_turns(
@@ -255,7 +257,9 @@ def measure_large(
         shared[...] = x
         client.infer("first", {"x": shared})
         place = client._place(shared)
-        request = prepare(Question("first", None, 0, 10.0), {"x": shared}, [place], None, HOST).start
+        request = make_template(
+            InferOptions("first", None, 0, 10.0), {"x": shared}, [place], None, HOST
+        ).start
         pin(process.pid)
         times = take_turns(
             {
@@ -382,7 +386,9 @@ def profile(folder: Path) -> None:
 
 def record_request(name: str, x: Any) -> bytes:
     """Return the bytes that the client sends."""
-    return prepare(Question("small", None, 0, None), {name: x}, [None], None, HOST).start + x.tobytes()
+    return (
+        make_template(InferOptions("small", None, 0, None), {name: x}, [None], None, HOST).start + x.tobytes()
+    )
 
 
 if __name__ == "__main__":

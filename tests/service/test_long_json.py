@@ -29,11 +29,12 @@ from tests.service.service_parts import (
 from tests.service.wiring_parts import load
 
 from edgekit_runtime.errors import RequestError, UnavailableError
+from edgekit_runtime.protocol.json_tensors import Sliced, finish
 from edgekit_runtime.service.api.inference import InferRoutes
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.oip.time_slices import Sliced, Slicer, finish
+from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.tensors import TensorSpec

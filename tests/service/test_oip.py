@@ -22,10 +22,10 @@ from tests.service.service_parts import (
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.protocol.infer_request import decode_request
+from edgekit_runtime.protocol.json_fields import load_object
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
-from edgekit_runtime.service.oip.infer_request import parse_plan
-from edgekit_runtime.service.oip.json_fields import load_object
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.resources import RegionLimits
 from edgekit_runtime.tensors import TensorSpec
@@ -329,7 +329,7 @@ def test_any_json_gives_a_plan_or_a_refusal(entry: dict[str, Any], more: dict[st
     inputs = [{**request()["inputs"][0], **entry}]
     data = json.dumps({"inputs": inputs, **more}).encode()
     try:
-        plan = parse_plan(load_object(data, "the request"), INPUTS, OUTPUTS)
+        plan = decode_request(load_object(data, "the request"), INPUTS, OUTPUTS)
     except RequestError as error:
         assert error.status == 400
     else:

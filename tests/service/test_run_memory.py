@@ -27,12 +27,11 @@ from tests.service.service_parts import (
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.figures import RUN_MEMORY_FIGURE
+from edgekit_runtime.protocol.infer_request import InferTensor
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.oip.infer_plan import PlannedInput
-from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
-from edgekit_runtime.service.scheduling.run_memory import RunMemory
+from edgekit_runtime.service.scheduling.run_memory import InputLimit, RunMemory
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.tensors import TensorSpec
 
@@ -104,16 +103,16 @@ def test_inputs_for_which_the_package_was_made_are_always_taken() -> None:
     memory = RunMemory(1000.0, {"x": ("float32", (4, 100))})
     limit = InputLimit(memory, [TensorSpec("x", "float32", ("N", 100))], 1)
     dtype = np.dtype("float32")
-    limit.check([PlannedInput("x", dtype, (4, 100))])
+    limit.check([InferTensor("x", dtype, (4, 100))])
     with pytest.raises(RequestError, match="at most 4 rows"):
-        limit.check([PlannedInput("x", dtype, (5, 100))])
+        limit.check([InferTensor("x", dtype, (5, 100))])
 
 
 def test_limit_of_a_model_without_rows_is_stated_in_bytes() -> None:
     memory = RunMemory(10.0, {"x": ("float32", (1, 3, 8, 8))})
     limit = InputLimit(memory, [TensorSpec("x", "float32", (1, 3, "H", "W"))], 100_000)
     with pytest.raises(RequestError, match="at most 10000 bytes"):
-        limit.check([PlannedInput("x", np.dtype("float32"), (1, 3, 800, 800))])
+        limit.check([InferTensor("x", np.dtype("float32"), (1, 3, 800, 800))])
 
 
 def test_calls_of_a_batch_keep_the_limit_of_a_run_together(maker: PackageMaker, tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import OTHER, ask_again, find_model, find_pids, kill, running_isolated
 from tests.waiting import bounded, is_running, wait_for
 
+from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.workers import process_group, spawn, worker_handle
 from edgekit_runtime.service.workers.restart_policy import Crashes
@@ -62,7 +62,7 @@ def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
     ],
 )
 def test_path_of_an_inference_names_its_model(path: str, target: object) -> None:
-    assert find_infer(path) == target
+    assert parse_infer_path(path) == target
 
 
 @pytest.mark.parametrize(

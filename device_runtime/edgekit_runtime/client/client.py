@@ -10,21 +10,20 @@ import numpy as np
 
 from edgekit_runtime.client.addresses import Address
 from edgekit_runtime.client.link import Link
-from edgekit_runtime.client.replies import Layout, load_json, make_error, read_reply
 from edgekit_runtime.client.requests import (
+    InferOptions,
     Place,
-    Prepared,
-    Question,
+    RequestTemplate,
     Target,
     check_arrays,
     check_timeout,
-    model_path,
-    prepare,
-    quoted,
+    make_template,
     token_line,
 )
-from edgekit_runtime.client.shared import REGION_PATH, SharedMemory
+from edgekit_runtime.client.responses import Layout, load_json, make_error, read_response
+from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, model_path, region_path, repository_path
 from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
@@ -65,7 +64,7 @@ class Client:
         self._link = Link(Address.parse(address, ca_file))
         self._timeout_s = timeout_s
         self._fields = "Host: localhost\r\n" + token_line(token)
-        self._requests: dict[object, Prepared] = {}
+        self._requests: dict[object, RequestTemplate] = {}
         self._shared: list[SharedMemory] = []
 
     def infer(
@@ -98,11 +97,11 @@ class Client:
                 `timeout_s` is out of range.
         """
         try:
-            prepared, parts = self._prepare(Question(name, version, priority, timeout_s), inputs, outputs)
+            template, parts = self._prepare(InferOptions(name, version, priority, timeout_s), inputs, outputs)
         except AttributeError:
             check_arrays(inputs, outputs)  # only now: a call with arrays pays nothing for it
             raise
-        return self._infer(prepared, parts, outputs, timeout_s)
+        return self._infer(template, parts, outputs, timeout_s)
 
     def bind(
         self,
@@ -133,8 +132,8 @@ class Client:
         check_arrays(inputs, outputs)
         if gaps := [key for key, array in inputs.items() if not array.flags.c_contiguous]:
             raise DataError(f"input '{gaps[0]}': has gaps, so it cannot be bound; copy it first")
-        prepared, parts = self._prepare(Question(name, version, priority, timeout_s), inputs, outputs)
-        return functools.partial(self._infer, prepared, parts, outputs, timeout_s)
+        template, parts = self._prepare(InferOptions(name, version, priority, timeout_s), inputs, outputs)
+        return functools.partial(self._infer, template, parts, outputs, timeout_s)
 
     def shared(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
@@ -166,13 +165,13 @@ class Client:
         memory = place[0]
         self._shared.remove(memory)
         self._requests = {
-            key: prepared for key, prepared in self._requests.items() if memory not in prepared.memories
+            key: template for key, template in self._requests.items() if memory not in template.memories
         }
         is_known = memory.connection == self._link.connection
         memory.close()
         if is_known:
             with contextlib.suppress(TransportError):  # with its connection the service has lost it anyway
-                self._call("POST", f"{REGION_PATH}/{memory.name}/unregister")
+                self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
         """Return what the service says of a model, or of itself."""
@@ -190,16 +189,16 @@ class Client:
 
     def index(self) -> list[dict[str, Any]]:
         """Return name, version and state of all models."""
-        lines: list[dict[str, Any]] = self._call("POST", "/v2/repository/index")
+        lines: list[dict[str, Any]] = self._call("POST", REPOSITORY_INDEX)
         return lines
 
     def load(self, name: str) -> None:
         """Have the service load the installed versions of a model, in the place of those it serves."""
-        self._call("POST", f"/v2/repository/models/{quoted(name)}/load")
+        self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
         """Have the service drop a model."""
-        self._call("POST", f"/v2/repository/models/{quoted(name)}/unload")
+        self._call("POST", repository_path(name, "unload"))
 
     def close(self) -> None:
         """Disconnect; the service forgets the shared memory of this client."""
@@ -224,17 +223,17 @@ class Client:
 
     def _infer(
         self,
-        prepared: Prepared,
+        template: RequestTemplate,
         parts: Sequence[Any],
         outputs: Mapping[str, Array] | None,
         timeout_s: float | None,
     ) -> dict[str, Array]:
-        layout = prepared.layout
-        found: Any = self._ask(parts, prepared.size_bytes, timeout_s, layout, prepared.memories)
+        layout = template.layout
+        found: Any = self._ask(parts, template.size_bytes, timeout_s, layout, template.memories)
         if layout is not None and found is layout:
             return layout.read(outputs)
         head, body = found
-        read, prepared.layout = read_reply(head, body, outputs, self._link.memory)
+        read, template.layout = read_response(head, body, outputs, self._link.memory)
         return read
 
     def _ask(
@@ -280,23 +279,23 @@ class Client:
         return tuple(targets)
 
     def _prepare(
-        self, question: Question, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None
-    ) -> tuple[Prepared, list[Any]]:
+        self, options: InferOptions, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None
+    ) -> tuple[RequestTemplate, list[Any]]:
         """Return the request, and its parts: bytes and arrays."""
         arrays = list(inputs.values())
         places: Sequence[Place | None] = (None,) * len(arrays)
         if self._shared:
             places = tuple([self._place(array) for array in arrays])
         targets = None if outputs is None else self._targets(outputs)
-        key = (question, targets, places, *inputs, *[(array.dtype, array.shape) for array in arrays])
-        prepared = self._requests.get(key)
-        if prepared is None:
-            prepared = prepare(question, inputs, places, targets, self._fields)
+        key = (options, targets, places, *inputs, *[(array.dtype, array.shape) for array in arrays])
+        template = self._requests.get(key)
+        if template is None:
+            template = make_template(options, inputs, places, targets, self._fields)
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
-            self._requests[key] = prepared
-        parts: list[Any] = [prepared.start]
+            self._requests[key] = template
+        parts: list[Any] = [template.start]
         for array, place in zip(arrays, places, strict=True):
             if place is None:
                 parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-        return prepared, parts
+        return template, parts

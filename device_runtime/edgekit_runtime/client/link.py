@@ -19,7 +19,7 @@ _MAX_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ResponseHead:
     """What stands before the body of an answer.
 
     Attributes:
@@ -39,7 +39,7 @@ class ReplyHead:
     data: bytes
 
 
-class Known(Protocol):
+class KnownResponse(Protocol):
     """An answer whose beginning is known.
 
     Attributes:
@@ -69,7 +69,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
-        self._heads: dict[bytes, ReplyHead] = {}
+        self._heads: dict[bytes, ResponseHead] = {}
         self._made = self.connection = 0
         self.memory = bytearray(_READ_BYTES)
 
@@ -99,8 +99,8 @@ class Link:
             self.connection = 0
 
     def ask(
-        self, parts: Sequence[Any], size_bytes: int, timeout_s: float, known: Known | None = None
-    ) -> "tuple[ReplyHead, memoryview] | Known | None":
+        self, parts: Sequence[Any], size_bytes: int, timeout_s: float, known: KnownResponse | None = None
+    ) -> "tuple[ResponseHead, memoryview] | KnownResponse | None":
         """Send a request and return its answer, or None where the service had closed an idle connection.
 
         Args:
@@ -143,7 +143,7 @@ class Link:
 
     def pass_descriptor(
         self, head: bytes, body: bytes, descriptor: int, timeout_s: float
-    ) -> tuple[ReplyHead, memoryview] | None:
+    ) -> tuple[ResponseHead, memoryview] | None:
         """Send a request whose body carries a file descriptor; returns its answer, or None as `ask` does.
 
         The descriptor must not be sent before the service has read the head, since a plain read drops it.
@@ -174,7 +174,7 @@ class Link:
             self.close()
             raise
 
-    def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ReplyHead, memoryview]:
+    def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ResponseHead, memoryview]:
         """Return the answer that begins with `data`."""
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
             more = connected.recv(_READ_BYTES) if data else b""
@@ -202,7 +202,7 @@ class Link:
             return
         limit_time(connected, timeout_s)
 
-    def _parse(self, data: bytes) -> ReplyHead:
+    def _parse(self, data: bytes) -> ResponseHead:
         head = self._heads.get(data)
         if head is None:
             head = _parse_head(data)
@@ -221,7 +221,7 @@ def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) 
         sent = max(0, sent - len(view))
 
 
-def _receive_body(connected: Any, data: bytes, end: int, head: ReplyHead, until_s: float) -> memoryview:
+def _receive_body(connected: Any, data: bytes, end: int, head: ResponseHead, until_s: float) -> memoryview:
     filled = len(data) - end
     if filled == head.body_bytes:
         return memoryview(data)[end:]
@@ -243,7 +243,7 @@ def _check_time(until_s: float) -> None:
         raise TimeoutError("the time for the request is over")
 
 
-def _parse_head(data: bytes) -> ReplyHead:
+def _parse_head(data: bytes) -> ResponseHead:
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or words[0] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].isdecimal():
@@ -260,7 +260,7 @@ def _parse_head(data: bytes) -> ReplyHead:
         raise ValueError(f"answered with {body_bytes} bytes, the limit is {_MAX_BODY_BYTES}")
     json_bytes = fields.get("inference-header-content-length")
     retry = fields.get("retry-after", "")
-    return ReplyHead(
+    return ResponseHead(
         int(words[1]),
         body_bytes,
         None if json_bytes is None else int(json_bytes),

@@ -4,25 +4,23 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.protocol.infer_request import InferRequest
+from edgekit_runtime.protocol.json_tensors import Result, Sliced
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.models.entry import EvictedError
-from edgekit_runtime.service.oip.codec import Codec, is_long
-from edgekit_runtime.service.oip.infer_plan import Plan
-from edgekit_runtime.service.oip.infer_response import Held
-from edgekit_runtime.service.oip.time_slices import Sliced, Slicer
+from edgekit_runtime.service.oip.codec import Codec, Held, is_long
+from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import Array
 
 WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
-
-Result = TypeVar("Result")
 
 _NONE_HELD: Final[Held] = {}
 _TIMES_JSON: Final = 4  # as much memory as a body the tensors in it may take: FP64 in the place of `1,`
@@ -67,8 +65,8 @@ class InferRoutes:
                 work = self._take_long(served, (name, version), connection, head, body)
                 self._slicer.start(_answering_failures(work, connection), len(body) * _TIMES_JSON)
                 return
-            plan, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
-            self._run(served, plan, inputs, connection)
+            request, inputs = served.codec.decode(body, head.json_bytes, is_local=connection.is_local)
+            self._run(served, request, inputs, connection)
         except EdgekitError:
             served.metrics.refused += 1
             raise
@@ -101,29 +99,33 @@ class InferRoutes:
         except EdgekitError:  # `take` says so, or loads it again
             return False
 
-    def _run(self, served: Served, plan: Plan, inputs: Mapping[str, Array], connection: Connection) -> None:
+    def _run(
+        self, served: Served, request: InferRequest, inputs: Mapping[str, Array], connection: Connection
+    ) -> None:
         codec = served.codec
-        held = codec.hold(plan, is_local=connection.is_local) if plan.shares_outputs else _NONE_HELD
+        held = codec.hold(request, is_local=connection.is_local) if request.shares_outputs else _NONE_HELD
         answer = served.lane.attempt(inputs)
         if answer is None:
-            deadline_s = None if plan.timeout_us is None else time.monotonic() + plan.timeout_us / 1e6
-            reply = functools.partial(self._reply, connection, codec, plan, held)
-            served.lane.submit(Call(inputs, reply, plan.priority, deadline_s, lambda: connection.has_left))
+            deadline_s = None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
+            reply = functools.partial(self._reply, connection, codec, request, held)
+            served.lane.submit(Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left))
         else:
-            self._reply(connection, codec, plan, held, answer)
+            self._reply(connection, codec, request, held, answer)
 
-    def _reply(self, connection: Connection, codec: Codec, plan: Plan, held: Held, answer: Answer) -> None:
+    def _reply(
+        self, connection: Connection, codec: Codec, request: InferRequest, held: Held, answer: Answer
+    ) -> None:
         if isinstance(answer, EdgekitError):
             connection.answer_error(answer)
             return
         try:
-            held_bytes = codec.measure_json(plan, answer) if plan.has_json_outputs else None
+            held_bytes = codec.measure_json(request, answer) if request.has_json_outputs else None
             if held_bytes is not None:
-                encoding = codec.encode_in_slices(plan, answer, held)
+                encoding = codec.encode_in_slices(request, answer, held)
                 work = _answering_failures(_send_encoded(encoding, connection), connection)
                 self._slicer.start(work, held_bytes)
                 return
-            parts = codec.encode(plan, answer, held)
+            parts = codec.encode(request, answer, held)
         except EdgekitError as error:
             connection.answer_error(error)
         except Exception:  # of a third party's backend that returned what is no tensor

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.protocol.json_fields import load_small, take_parameters
 from edgekit_runtime.service.api.inference import InferRoutes
 from edgekit_runtime.service.api.shared_memory import RegionRoutes
 from edgekit_runtime.service.http.connection import Connection
@@ -24,7 +25,6 @@ from edgekit_runtime.service.models.entry import EvictedError
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.prometheus import CONTENT_TYPE
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics
-from edgekit_runtime.service.oip.json_fields import load_small, take_parameters
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.serving.served_version import Served

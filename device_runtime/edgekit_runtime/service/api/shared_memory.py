@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.protocol.json_fields import load_small, take_count
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.response import make_json
-from edgekit_runtime.service.oip.json_fields import load_small, take_count
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.protocol.rest import status_of
 from edgekit_runtime.service.http.lease import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.http.listeners import find_peer
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.request_parser import Receiver
-from edgekit_runtime.service.http.response import make_error, status_of
+from edgekit_runtime.service.http.response import make_error
 from edgekit_runtime.service.http.send_buffer import MAX_PARTS, Buffer, Outgoing
 from edgekit_runtime.service.http.timer_wheel import NEVER
 

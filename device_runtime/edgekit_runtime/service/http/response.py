@@ -5,21 +5,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from edgekit_runtime.errors import (
-    DataError,
-    DeadlineError,
-    EdgekitError,
-    PackageError,
-    RefusedInputError,
-    RequestError,
-    SlotError,
-    UnavailableError,
-)
+from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.protocol.rest import encode_error, status_of
 
 JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_MAX_MESSAGE: Final = 2000  # characters: a message may quote what a client sent
 
 
 def make_head(
@@ -55,7 +46,7 @@ def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
     status = status_of(error)
     if status == HTTPStatus.UNAUTHORIZED:
         fields["WWW-Authenticate"] = "Bearer"  # RFC 9110, 15.5.2
-    return make_json({"error": str(error)[:_MAX_MESSAGE]}, status, fields)
+    return make_json(encode_error(error), status, fields)
 
 
 class MethodError(RequestError):
@@ -68,16 +59,3 @@ class MethodError(RequestError):
     def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
         super().__init__(405, f"{path} does not take {method}, it takes {' and '.join(allowed)}")
         self.allowed = allowed
-
-
-def status_of(error: EdgekitError) -> int:
-    """Return the HTTP status that tells a client whose fault `error` is."""
-    if isinstance(error, RequestError):
-        return error.status
-    if isinstance(error, UnavailableError):
-        return 503
-    if isinstance(error, DeadlineError):
-        return 504
-    if isinstance(error, (DataError, RefusedInputError, PackageError, SlotError)):
-        return 400
-    return 500

@@ -1,44 +1,42 @@
-"""Inference requests and responses of the Open Inference Protocol v2: bytes to arrays and back.
+"""Requests to one version of a model, and its responses: bytes to arrays and back.
 
-Tensors come as JSON, as binary data behind the JSON, or in shared memory. A client repeats its JSON, so what
-the last few different ones mean is kept. Nothing here waits or runs a model.
-
-Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binary_tensor_data, shared_memory
-    and schedule_policy (`priority`, `timeout`).
+Tensors come as JSON, as binary data behind the JSON, or in shared memory. Clients repeat their JSON, so the
+codec keeps what the last few different ones mean. It neither waits nor runs a model.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.http.send_buffer import Buffer
-from edgekit_runtime.service.oip.infer_plan import Plan, PlannedInput
-from edgekit_runtime.service.oip.infer_request import find_agreements, parse_plan
-from edgekit_runtime.service.oip.infer_response import (
-    HEADER_LENGTH,
-    Held,
-    measure_json,
-    sort_outputs,
-    write_json,
+from edgekit_runtime.protocol.infer_request import (
+    InferRequest,
+    InferTensor,
+    decode_request,
+    find_named_dimensions,
 )
-from edgekit_runtime.service.oip.input_limit import InputLimit
-from edgekit_runtime.service.oip.json_arrays import NumberArray, load_document
-from edgekit_runtime.service.oip.json_fields import load_object
-from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.oip.time_slices import Sliced, finish
+from edgekit_runtime.protocol.infer_response import encode_response, measure_json
+from edgekit_runtime.protocol.json_fields import load_object
+from edgekit_runtime.protocol.json_tensors import NumberArray, Sliced, finish, load_document
+from edgekit_runtime.protocol.rest import HEADER_LENGTH
+from edgekit_runtime.service.http.response import BINARY_TYPE, JSON_TYPE, make_head
+from edgekit_runtime.service.http.send_buffer import Buffer
+from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
 _INDEX_BYTES: Final = 4  # no engine takes indices of fewer
 _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
-_MAX_KEPT_HEADS: Final = 32  # of one plan: a model with free sizes has answers of many shapes
+_MAX_KEPT_HEADS: Final = 32  # of one request: a model with free sizes has responses of many shapes
+
+Held: TypeAlias = Mapping[str, Region]
+"""Output name -> the region that it goes to."""
 
 
 class Codec:
-    """Reads requests to one version of a model and writes its responses.
+    """Decodes requests to one version of a model and encodes its responses.
 
     Attributes:
         name: of the model.
@@ -46,16 +44,8 @@ class Codec:
     """
 
     __slots__ = (
-        *(
-            "_agreements",
-            "_input_limit",
-            "_max_json_bytes",
-            "_max_json_response_bytes",
-            "_names",
-            "_plans",
-            "_regions",
-        ),
-        *("inputs", "name", "outputs"),
+        *("_check_inputs", "_dimensions", "_max_json_bytes", "_max_json_response_bytes"),
+        *("_names", "_regions", "_requests", "inputs", "name", "outputs"),
     )
 
     def __init__(
@@ -68,34 +58,34 @@ class Codec:
         regions: Regions,
         max_json_bytes: int,
         max_json_response_bytes: int,
-        input_limit: InputLimit | None = None,
+        check_inputs: Callable[[Sequence[InferTensor]], None] | None = None,
     ) -> None:
         """Make a codec.
 
         Args:
-            name: that responses state.
-            version: that responses state.
+            name: of the model, as responses state it.
+            version: of the model, as responses state it.
             inputs: of the model.
             outputs: of the model.
             regions: shared memory that requests may name.
             max_json_bytes: of one request.
             max_json_response_bytes: of one response.
-            input_limit: of all inputs of one request, or None.
+            check_inputs: raises RequestError where the inputs of one request are too large, or None.
         """
         self.name = name
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
-        self._agreements = find_agreements(inputs)
+        self._dimensions = find_named_dimensions(inputs)
         self.outputs = tuple(outputs)
         self._regions = regions
-        self._input_limit = input_limit
+        self._check_inputs = check_inputs
         self._max_json_bytes = max_json_bytes
         self._max_json_response_bytes = max_json_response_bytes
-        self._plans: dict[bytes, Plan] = {}
+        self._requests: dict[bytes, InferRequest] = {}
 
     def decode(
         self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
-    ) -> tuple[Plan, dict[str, Array]]:
+    ) -> tuple[InferRequest, dict[str, Array]]:
         """Return what a request asks for, and its inputs.
 
         Args:
@@ -106,35 +96,87 @@ class Codec:
         Raises:
             RequestError: the request is malformed or does not fit the model.
         """
-        text = self._take_json(body, json_bytes)
-        plan = self._plans.get(text)
-        if plan is None:
-            plan = self._parse(text)
-        _check_binary(plan, body, len(text))
+        text = self._cut_json(body, json_bytes)
+        request = self._requests.get(text)
+        if request is None:
+            request = self._decode_json(load_object(text, "the request"))
+            if request.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
+                if len(self._requests) >= _MAX_KEPT:
+                    self._requests.clear()
+                self._requests[text] = request
+        _check_binary(request, body, len(text))
         inputs = {}
-        for planned in plan.inputs:
-            inputs[planned.name] = self._read(planned, body, len(text), is_local)
-        return plan, inputs
+        for tensor in request.inputs:
+            inputs[tensor.name] = self._read(tensor, body, len(text), is_local)
+        return request, inputs
 
     def decode_in_slices(
         self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
-    ) -> Sliced[tuple[Plan, dict[str, Array]]]:
+    ) -> Sliced[tuple[InferRequest, dict[str, Array]]]:
         """Return the same for a request with long JSON, in slices; see `is_long`."""
-        text = self._take_json(body, json_bytes)
+        text = self._cut_json(body, json_bytes)
         document = yield from load_document(text, "the request")
-        plan = self._make_plan(document)
-        _check_binary(plan, body, len(text))
+        request = self._decode_json(document)
+        _check_binary(request, body, len(text))
         inputs = {}
-        for planned in plan.inputs:
-            values = planned.values
-            if isinstance(values, NumberArray):
-                where = f"input '{planned.name}'"
-                inputs[planned.name] = yield from values.read(planned.dtype, planned.shape, where)
+        for tensor in request.inputs:
+            if isinstance(tensor.values, NumberArray):
+                where = f"input '{tensor.name}'"
+                inputs[tensor.name] = yield from tensor.values.read(tensor.dtype, tensor.shape, where)
             else:
-                inputs[planned.name] = self._read(planned, body, len(text), is_local)
-        return plan, inputs
+                inputs[tensor.name] = self._read(tensor, body, len(text), is_local)
+        return request, inputs
 
-    def _take_json(self, body: memoryview, json_bytes: int | None) -> bytes:
+    def hold(self, request: InferRequest, *, is_local: bool) -> Held:
+        """Return the regions that outputs go to: their names may be others' when the answer comes.
+
+        Raises:
+            RequestError: there is none of that name, or an output's place does not lie within it.
+        """
+        held = {}
+        for output in request.outputs:
+            if output.shared is not None:
+                region = self._regions.find(output.shared.region, is_local=is_local)
+                region.check_place(output.shared.offset_bytes, output.shared.size_bytes)
+                held[output.name] = region
+        return held
+
+    def encode(self, request: InferRequest, outputs: Mapping[str, Array], held: Held) -> tuple[Buffer, ...]:
+        """Return the parts of the response: its head with the JSON, and the binary data that follow.
+
+        Args:
+            request: that is answered.
+            outputs: all outputs of the model.
+            held: from `hold`.
+
+        Raises:
+            RequestError: an output does not fit into its shared memory, or JSON cannot express it, or not
+                within its limit.
+        """
+        if request.has_json_outputs:
+            return finish(self.encode_in_slices(request, outputs, held))
+        arrays, data = _sort_outputs(request, outputs, held)
+        shapes = tuple([array.shape for array in arrays])
+        head = request.response_heads.get(shapes)
+        if head is None:
+            head = b"".join(finish(self._write_head(request, arrays)))
+            if len(request.response_heads) < _MAX_KEPT_HEADS:
+                request.response_heads[shapes] = head
+        return head, *data
+
+    def encode_in_slices(
+        self, request: InferRequest, outputs: Mapping[str, Array], held: Held
+    ) -> Sliced[tuple[Buffer, ...]]:
+        """Return the same for a response with values in its JSON, in slices; see `measure_json`."""
+        arrays, data = _sort_outputs(request, outputs, held)
+        parts = yield from self._write_head(request, arrays)
+        return *parts, *data
+
+    def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
+        """Return how much memory the JSON of a long response takes at most, or None for a short one."""
+        return measure_json(request, outputs, self._max_json_response_bytes)
+
+    def _cut_json(self, body: memoryview, json_bytes: int | None) -> bytes:
         json_bytes = len(body) if json_bytes is None else json_bytes
         if json_bytes > len(body):
             raise RequestError(400, f"{HEADER_LENGTH} is {json_bytes}, the body has only {len(body)} bytes")
@@ -146,93 +188,40 @@ class Codec:
             )
         return bytes(body[:json_bytes])
 
-    def hold(self, plan: Plan, *, is_local: bool) -> Held:
-        """Return the regions that outputs go to: their names may be others' when the answer comes.
+    def _decode_json(self, document: Mapping[str, Any]) -> InferRequest:
+        request = decode_request(document, self.inputs, self.outputs, self._dimensions)
+        if self._check_inputs is not None:
+            self._check_inputs(request.inputs)
+        return request
 
-        Raises:
-            RequestError: there is none of that name, or an output's place does not lie within it.
-        """
-        held = {}
-        for planned in plan.outputs:
-            if planned.shared is not None:
-                shared = planned.shared
-                region = self._regions.find(shared.region, is_local=is_local)
-                region.check_place(shared.offset_bytes, shared.size_bytes)
-                held[planned.name] = region
-        return held
-
-    def encode(self, plan: Plan, outputs: Mapping[str, Array], held: Held) -> tuple[Buffer, ...]:
-        """Return the parts of the response: its head with the JSON, and the binary data that follow.
-
-        Args:
-            plan: of the request.
-            outputs: all outputs of the model.
-            held: from `hold`.
-
-        Raises:
-            RequestError: an output does not fit into its shared memory, or JSON cannot express it, or not
-                within its limit.
-        """
-        arrays, data, is_repeatable = sort_outputs(plan, outputs, held)
-        if not is_repeatable:
-            return *finish(self._write_json(plan, arrays)), *data
-        shapes = tuple([array.shape for array in arrays])
-        head = plan.heads.get(shapes)
-        if head is None:
-            head = b"".join(finish(self._write_json(plan, arrays)))
-            if len(plan.heads) < _MAX_KEPT_HEADS:
-                plan.heads[shapes] = head
-        return head, *data
-
-    def encode_in_slices(
-        self, plan: Plan, outputs: Mapping[str, Array], held: Held
-    ) -> Sliced[tuple[Buffer, ...]]:
-        """Return the same for a response with long JSON, in slices; see `measure_json`."""
-        arrays, data, _ = sort_outputs(plan, outputs, held)
-        parts = yield from self._write_json(plan, arrays)
-        return *parts, *data
-
-    def measure_json(self, plan: Plan, outputs: Mapping[str, Array]) -> int | None:
-        """Return how much memory the JSON of a long response takes at most, or None of a short one."""
-        return measure_json(plan, outputs, self._max_json_response_bytes)
-
-    def _write_json(self, plan: Plan, arrays: Sequence[Array]) -> Sliced[tuple[bytes, memoryview]]:
-        return write_json(self._names, plan, arrays, self._max_json_response_bytes)
-
-    def _make_plan(self, document: Mapping[str, Any]) -> Plan:
-        plan = parse_plan(document, self.inputs, self.outputs, self._agreements)
-        if self._input_limit is not None:
-            self._input_limit.check(plan.inputs)
-        return plan
-
-    def _parse(self, text: bytes) -> Plan:
-        plan = self._make_plan(load_object(text, "the request"))
-        if plan.is_repeatable and len(text) <= _MAX_KEPT_BYTES:
-            if len(self._plans) >= _MAX_KEPT:
-                self._plans.clear()
-            self._plans[text] = plan
-        return plan
-
-    def _read(self, planned: PlannedInput, body: memoryview, json_bytes: int, is_local: bool) -> Array:
-        if planned.values is not None:
-            return planned.values  # type: ignore[return-value]  # `decode` leaves no values unread
-        is_bool = planned.dtype.kind == "b"
-        if planned.shared is not None:
-            shared = planned.shared
-            region = self._regions.find(shared.region, is_local=is_local)
-            array = region.read(planned.dtype, planned.shape, shared.offset_bytes)
+    def _read(self, tensor: InferTensor, body: memoryview, json_bytes: int, is_local: bool) -> Array:
+        if tensor.values is not None:
+            return tensor.values  # type: ignore[return-value]  # `decode` leaves no values unread
+        is_bool = tensor.dtype.kind == "b"
+        if tensor.shared is not None:
+            region = self._regions.find(tensor.shared.region, is_local=is_local)
+            array = region.read(tensor.dtype, tensor.shape, tensor.shared.offset_bytes)
             is_index = array.dtype.kind in "iu" and array.itemsize >= _INDEX_BYTES
             if is_bool or is_index or array.nbytes <= _MAX_COPIED_BYTES:
                 # The client may write to it between a check and the use: ours of truth values, and those of
                 # engines, which check indices, shapes and scales and then read them again.
                 array = array.copy()
         else:
-            array = np.ndarray(planned.shape, planned.dtype, body, json_bytes + planned.start_bytes)
+            array = np.ndarray(tensor.shape, tensor.dtype, body, json_bytes + tensor.start_bytes)
             if not array.flags.aligned:
                 array = array.copy()
         if is_bool and array.size and array.view(np.uint8).max() > 1:
-            raise RequestError(400, f"input '{planned.name}': a BOOL is neither 0 nor 1")
+            raise RequestError(400, f"input '{tensor.name}': a BOOL is neither 0 nor 1")
         return array
+
+    def _write_head(self, request: InferRequest, arrays: Sequence[Array]) -> Sliced[tuple[bytes, memoryview]]:
+        text, binary_bytes = yield from encode_response(
+            self._names, request, arrays, self._max_json_response_bytes
+        )
+        if not binary_bytes:
+            return make_head(200, JSON_TYPE, len(text)), text
+        fields = {HEADER_LENGTH: str(len(text))}
+        return make_head(200, BINARY_TYPE, len(text) + binary_bytes, fields), text
 
 
 def is_long(body: memoryview, json_bytes: int | None) -> bool:
@@ -240,10 +229,32 @@ def is_long(body: memoryview, json_bytes: int | None) -> bool:
     return (len(body) if json_bytes is None else json_bytes) > _MAX_KEPT_BYTES
 
 
-def _check_binary(plan: Plan, body: memoryview, json_bytes: int) -> None:
-    if len(body) - json_bytes != plan.binary_bytes:
+def _check_binary(request: InferRequest, body: memoryview, json_bytes: int) -> None:
+    if len(body) - json_bytes != request.binary_bytes:
         raise RequestError(
             400,
-            f"{len(body) - json_bytes} bytes follow the JSON, expected {plan.binary_bytes} by"
+            f"{len(body) - json_bytes} bytes follow the JSON, expected {request.binary_bytes} by"
             " binary_data_size",
         )
+
+
+def _sort_outputs(
+    request: InferRequest, outputs: Mapping[str, Array], held: Held
+) -> tuple[list[Array], list[Array]]:
+    """Return the outputs asked for, and those that follow the JSON; the others go to their shared memory."""
+    arrays, data = [], []
+    for output in request.outputs:
+        array = outputs[output.name]
+        arrays.append(array)
+        place = output.shared
+        if place is not None:
+            if array.nbytes > place.size_bytes:
+                raise RequestError(
+                    400,
+                    f"output '{output.name}': has {array.nbytes} bytes, shared_memory_byte_size is only"
+                    f" {place.size_bytes}",
+                )
+            held[output.name].write(np.ascontiguousarray(array), place.offset_bytes)
+        elif output.is_binary:
+            data.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+    return arrays, data

@@ -1,19 +1,15 @@
 """Long work on the thread of the event loop, in slices, between which all others have their turn."""
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Generator
-from typing import Final, TypeAlias, TypeVar
+from typing import Final
 
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.service.scheduling.fair_pool import Loop
+from edgekit_runtime.protocol.json_tensors import Sliced
 
 _SLICE_S: Final = 100e-6  # about what a small request takes: the longest that one waits for a slice
 _RETRY_AFTER_S: Final = 1.0
-
-Result = TypeVar("Result")
-Sliced: TypeAlias = Generator[None, None, Result]
-"""Work that yields, at the latest every 100 us or so, where others may have their turn."""
 
 
 class Slicer:
@@ -24,7 +20,7 @@ class Slicer:
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
 
-    def __init__(self, loop: Loop, max_held_bytes: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_held_bytes: int) -> None:
         """Make one without work.
 
         Args:
@@ -67,16 +63,6 @@ class Slicer:
                 self._works.append((work, held_bytes))
             if self._works:
                 self._loop.call_soon(self._turn)
-
-
-def finish(work: Sliced[Result]) -> Result:
-    """Do all of `work` at once, and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:  # noqa: PERF203  # the end of the loop
-            result: Result = end.value
-            return result
 
 
 def _advance(work: Sliced[None]) -> bool:

@@ -5,19 +5,20 @@ model. It is too low for attention, whose memory grows with the square of the le
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.package.figures import RUN_MEMORY_FIGURE
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.protocol.infer_request import InferTensor
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.machine import machine_bytes
-from edgekit_runtime.tensors import DTYPES
+from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 # Activations over inputs and outputs where the package does not say: estimated 2.6 to 41.5 for ten models.
 _ASSUMED_RATIO: Final = 64.0
@@ -91,6 +92,46 @@ def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
     if stated is not None:
         return stated
     return min(_DEFAULT_BYTES, machine_bytes() // _DEFAULT_SHARE, max_model_bytes or _DEFAULT_BYTES)
+
+
+class InputLimit:
+    """Refuses inputs for which a model would take too much memory."""
+
+    __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
+
+    def __init__(self, memory: RunMemory, inputs: Sequence[TensorSpec], allowed_bytes: int) -> None:
+        """Let a run take `allowed_bytes`, and the usual inputs in any case.
+
+        Args:
+            memory: of the model.
+            inputs: of the model.
+            allowed_bytes: of one run.
+        """
+        self._memory, self._allowed_bytes = memory, allowed_bytes
+        self._max_bytes = memory.most_input_bytes(allowed_bytes)
+        self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)
+
+    def check(self, inputs: Sequence[InferTensor]) -> None:
+        """Return where a request's inputs are not too large.
+
+        Raises:
+            RequestError: they are.
+        """
+        size_bytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in inputs)
+        if size_bytes <= self._max_bytes:
+            return
+        rows = inputs[0].shape[0] if self._has_rows else 0
+        sent, most = f"{size_bytes} bytes", f"{self._max_bytes} bytes"
+        if rows:
+            sent = f"{sent} in {rows} rows"
+            most = f"{max(1, self._max_bytes * rows // size_bytes)} rows of this size"
+        needed = int(size_bytes * self._memory.bytes_per_input_byte)
+        raise RequestError(
+            413,
+            f"the inputs have {sent}, for which the model would take about {needed} bytes of memory"
+            f" (estimated), the limit here is {self._allowed_bytes}; send at most {most} in one request, or"
+            " set max_run_bytes",
+        )
 
 
 def _count_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:

@@ -9,7 +9,6 @@ from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
-from edgekit_runtime.service.oip.input_limit import InputLimit
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
@@ -17,7 +16,7 @@ from edgekit_runtime.service.scheduling.call import Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
-from edgekit_runtime.service.scheduling.run_memory import estimate_run_memory
+from edgekit_runtime.service.scheduling.run_memory import InputLimit, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.served_version import DrainingLane, Served
@@ -61,6 +60,7 @@ class Stacking:
         manifest, session = loaded.manifest, loaded.instances[0]
         options = self.options_of(manifest.name)
         metrics = LaneMetrics(manifest.name, manifest.version)
+        limit = self._make_input_limit(loaded)
         codec = Codec(
             manifest.name,
             manifest.version,
@@ -69,7 +69,7 @@ class Stacking:
             regions=self.regions,
             max_json_bytes=self.max_json_bytes,
             max_json_response_bytes=self.max_json_response_bytes,
-            input_limit=self._make_input_limit(loaded),
+            check_inputs=None if limit is None else limit.check,
         )
         if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
             session.tally.count_into(metrics)

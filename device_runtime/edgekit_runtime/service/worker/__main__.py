@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.access import refuse_stranger
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
-from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service
@@ -146,7 +146,7 @@ class _Worker:
     def _screen(self, connection: Connection, head: Head) -> bool:
         if not connection.is_local:
             refuse_stranger(head, self._token)
-        target = find_infer(head.path)
+        target = parse_infer_path(head.path)
         is_ours = target is not None and target[0] == self._name
         if is_ours and target is not None and not self._is_retired:
             version = target[1]

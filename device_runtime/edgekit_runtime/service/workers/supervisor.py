@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
 from edgekit_runtime.package.archive import Limits, OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.observability.prometheus import Family
-from edgekit_runtime.service.oip.paths import find_infer
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
@@ -99,12 +99,12 @@ class Workers:
 
     def may_take(self, head: Head) -> bool:
         """Return whether requests with this head can be for an isolated model."""
-        target = find_infer(head.path)
+        target = parse_infer_path(head.path)
         return target is not None and target[0] in self._names
 
     def pass_on(self, connection: Connection, head: Head) -> bool:
         """Return whether the request was passed to a worker, together with its connection."""
-        target = find_infer(head.path)
+        target = parse_infer_path(head.path)
         if target is None or self.served is None:
             return False
         lane = self.served.find_lane(*target)

@@ -1,21 +1,21 @@
-"""Long arrays of numbers in JSON, read a piece at a time.
+"""Tensors as JSON: values to arrays and back, long arrays a piece at a time.
 
-Python's own reader takes a document whole, some 30 ms a MiB. So the long arrays are cut out of it first. What
-is left is short and goes to Python's reader, and so does each piece of an array. A document with much else
-than numbers is refused.
+Python's own reader takes a document whole, some 30 ms a MiB. So long arrays of numbers are cut out of it
+first. What is left is short and goes to Python's reader, and so does each piece of an array. A document with
+much else than numbers is refused.
 """
 
 import json
 import math
 import re
-from typing import Any, Final
+from collections.abc import Generator, Iterator
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.oip.json_fields import load_object
-from edgekit_runtime.service.oip.json_values import convert
-from edgekit_runtime.service.oip.time_slices import Sliced
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.protocol.json_fields import load_object
 from edgekit_runtime.tensors import Array
 
 _LONG_BYTES: Final = 256  # an array of more is cut out
@@ -29,6 +29,83 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BLANKED: Final = bytes.maketrans(b"[]", b"  ")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[],"))
 _MISPLACED: Final = re.compile(rb"[^\[,\s]\s*\[|\][ \t\r\n]*[^\],\s]")
+_VALUES_AT_ONCE: Final = 64  # written in some 70 us
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_JSON_KINDS: Final = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}
+
+Result = TypeVar("Result")
+Sliced: TypeAlias = Generator[None, None, Result]
+"""Work that yields about every 100 us, so that an event loop can do other work in between."""
+
+
+def finish(work: Sliced[Result]) -> Result:
+    """Do all of `work` at once, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:  # noqa: PERF203  # the end of the loop
+            result: Result = end.value
+            return result
+
+
+def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Array:
+    """Return the values of a JSON array, nested as its shape or flat.
+
+    numpy is not asked to guess: it would make numbers of strings and truth values, and round.
+    """
+    count = math.prod(shape)
+    flat: Any = data
+    if isinstance(data, list) and data and isinstance(data[0], list):
+        for axis in range(len(shape) - 1):
+            if len(flat) != math.prod(shape[: axis + 1]) or not all(isinstance(row, list) for row in flat):
+                raise RequestError(400, f"{where}: data is not nested as shape {list(shape)} says")
+            flat = [value for row in flat for value in row]
+    if not isinstance(flat, list) or len(flat) != count:
+        got = f"{len(flat)} values" if isinstance(flat, list) else type(flat).__name__
+        raise RequestError(400, f"{where}: data has {got}, expected {count} for shape {list(shape)}")
+    return _convert(flat, dtype, where).reshape(shape)
+
+
+def _convert(flat: list[Any], dtype: "np.dtype[Any]", where: str) -> Array:
+    """Return JSON values as an array with one axis.
+
+    Raises:
+        RequestError: a value is not of the kind of `dtype`, or out of its range.
+    """
+    kinds = _JSON_KINDS[dtype.kind]
+    for kind in set(map(type, flat)):
+        if kind not in kinds:
+            raise RequestError(
+                400, f"{where}: data holds a {kind.__name__}, expected {DATATYPE_OF_DTYPE[dtype.name]} values"
+            )
+    try:
+        with np.errstate(over="raise"):
+            _check_range(flat, dtype)
+            return np.array(flat, dtype)
+    except (OverflowError, FloatingPointError) as cause:
+        raise RequestError(400, f"{where}: data is out of the range of {dtype.name}") from cause
+
+
+def write_values(array: Array) -> Iterator[bytes]:
+    """Return the values of `array` as JSON without brackets, in pieces that join to all of it.
+
+    Raises:
+        ValueError: there is NaN or infinity among them, for which JSON has no word.
+    """
+    flat = array.reshape(-1)
+    for start in range(0, len(flat), _VALUES_AT_ONCE):
+        text = _encode(flat[start : start + _VALUES_AT_ONCE].tolist())[1:-1].encode("ascii")
+        yield text if start == 0 else b"," + text
+
+
+def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
+    """Raise what numpy does not: before 2.0 it wraps integers, and 1e400 is infinite already."""
+    if dtype.kind == "f" and not all(map(math.isfinite, flat)):
+        raise OverflowError
+    if dtype.kind in "iu" and flat:
+        bounds = np.iinfo(dtype)
+        if min(flat) < bounds.min or max(flat) > bounds.max:
+            raise OverflowError
 
 
 class NumberArray:
@@ -73,7 +150,7 @@ class NumberArray:
             found = piece.translate(None, _OTHERS) + (b"," if end < last else b"")
             if marks[seen : seen + len(found)] != found or _MISPLACED.search(piece):
                 raise refusal
-            part = convert(_read_flat(piece, where), dtype, where)
+            part = _convert(_read_flat(piece, where), dtype, where)
             if not len(part):  # an empty list is JSON, but here a value is missing
                 raise refusal
             values[filled : filled + len(part)] = part

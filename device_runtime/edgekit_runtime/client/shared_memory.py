@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.client.link import Link
-from edgekit_runtime.client.replies import make_error
+from edgekit_runtime.client.responses import make_error
 from edgekit_runtime.errors import DataError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.protocol.rest import region_path
 from edgekit_runtime.tensors import Array
 
-REGION_PATH: Final = "/v2/systemsharedmemory/region"
 _NEVER: Final = -1  # no connection has this number
 
 
@@ -87,7 +87,7 @@ class SharedMemory:
         connection = link.connection
         body = json.dumps({"key": self.name, "offset": 0, "byte_size": self.size_bytes}).encode()
         head = (
-            f"POST {REGION_PATH}/{self.name}/register HTTP/1.1\r\n{fields}Expect: 100-continue\r\n"
+            f"POST {region_path(self.name, 'register')} HTTP/1.1\r\n{fields}Expect: 100-continue\r\n"
             f"Edgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode("latin-1")
         answer = link.pass_descriptor(head, body, self.descriptor, timeout_s)
@@ -99,6 +99,6 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Give the descriptor up; the memory lives as long as arrays of it."""
+        """Close the descriptor; arrays of the memory keep it."""
         os.close(self.descriptor)
         self.descriptor = self.connection = _NEVER

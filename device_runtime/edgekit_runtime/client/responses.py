@@ -1,0 +1,136 @@
+"""The service's responses to inference requests: bytes to arrays.
+
+A service repeats its responses but for their values, so the client keeps where the values of the last one
+stood.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgekit_runtime.client.link import ResponseHead
+from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.protocol.infer_request import InferTensor
+from edgekit_runtime.protocol.infer_response import decode_response
+from edgekit_runtime.protocol.rest import decode_error
+from edgekit_runtime.tensors import Array
+
+
+class Layout:
+    """Where the outputs lie in a response that begins as one that was read before.
+
+    Attributes:
+        start: the response's head and JSON.
+        size_bytes: of the whole response.
+    """
+
+    __slots__ = ("_outputs", "size_bytes", "start")
+
+    def __init__(
+        self, start: bytes, size_bytes: int, outputs: Sequence[InferTensor], memory: bytearray
+    ) -> None:
+        """Prepare to read from `memory`, into which such responses are received whole.
+
+        Raises:
+            TransportError: the outputs go beyond the response.
+        """
+        self.start = start
+        self.size_bytes = size_bytes
+        self._outputs = [
+            (
+                output.name,
+                output.shape,
+                None if output.shared else _read(output, memoryview(memory)[:size_bytes], len(start)),
+            )
+            for output in outputs
+        ]
+
+    def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
+        """Return the outputs of the response that lies in the memory now.
+
+        Args:
+            targets: output name -> array in shared memory that the service wrote to.
+        """
+        found = {}
+        for name, shape, view in self._outputs:
+            if view is not None:
+                found[name] = view.copy()
+            elif targets is not None:
+                found[name] = _reshape(targets[name], shape)  # of the dtype that the first response had
+        return found
+
+
+def read_response(
+    head: ResponseHead, body: memoryview, targets: Mapping[str, Array] | None, memory: bytearray
+) -> tuple[dict[str, Array], Layout | None]:
+    """Return the outputs in a response, and a layout for the next one like it, where that fits into `memory`.
+
+    Raises:
+        TransportError: it is no response of the protocol, or shorter than it states.
+        DataError: an array in shared memory has another dtype than its output.
+    """
+    json_bytes = len(body) if head.json_bytes is None else head.json_bytes
+    text = bytes(body[:json_bytes])
+    outputs = decode_response(text)
+    found = {}
+    for output in outputs:
+        if output.shared is not None:
+            found[output.name] = _find_target(output, targets or {})
+            continue
+        array = _read(output, body, json_bytes)
+        found[output.name] = array if array.flags.aligned and array.flags.writeable else array.copy()
+    size_bytes = len(head.data) + len(body)
+    if size_bytes > len(memory) or head.closes:
+        return found, None
+    return found, Layout(head.data + text, size_bytes, outputs, memory)
+
+
+def _read(output: InferTensor, body: memoryview, json_bytes: int) -> Array:
+    """Return the values of an output in `body`; binary data are not copied."""
+    if isinstance(output.values, np.ndarray):
+        return output.values
+    start = json_bytes + output.start_bytes
+    if start + output.binary_bytes > len(body):
+        raise TransportError(f"output '{output.name}': the answer is shorter than it states")
+    try:
+        array: Array = np.ndarray(output.shape, output.dtype, body, start)
+    except ValueError as cause:  # sizes that no array has
+        raise TransportError(f"the answer is not one of the protocol: {cause}") from cause
+    return array
+
+
+def _find_target(output: InferTensor, targets: Mapping[str, Array]) -> Array:
+    if output.name not in targets:
+        raise TransportError(f"output '{output.name}' went to shared memory, which was not asked for")
+    target = targets[output.name]
+    if target.dtype != output.dtype:
+        raise DataError(
+            f"output '{output.name}' is {output.dtype}, its array from shared() is {target.dtype};"
+            f" make it with shared(shape, np.{output.dtype})"
+        )
+    return _reshape(target, output.shape)
+
+
+def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
+    return target if target.shape == shape else target.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def load_json(body: memoryview) -> Any:
+    """Return the JSON document in `body`, an empty object where there is none.
+
+    Raises:
+        TransportError: it is none.
+    """
+    try:
+        return json.loads(bytes(body)) if len(body) else {}
+    except ValueError as cause:
+        raise TransportError(f"the answer is not JSON: {cause}") from cause
+
+
+def make_error(head: ResponseHead, body: memoryview) -> RequestError:
+    """Return the error that a response states."""
+    message = decode_error(bytes(body)) or f"the service answered with status {head.status}"
+    return RequestError(head.status, message, retry_after_s=head.retry_after_s)

@@ -1,0 +1,338 @@
+"""Inference requests: JSON to what it asks of a model, and back.
+
+What follows from the JSON alone is decided here, so that a server can keep it for the next request with the
+same JSON. No tensor is read but those that stand in the JSON itself.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.errors import DataError, RequestError
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, find_dtype
+from edgekit_runtime.protocol.json_fields import show, take_count, take_flag, take_parameters
+from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
+from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
+
+_MAX_ID: Final = 256  # characters
+
+NamedDimension: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
+"""A free dimension, and the inputs and axes that have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """A place in shared memory.
+
+    Attributes:
+        region: its name.
+        offset_bytes: from the start of the region.
+        size_bytes: of the place.
+    """
+
+    region: str
+    offset_bytes: int
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the parameters that name the place."""
+        return {
+            "shared_memory_region": self.region,
+            "shared_memory_offset": self.offset_bytes,
+            "shared_memory_byte_size": self.size_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferTensor:
+    """One tensor of a request or a response; its values stand in exactly one of three places.
+
+    Attributes:
+        name, dtype, shape: of the tensor.
+        start_bytes: where its binary data begin, counted from the end of the JSON.
+        shared: its place in shared memory, or None.
+        values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.
+    """
+
+    name: str
+    dtype: "np.dtype[Any]"
+    shape: tuple[int, ...]
+    start_bytes: int = 0
+    shared: SharedPlace | None = None
+    values: "Array | NumberArray | None" = None
+
+    @property
+    def binary_bytes(self) -> int:
+        """The size of its binary data, 0 where its values stand elsewhere."""
+        is_elsewhere = self.shared is not None or self.values is not None
+        return 0 if is_elsewhere else math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """Where the response shall have one output: in the JSON, behind it, or in shared memory.
+
+    Attributes:
+        name: of the tensor.
+        is_binary: whether its values follow the JSON.
+        shared: the place in shared memory, or None.
+    """
+
+    name: str
+    is_binary: bool
+    shared: SharedPlace | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferRequest:
+    """What a request asks for.
+
+    Attributes:
+        inputs: the tensors, in the order of their binary data.
+        outputs: in the order of the response; none asks for all outputs as binary data.
+        id: the response repeats it, or None.
+        priority: 1 is the highest, 0 the model's default.
+        timeout_us: the longest wait in the queue, or None.
+        response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
+        binary_bytes: size of all binary data.
+        shares_outputs: whether an output goes to shared memory.
+        has_json_outputs: whether the values of an output go into the JSON.
+    """
+
+    inputs: tuple[InferTensor, ...]
+    outputs: tuple[RequestedOutput, ...] = ()
+    id: str | None = None
+    priority: int = 0
+    timeout_us: int | None = None
+    response_heads: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
+    binary_bytes: int = field(init=False)
+    shares_outputs: bool = field(init=False)
+    has_json_outputs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Kept, since every request with the same JSON asks for them.
+        object.__setattr__(self, "binary_bytes", sum(tensor.binary_bytes for tensor in self.inputs))
+        object.__setattr__(self, "shares_outputs", any(output.shared for output in self.outputs))
+        writes = any(output.shared is None and not output.is_binary for output in self.outputs)
+        object.__setattr__(self, "has_json_outputs", writes)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the next request with the same JSON means the same: no values stand in it."""
+        return all(tensor.values is None for tensor in self.inputs)
+
+
+def encode_request(request: InferRequest) -> bytes:
+    """Return the JSON of a request; the binary data follow it.
+
+    Raises:
+        DataError: the protocol has no such dtype, or JSON no such value.
+    """
+    parameters: dict[str, Any] = {}
+    document: dict[str, Any] = {"inputs": list(map(_encode_input, request.inputs)), "parameters": parameters}
+    if request.outputs:
+        document["outputs"] = [
+            {
+                "name": output.name,
+                "parameters": output.shared.to_json() if output.shared else {"binary_data": output.is_binary},
+            }
+            for output in request.outputs
+        ]
+    else:
+        parameters["binary_data_output"] = True
+    if request.priority:
+        parameters["priority"] = request.priority
+    if request.timeout_us is not None:
+        parameters["timeout"] = request.timeout_us
+    if request.id is not None:
+        document["id"] = request.id
+    try:
+        return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError as cause:
+        raise DataError("an input holds NaN or infinity, send it as binary data") from cause
+
+
+def _encode_input(tensor: InferTensor) -> dict[str, Any]:
+    datatype = DATATYPE_OF_DTYPE.get(tensor.dtype.name)
+    if datatype is None or not tensor.dtype.isnative:
+        raise DataError(
+            f"input '{tensor.name}': dtype {tensor.dtype.str} cannot be sent; convert it with .astype(...)"
+        )
+    entry: dict[str, Any] = {"name": tensor.name, "datatype": datatype, "shape": list(tensor.shape)}
+    if isinstance(tensor.values, np.ndarray):
+        return {**entry, "data": tensor.values.reshape(-1).tolist()}
+    if tensor.shared is not None:
+        return {**entry, "parameters": tensor.shared.to_json()}
+    return {**entry, "parameters": {"binary_data_size": tensor.binary_bytes}}
+
+
+def decode_request(
+    document: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    dimensions: Sequence[NamedDimension] = (),
+) -> InferRequest:
+    """Return what a request asks of a model with these inputs and outputs.
+
+    Args:
+        document: the object in its JSON, maybe with a `NumberArray` instead of a list.
+        inputs: of the model.
+        outputs: of the model.
+        dimensions: of the inputs, see `find_named_dimensions`.
+
+    Raises:
+        RequestError: not a request of the protocol, or not one that fits the model.
+    """
+    parameters = take_parameters(document, "the request")
+    for name in ("sequence_id", "sequence_start", "sequence_end"):
+        if parameters.get(name):
+            raise RequestError(400, f"parameter '{name}': models with state are not supported")
+    tensors = _decode_inputs(document, inputs)
+    _check_dimensions(tensors, dimensions)
+    request_id = document.get("id")
+    if request_id is None:  # many writers of JSON have null for what is missing
+        request_id = ""
+    if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
+        raise RequestError(400, f"id: expected a string of at most {_MAX_ID} characters")
+    return InferRequest(
+        tuple(tensors.values()),
+        _decode_outputs(document, outputs, parameters),
+        request_id or None,
+        take_count(parameters, "priority", "the request", 0),
+        take_count(parameters, "timeout", "the request", 0) or None,
+    )
+
+
+def find_named_dimensions(inputs: Sequence[TensorSpec]) -> tuple[NamedDimension, ...]:
+    """Return the free dimensions that several axes have: in a request they have one size."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                places.setdefault(size, []).append((spec.name, axis))
+    return tuple((name, tuple(found)) for name, found in places.items() if len(found) > 1)
+
+
+def _check_dimensions(tensors: Mapping[str, InferTensor], dimensions: Sequence[NamedDimension]) -> None:
+    for name, ((first, first_axis), *others) in dimensions:
+        size = tensors[first].shape[first_axis]
+        for other, axis in others:
+            if tensors[other].shape[axis] != size:
+                raise RequestError(
+                    400,
+                    f"dimension '{name}' is {size} in input '{first}' and {tensors[other].shape[axis]} in"
+                    f" input '{other}', expected one size",
+                )
+
+
+def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, InferTensor]:
+    entries = document.get("inputs")
+    if not isinstance(entries, list):
+        raise RequestError(400, f"inputs is {show(entries)}, expected a list")
+    known = {spec.name: spec for spec in specs}
+    tensors: dict[str, InferTensor] = {}
+    start_bytes = 0
+    for entry in entries:
+        name = _take_name(entry, known, tensors, "input")
+        tensors[name] = _decode_input(entry, known[name], start_bytes)
+        start_bytes += tensors[name].binary_bytes
+    if missing := [name for name in known if name not in tensors]:
+        raise RequestError(400, f"input '{missing[0]}' is missing; the model takes {', '.join(known)}")
+    return tensors
+
+
+def _take_name(entry: object, known: Mapping[str, object], taken: Mapping[str, object], role: str) -> str:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or name not in known:
+        raise RequestError(400, f"{role} {show(name)} is not one of the model: {', '.join(known)}")
+    if name in taken:
+        raise RequestError(400, f"{role} '{name}' stands twice")
+    return name
+
+
+def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) -> InferTensor:
+    where = f"input '{spec.name}'"
+    dtype_name = find_dtype(entry.get("datatype"), where)
+    if dtype_name != spec.dtype:
+        raise RequestError(
+            400, f"{where}: datatype is {entry.get('datatype')}, expected {DATATYPE_OF_DTYPE[spec.dtype]}"
+        )
+    shape = _take_shape(entry, spec, where)
+    dtype = DTYPES[dtype_name]
+    size_bytes = math.prod(shape) * dtype.itemsize
+    parameters = take_parameters(entry, where)
+    shared = _take_place(parameters, where)
+    stated = parameters.get("binary_data_size")
+    if (shared is not None) + (stated is not None) + ("data" in entry) != 1:
+        raise RequestError(
+            400, f"{where}: expected its values either in data, or as binary_data_size, or in shared memory"
+        )
+    if shared is not None:
+        if shared.size_bytes != size_bytes:
+            raise RequestError(
+                400,
+                f"{where}: shared_memory_byte_size is {shared.size_bytes}, expected {size_bytes} for shape"
+                f" {list(shape)}",
+            )
+        return InferTensor(spec.name, dtype, shape, shared=shared)
+    if stated is not None:
+        if take_count(parameters, "binary_data_size", where) != size_bytes:
+            raise RequestError(
+                400, f"{where}: binary_data_size is {stated}, expected {size_bytes} for shape {list(shape)}"
+            )
+        return InferTensor(spec.name, dtype, shape, start_bytes)
+    data = entry["data"]
+    values = data if isinstance(data, NumberArray) else read_values(data, dtype, shape, where)
+    return InferTensor(spec.name, dtype, shape, values=values)
+
+
+def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple[int, ...]:
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or len(shape) != len(spec.shape):
+        raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
+    for size, wanted in zip(shape, spec.shape, strict=True):
+        # No model is trained on tensors without elements, and engines divide by sizes.
+        # Of the type itself: 4.0 and true equal sizes too, and numpy takes neither for one.
+        is_size = type(size) is int and 1 <= size <= MAX_DIMENSION
+        if type(size) is not int or (size != wanted and not (isinstance(wanted, str) and is_size)):
+            raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
+    return tuple(shape)
+
+
+def _decode_outputs(
+    document: Mapping[str, Any], specs: Sequence[TensorSpec], defaults: Mapping[str, Any]
+) -> tuple[RequestedOutput, ...]:
+    is_binary = take_flag(defaults, "binary_data_output", "the request", default=False)
+    entries = document.get("outputs")
+    if entries is None or entries == []:
+        return tuple(RequestedOutput(spec.name, is_binary) for spec in specs)
+    if not isinstance(entries, list):
+        raise RequestError(400, f"outputs is {show(entries)}, expected a list")
+    known = {spec.name: spec for spec in specs}
+    outputs: dict[str, RequestedOutput] = {}
+    for entry in entries:
+        name = _take_name(entry, known, outputs, "output")
+        where = f"output '{name}'"
+        parameters = take_parameters(entry, where)
+        if parameters.get("classification"):
+            raise RequestError(400, f"{where}: classification is not supported; ask for the scores")
+        wants_binary = take_flag(parameters, "binary_data", where, default=is_binary)
+        outputs[name] = RequestedOutput(name, wants_binary, _take_place(parameters, where))
+    return tuple(outputs.values())
+
+
+def _take_place(parameters: Mapping[str, Any], where: str) -> SharedPlace | None:
+    region = parameters.get("shared_memory_region")
+    if region is None:
+        return None
+    if not isinstance(region, str):
+        raise RequestError(400, f"{where}: shared_memory_region is {show(region)}, expected a name")
+    return SharedPlace(
+        region,
+        take_count(parameters, "shared_memory_offset", where, 0),
+        take_count(parameters, "shared_memory_byte_size", where),
+    )

@@ -1,0 +1,124 @@
+"""Inference responses: outputs to JSON, and JSON to where the values of the outputs stand."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from edgekit_runtime.errors import RequestError, TransportError
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, DTYPE_OF_DATATYPE
+from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, RequestedOutput, SharedPlace
+from edgekit_runtime.protocol.json_tensors import Sliced, read_values, write_values
+from edgekit_runtime.tensors import DTYPES, Array
+
+_FEW_VALUES: Final = 128  # are written at once
+_MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
+_dump = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def measure_json(request: InferRequest, outputs: Mapping[str, Array], limit_bytes: int) -> int | None:
+    """Return how much memory a response with many values in its JSON takes at most, or None for few values.
+
+    Args:
+        request: that is answered.
+        outputs: of the model.
+        limit_bytes: of the JSON.
+    """
+    arrays = [outputs[each.name] for each in request.outputs if not each.is_binary and each.shared is None]
+    values = sum(array.size for array in arrays)
+    if values <= _FEW_VALUES:
+        return None
+    return sum(array.nbytes for array in arrays) + min(values * _MAX_VALUE_CHARACTERS, limit_bytes)
+
+
+def encode_response(
+    names: Mapping[str, str], request: InferRequest, arrays: Sequence[Array], limit_bytes: int
+) -> Sliced[tuple[memoryview, int]]:
+    """Return the JSON of a response, and how many bytes of binary data follow it.
+
+    Args:
+        names: `model_name` and `model_version`.
+        request: that is answered.
+        arrays: the outputs that it names.
+        limit_bytes: of the JSON.
+
+    Raises:
+        RequestError: the JSON would be longer, or cannot express a value.
+    """
+    text = bytearray(f'{_dump(names)[:-1]},"outputs":['.encode("ascii"))
+    binary_bytes = 0
+    for index, (output, array) in enumerate(zip(request.outputs, arrays, strict=True)):
+        entry = _dump(_describe(output, array)).encode("ascii")
+        text += b"," + entry if index else entry
+        if output.shared is not None:
+            continue
+        if output.is_binary:
+            binary_bytes += array.nbytes
+            continue
+        if len(text) + 2 * array.size > limit_bytes:  # each value has a digit and a comma
+            raise _refuse_long(limit_bytes)
+        text[-1:] = b',"data":['
+        try:
+            for values in write_values(array):
+                text += values
+                if len(text) > limit_bytes:
+                    raise _refuse_long(limit_bytes)
+                yield
+        except ValueError as cause:
+            raise RequestError(500, "an output holds NaN or infinity, ask for it as binary_data") from cause
+        text += b"]}"
+    text += b"]}" if request.id is None else f'],"id":{_dump(request.id)}}}'.encode("ascii")
+    return memoryview(text), binary_bytes
+
+
+def _refuse_long(limit_bytes: int) -> RequestError:
+    return RequestError(
+        400,
+        f"the answer has more than {limit_bytes} bytes of JSON, the limit here; ask for binary data"
+        " (binary_data_output, or binary_data of an output), or set max_json_response_bytes",
+    )
+
+
+def _describe(output: RequestedOutput, array: Array) -> dict[str, Any]:
+    datatype = DATATYPE_OF_DTYPE[array.dtype.name]
+    entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
+    if output.shared is not None:
+        place = SharedPlace(output.shared.region, output.shared.offset_bytes, array.nbytes)
+        entry["parameters"] = place.to_json()
+    elif output.is_binary:
+        entry["parameters"] = {"binary_data_size": array.nbytes}
+    return entry
+
+
+def decode_response(text: bytes) -> list[InferTensor]:
+    """Return the outputs that the JSON of a response describes.
+
+    Raises:
+        TransportError: it is no response of the protocol.
+    """
+    outputs: list[InferTensor] = []
+    start_bytes = 0
+    try:
+        for entry in json.loads(text)["outputs"]:
+            outputs.append(_decode_output(entry, start_bytes))
+            start_bytes += outputs[-1].binary_bytes
+    except (ValueError, KeyError, TypeError, RequestError) as cause:
+        raise TransportError(f"the answer is not one of the protocol: {cause!r}") from cause
+    return outputs
+
+
+def _decode_output(entry: Mapping[str, Any], start_bytes: int) -> InferTensor:
+    name: str = entry["name"]
+    shape = tuple(int(size) for size in entry["shape"])
+    dtype = DTYPES[DTYPE_OF_DATATYPE[entry["datatype"]]]
+    if "data" in entry:
+        return InferTensor(name, dtype, shape, values=read_values(entry["data"], dtype, shape, name))
+    parameters = entry["parameters"]
+    if "shared_memory_region" in parameters:
+        offset, size = (parameters.get(f"shared_memory_{key}", 0) for key in ("offset", "byte_size"))
+        return InferTensor(
+            name, dtype, shape, shared=SharedPlace(parameters["shared_memory_region"], offset, size)
+        )
+    tensor = InferTensor(name, dtype, shape, start_bytes)
+    if int(parameters["binary_data_size"]) != tensor.binary_bytes:
+        raise ValueError(f"output '{name}' has {parameters['binary_data_size']} bytes")
+    return tensor

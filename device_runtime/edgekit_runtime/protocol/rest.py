@@ -1,0 +1,88 @@
+"""The protocol over HTTP: addresses, the header of binary data, and errors."""
+
+import functools
+import json
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from edgekit_runtime.errors import (
+    DataError,
+    DeadlineError,
+    EdgekitError,
+    PackageError,
+    RefusedInputError,
+    RequestError,
+    SlotError,
+    UnavailableError,
+)
+
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+"""The header that states how much of a body is JSON; binary data follow."""
+
+REPOSITORY_INDEX: Final = "/v2/repository/index"
+_MAX_KEPT_CHARACTERS: Final = 512
+_MAX_MESSAGE: Final = 2000  # characters: a message may quote what a client sent
+
+
+def quote_segment(text: str) -> str:
+    """Return `text` as one segment of a path, which it cannot leave: no slash, no space, no line end."""
+    return quote(text, safe="", errors="surrogatepass")
+
+
+def model_path(name: str, version: str | None = None) -> str:
+    """Return the path of a model, or of one of its versions."""
+    path = f"/v2/models/{quote_segment(name)}"
+    return path if version is None else f"{path}/versions/{quote_segment(version)}"
+
+
+def repository_path(name: str, action: str) -> str:
+    """Return the path that loads or unloads a model."""
+    return f"/v2/repository/models/{quote_segment(name)}/{action}"
+
+
+def region_path(name: str, action: str) -> str:
+    """Return the path that registers or unregisters a region of shared memory."""
+    return f"/v2/systemsharedmemory/region/{quote_segment(name)}/{action}"
+
+
+def parse_infer_path(path: str) -> tuple[str, str | None] | None:
+    """Return name and version of the model that an inference at `path` asks for, or None for another path."""
+    return _parse_infer_path(path) if len(path) > _MAX_KEPT_CHARACTERS else _recall_infer_path(path)
+
+
+def _parse_infer_path(path: str) -> tuple[str, str | None] | None:
+    match [unquote(part) for part in path.strip("/").split("/")]:
+        case ["v2", "models", name, "infer"]:
+            return name, None
+        case ["v2", "models", name, "versions", version, "infer"]:
+            return name, version
+    return None
+
+
+_recall_infer_path = functools.lru_cache(256)(_parse_infer_path)
+
+
+def status_of(error: EdgekitError) -> int:
+    """Return the HTTP status of a response that states `error`."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, UnavailableError):
+        return 503
+    if isinstance(error, DeadlineError):
+        return 504
+    if isinstance(error, (DataError, RefusedInputError, PackageError, SlotError)):
+        return 400
+    return 500
+
+
+def encode_error(error: EdgekitError) -> dict[str, Any]:
+    """Return the JSON document of a response that states `error`."""
+    return {"error": str(error)[:_MAX_MESSAGE]}
+
+
+def decode_error(body: bytes) -> str | None:
+    """Return the message in the body of an error response, or None where there is none."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return None
