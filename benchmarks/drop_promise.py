@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.evaluation.metrics import METRICS, Metric
-from edgekit_toolkit.evaluation.model_kind import open_model
 from edgekit_toolkit.evaluation.scoring import tally_scores
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.search import search
@@ -121,9 +120,7 @@ def _outcomes(run: Run, metric: Metric) -> Table:
     """Score every model on every evaluation sample, one at a time."""
     source = run.prepared.source
     names = [spec.name for spec in source.outputs]
-    models = [
-        open_model(one, names, threads=2) for one in (source.model, *(c.model for c in run.found.candidates))
-    ]
+    models = [one.open(names, threads=2) for one in (source.model, *(c.model for c in run.found.candidates))]
     assert run.request.evaluation is not None
     columns = []
     for feeds, labels in open_data(run.request.evaluation, source.inputs).stream(1):

@@ -84,7 +84,7 @@ def measure(public: PublicModel) -> Row:
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
     try:
-        source = load_onnx(path).model
+        source = load_onnx(path).model.proto
     except ModelError as refused:
         reason = str(refused).removeprefix(f"{path}: ")
         return Row(public, size, "", f"refused on import: {reason}", None, None, 0, True)

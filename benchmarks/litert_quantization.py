@@ -22,6 +22,8 @@ import numpy as np
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.importers.tflite.importer import load_tflite
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.pipeline.candidates import Candidate, find_candidates
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
@@ -109,7 +111,7 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
     name = source.inputs[0].name
     start = time.perf_counter()
     found = find_candidates(
-        LiteRtQuantizer(source.content, threads=2, scheme=SCHEME),
+        LiteRtQuantizer(source.model.content, threads=2, scheme=SCHEME),
         lambda: samples(calibration, name),
         per_channel=True,
         kinds=frozenset(forms.KINDS),
@@ -117,12 +119,20 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
         progress=lambda *_: None,
     )
     seconds = time.perf_counter() - start
-    rival = Candidate("the vendor's int8", found.candidates[0].form, vendor.read_bytes(), float("nan"))
+    rival = Candidate(
+        "the vendor's int8", found.candidates[0].form, TfliteModel(vendor.read_bytes()), float("nan")
+    )
     files = [found.candidates[0], rival, *found.candidates[1:]]
-    judge = Judge(for_input(evaluation, name), work.metric, open_file(source.content, name, 1))
+    judge = Judge(for_input(evaluation, name), work.metric, open_file(source.model, name, 1))
     scores = [judge.score(open_file(one.model, name, 1)) for one in files]
     rows = [
-        Row(one.label, len(one.model), None if one is rival else one.snr_db, score, 100 * (scores[0] - score))
+        Row(
+            one.label,
+            len(one.model.content),
+            None if one is rival else one.snr_db,
+            score,
+            100 * (scores[0] - score),
+        )
         for one, score in zip(files, scores, strict=True)
     ]
     for threads in (1, 2):
@@ -136,9 +146,9 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
     return rows, seconds
 
 
-def open_file(content: bytes, name: str, threads: int) -> Renamed:
+def open_file(model: Model, name: str, threads: int) -> Renamed:
     """A session that takes the samples under the name of the float file's input."""
-    return Renamed(LiteRtSession(content, LiteRtOptions(threads=threads)), name)
+    return Renamed(LiteRtSession(model.content, LiteRtOptions(threads=threads)), name)
 
 
 def choose(rows: list[Row]) -> Row:

@@ -39,21 +39,15 @@ from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
-from edgekit_toolkit.evaluation.model_kind import (
-    Model,
-    content_of,
-    engine_of,
-    open_session,
-    path_of,
-    specs_of,
-)
-from edgekit_toolkit.importers.integer_division import divides_by_inputs
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_peak_memory
 from edgekit_toolkit.measurement.service_memory import (
     estimate_service_bytes,
     measure_service_bytes,
     serve_once,
 )
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
@@ -88,7 +82,7 @@ LIGHT = (
 @dataclass(frozen=True)
 class Case:
     name: str
-    model: Model
+    model: OnnxModel | TfliteModel
     dims: dict[str, int]
 
 
@@ -106,7 +100,7 @@ def skip(what: object, why: object) -> None:
 
 def load(path: Path, shape: Sequence[int] = ()) -> Case:
     if path.suffix == ".tflite":
-        return Case(path.name, path.read_bytes(), {})
+        return Case(path.name, TfliteModel(path.read_bytes()), {})
     model = onnx.load(path)
     for value in model.graph.input:
         for size in value.type.tensor_type.shape.dim:
@@ -117,7 +111,7 @@ def load(path: Path, shape: Sequence[int] = ()) -> Case:
         dims.update(
             {name: size for name, size in zip(spec.shape, shape, strict=False) if isinstance(name, str)}
         )
-    return Case(path.stem, model, dims)
+    return Case(path.stem, OnnxModel(model), dims)
 
 
 def int8(case: Case, folder: Path) -> Case | None:
@@ -178,9 +172,9 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
     """Write a package as `edgekit package` would, signed by a key in `folder / "keys"`."""
     inputs = tuple(TensorSpec(name, array.dtype.name, array.shape) for name, array in feeds.items())
     given, contents, decoded = golden_feeds(inputs, {}, {}, seed=0)
-    outputs = open_session(model, threads=1).run(decoded)
+    outputs = model.open_session(threads=1).run(decoded)
     expected, more = golden_outputs(outputs, outputs, integer=False)
-    contents = {path_of(model): content_of(model), **contents, **more}
+    contents = {model.file_name: model.content, **contents, **more}
     manifest = Manifest(
         name=NAME,
         version="1",
@@ -193,10 +187,10 @@ def write(folder: Path, model: Model, feeds: Feeds) -> Path:
             )
             for path, content in sorted(contents.items())
         ),
-        backend=BackendChoice(engine_of(model), path_of(model), {}),
+        backend=BackendChoice(model.engine, model.file_name, {}),
         golden=Golden(given, expected),
         # Without it, the service runs a model in a process of its own where its file names Div or Mod.
-        figures={INTEGER_DIVISION_FIGURE: divides_by_inputs(model)},
+        figures={INTEGER_DIVISION_FIGURE: model.divides_by_inputs()},
     )
     path = folder / manifest.file_name
     write_package(path, manifest, contents, load_signer(folder=folder / "keys"))
@@ -217,14 +211,16 @@ def measure_opened(package: Path, feeds: Feeds) -> int:
 
 
 def row(case: Case, threads: int) -> dict[str, Any]:
-    model, kind = case.model, engine_of(case.model)
-    feeds = generate_feeds(specs_of(model)[0], 1, 0, case.dims)[0]
+    model, kind = case.model, case.model.engine
+    feeds = generate_feeds(model.specs()[0], 1, 0, case.dims)[0]
     engine = measure_engine_bytes(kind)
-    if isinstance(model, bytes):  # not estimated: `edgekit package` measures it in a process of its own
-        figure: MemoryEstimate | PeakMemory = measure_peak_memory(model, feeds, engine=kind, threads=threads)
+    if isinstance(model, TfliteModel):  # `edgekit package` measures it in a process of its own
+        figure: MemoryEstimate | PeakMemory = measure_peak_memory(
+            model.content, feeds, engine=kind, threads=threads
+        )
         peak_of = "measured"
     else:
-        figure = estimate_peak_memory(model, engine_bytes=engine, dims=case.dims, threads=threads)
+        figure = estimate_peak_memory(model.proto, engine_bytes=engine, dims=case.dims, threads=threads)
         peak_of = "load" if figure.load_peak_bytes == figure.total_bytes else "run"
     service = estimate_service_bytes(kind, figure.model_bytes, feeds)
     with tempfile.TemporaryDirectory() as name:
@@ -233,7 +229,7 @@ def row(case: Case, threads: int) -> dict[str, Any]:
         served = serve_once(package, Path(name) / "keys", NAME, feeds)
     return {
         "model": case.name,
-        "file_bytes": len(content_of(model)),
+        "file_bytes": len(model.content),
         "peak_of": peak_of,
         "engine_bytes": engine,
         "estimate_bytes": figure.total_bytes,

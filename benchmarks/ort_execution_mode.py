@@ -54,7 +54,7 @@ def open_way(model: bytes, operators: int, threads: int) -> onnxruntime.Inferenc
 
 def measure(public: PublicModel) -> str | None:
     """One row, or None for a model without branches."""
-    source = load_onnx(public.path()).model
+    source = load_onnx(public.path()).model.proto
     count = heavy_at_once(source.graph)
     if count < 2:
         return None

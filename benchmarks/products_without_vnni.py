@@ -73,7 +73,7 @@ def make_forms(model: Path, samples: Path, count: int, folder: Path) -> None:
     rows = np.load(samples)[spec.name]
     calibration = [{spec.name: row[None]} for row in rows[: len(rows) // 2]]
     floats = onnx.shape_inference.infer_shapes(
-        optimise(source.model, batch=None, feeds=calibration[:1]).model
+        optimise(source.model.proto, batch=None, feeds=calibration[:1]).model
     )
     found = find_candidates(
         OnnxQuantizer(floats, SCHEMES["asymmetric"], threads=1), lambda: iter(calibration),
@@ -81,7 +81,7 @@ def make_forms(model: Path, samples: Path, count: int, folder: Path) -> None:
     )  # fmt: skip
     int8 = next(one.model for one in found.candidates if one.form.kind == STATIC_INT8)
     (folder / "float.onnx").write_bytes(floats.SerializeToString())
-    (folder / "int8.onnx").write_bytes(int8.SerializeToString())
+    (folder / "int8.onnx").write_bytes(int8.content)
     np.save(folder / "x.npy", rows[len(rows) // 2 :][-count:])
 
 

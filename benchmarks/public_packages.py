@@ -94,7 +94,7 @@ def prepared(public: PublicModel) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            source = load_onnx(path).model
+            source = load_onnx(path).model.proto
         except ModelError:
             yield Subject(public, path, None, ())
             return

@@ -47,7 +47,7 @@ def main() -> int:
                     for spec in run.prepared.source.inputs
                     if any(isinstance(size, str) for size in spec.shape[1:])
                 }
-                check = check_tensorrt(candidate.model, dims=shapes)
+                check = check_tensorrt(candidate.model.content, dims=shapes)
                 verdicts.append(check.accepted)
                 if not check.accepted:
                     print(f"  refused: {path.name}: {candidate.label}: {check.errors[:1]}")

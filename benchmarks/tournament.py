@@ -47,7 +47,7 @@ def prepare(public: PublicModel, folder: Path) -> Path:
     path = folder / f"{public.name}.edgepkg"
     if path.exists():
         return path
-    source = load_onnx(public.path()).model
+    source = load_onnx(public.path()).model.proto
     if not public.weights:
         source = with_random_weights(source)
     dims = bind_dims(source, public.dims, public.ranges)

@@ -9,9 +9,8 @@ import argparse
 import time
 from pathlib import Path
 
-import onnx
-
 from edgekit_toolkit.importers.source import load_model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.passes.wrong_rewrites import find_wrong_rewrites
@@ -23,9 +22,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
     for path in parser.parse_args().models:
-        model = load_model(path).model
-        if not isinstance(model, onnx.ModelProto):
+        source = load_model(path).model
+        if not isinstance(source, OnnxModel):
             parser.error(f"{path} is no ONNX model")
+        model = source.proto
         feeds = generate_feeds(tensor_specs(model)[0], 2, 0, bind_dims(model))
         begin = time.monotonic()
         optimised = optimise(model, batch=None, feeds=feeds).model

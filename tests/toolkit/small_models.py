@@ -8,7 +8,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.models.ort_session import run_session, session_for
 
 Array = NDArray[Any]
 node = helper.make_node

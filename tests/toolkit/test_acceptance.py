@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 from edgekit_toolkit.measurement.peak_memory import trivial_model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.tensorrt_acceptance import choose_accepted
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Measured
@@ -22,7 +23,7 @@ def test_order_of_this_machine_decides_for_engines_on_a_processor_only(backend: 
         alike_on_target("fast", size=2e6, host=0.4),
         alike_on_target("small", size=1e6, host=1.0),
     ]
-    model = onnx.load_from_string(trivial_model("ort"))
+    model = OnnxModel(onnx.load_from_string(trivial_model("ort")))
     feeds = {"x": np.zeros(1, np.float32)}
     found = choose_accepted(backend, Budget({}), some, {one.id: model for one in some}, feeds)
     assert found.choice.chosen == chosen

@@ -55,7 +55,7 @@ def test_model_is_read_with_its_specs_size_and_digest(tmp_path):
     source = load_onnx(path)
     content = path.read_bytes()
     assert source.sha256 == hashlib.sha256(content).hexdigest()
-    assert source.bytes == len(content)
+    assert source.size_bytes == len(content)
     assert [(spec.name, spec.dtype, spec.shape) for spec in source.inputs] == [("x", "float32", ("N", 4))]
     assert [(spec.name, spec.dtype, spec.shape) for spec in source.outputs] == [("y", "float32", ("N", 4))]
 
@@ -105,8 +105,8 @@ def test_functions_of_the_model_are_written_out(tmp_path):
     model = linear(nodes=[helper.make_node("Double", ["x"], ["y"], domain="own")], inits=[], domains=["own"])
     model.functions.append(function)
     source = load_onnx(saved(tmp_path, model))
-    assert [node.op_type for node in source.model.graph.node] == ["Add"]
-    assert not source.model.functions
+    assert [node.op_type for node in source.model.proto.graph.node] == ["Add"]
+    assert not source.model.proto.functions
 
 
 # What is not an ONNX model.
@@ -173,7 +173,7 @@ def test_damaged_model_is_loaded_or_refused_but_never_crashes(tmp_path_factory, 
 def test_file_over_the_size_limit_is_refused(tmp_path):
     path = saved(tmp_path, linear())
     size = path.stat().st_size
-    assert load_onnx(path, ImportLimits(max_model_bytes=size)).bytes == size
+    assert load_onnx(path, ImportLimits(max_model_bytes=size)).size_bytes == size
     refused(path, f"at most {size - 1} are allowed .max_model_bytes", ImportLimits(max_model_bytes=size - 1))
 
 
@@ -310,10 +310,10 @@ def with_external(tmp_path, location="model.data", array=None, write=True, **ent
 def test_external_data_are_merged_in_and_part_of_size_and_digest(tmp_path):
     path = with_external(tmp_path, offset=0, length=64)
     source = load_onnx(path)
-    stored = source.model.graph.initializer[0]
+    stored = source.model.proto.graph.initializer[0]
     assert np.array_equal(numpy_helper.to_array(stored), np.eye(4))
     assert stored.data_location == TensorProto.DEFAULT
-    assert source.bytes == path.stat().st_size + 64
+    assert source.size_bytes == path.stat().st_size + 64
     (tmp_path / "model.data").write_bytes(np.ones((4, 4), np.float32).tobytes())
     assert load_onnx(path).sha256 != source.sha256
 
@@ -321,7 +321,7 @@ def test_external_data_are_merged_in_and_part_of_size_and_digest(tmp_path):
 def test_external_data_in_a_folder_below_are_read(tmp_path):
     (tmp_path / "parts").mkdir()
     path = with_external(tmp_path, "parts/w.bin")
-    assert load_onnx(path).bytes > 64
+    assert load_onnx(path).size_bytes > 64
 
 
 def test_missing_external_data_are_named(tmp_path):
@@ -362,7 +362,7 @@ def test_link_to_external_data_inside_the_folder_is_followed(tmp_path):
     path = with_external(tmp_path)
     (tmp_path / "model.data").rename(tmp_path / "real.bin")
     (tmp_path / "model.data").symlink_to("real.bin")
-    assert load_onnx(path).bytes > 64
+    assert load_onnx(path).size_bytes > 64
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_program_becomes_the_same_function_with_its_names(saved: tuple[Path, Any
     assert isinstance(source.inputs[0].shape[0], str)
     assert [spec.name for spec in source.outputs] == ["logits"]
     images = np.random.default_rng(0).normal(size=(5, 3, 16, 16)).astype(np.float32)
-    got = OrtSession(source.model.SerializeToString()).run({"image": images})["logits"]
+    got = OrtSession(source.model.content).run({"image": images})["logits"]
     want = network(torch.from_numpy(images)).detach().numpy()
     np.testing.assert_allclose(got, want, atol=1e-5)
 

@@ -12,7 +12,7 @@ from tests.toolkit.package_run import mlp, package, read_only, saved
 from tests.toolkit.small_tflite import Lite
 
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
-from edgekit_toolkit.importers.integer_division import divides_by_inputs
+from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs, tflite_divides_by_inputs
 
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 
@@ -31,19 +31,19 @@ def stored(name: str, values: Sequence[int]) -> onnx.TensorProto:
 
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
 def test_division_of_integers_by_an_input_is_recorded(operator: str) -> None:
-    assert divides_by_inputs(make_model([helper.make_node(operator, ["a", "b"], ["c"])], INT64))
+    assert onnx_divides_by_inputs(make_model([helper.make_node(operator, ["a", "b"], ["c"])], INT64))
 
 
 @pytest.mark.parametrize(("divisor", "expected"), [([2], False), ([3, -1], True), ([0], True)])
 def test_constant_divisor_counts_where_it_can_trap(divisor: list[int], expected: bool) -> None:
     by_initializer = [helper.make_node("Div", ["a", "d"], ["c"])]
-    assert divides_by_inputs(make_model(by_initializer, INT64, [stored("d", divisor)])) is expected
+    assert onnx_divides_by_inputs(make_model(by_initializer, INT64, [stored("d", divisor)])) is expected
     constant = helper.make_node("Constant", [], ["d"], value=stored("d", divisor))
-    assert divides_by_inputs(make_model([constant, *by_initializer], INT64)) is expected
+    assert onnx_divides_by_inputs(make_model([constant, *by_initializer], INT64)) is expected
 
 
 def test_division_of_floats_is_not_recorded() -> None:
-    assert not divides_by_inputs(make_model([helper.make_node("Div", ["a", "b"], ["c"])], FLOAT))
+    assert not onnx_divides_by_inputs(make_model([helper.make_node("Div", ["a", "b"], ["c"])], FLOAT))
 
 
 def test_integers_made_of_float_inputs_are_recorded() -> None:
@@ -53,7 +53,7 @@ def test_integers_made_of_float_inputs_are_recorded() -> None:
         helper.make_node("Div", ["i", "j"], ["k"]),
         helper.make_node("Cast", ["k"], ["c"], to=FLOAT),
     ]
-    assert divides_by_inputs(make_model(nodes, FLOAT))
+    assert onnx_divides_by_inputs(make_model(nodes, FLOAT))
 
 
 def test_division_inside_control_flow_is_recorded() -> None:
@@ -62,7 +62,7 @@ def test_division_inside_control_flow_is_recorded() -> None:
     other = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "else", [], inner[1:])
     flag = onnx.numpy_helper.from_array(np.array(True), "flag")
     choose = helper.make_node("If", ["flag"], ["c"], then_branch=then, else_branch=other)
-    assert divides_by_inputs(make_model([choose], INT64, [flag]))
+    assert onnx_divides_by_inputs(make_model([choose], INT64, [flag]))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_branches_that_share_names_do_not_hide_a_division(first: int, second: in
     flag = onnx.numpy_helper.from_array(np.array(True), "flag")
     branches = {"then_branch": branch("x", first), "else_branch": branch("y", second)}
     choose = helper.make_node("If", ["flag"], ["c"], **branches)
-    assert divides_by_inputs(make_model([choose], INT64, [flag])) is expected
+    assert onnx_divides_by_inputs(make_model([choose], INT64, [flag])) is expected
 
 
 @pytest.mark.parametrize("operator", ["DIV", "FLOOR_DIV", "FLOOR_MOD"])
@@ -98,7 +98,7 @@ def test_tflite_model_is_judged_alike(operator: str, dtype: str, divisor: Any, e
     lite.tensor("b", [1], dtype, None if divisor is None else np.array(divisor, dtype))
     lite.operator(operator, ["a", "b"], ["c"])
     lite.ends(["a"] if divisor else ["a", "b"], ["c"])
-    assert divides_by_inputs(lite.content()) is expected
+    assert tflite_divides_by_inputs(lite.content()) is expected
 
 
 @pytest.mark.usefixtures("home")

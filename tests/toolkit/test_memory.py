@@ -14,6 +14,7 @@ from edgekit_toolkit.costs.ort_arena import Arena
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.evaluation.judge import find_memory
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_peak_memory
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets import load_target
@@ -213,8 +214,8 @@ def branching(branch_weight):
 def test_control_flow_is_measured_in_the_place_of_an_estimate():
     model = branching(np.ones((64, 64), np.float32))
     feeds = {"x": np.ones((1, 64), np.float32), "c": np.array(True)}
-    assert isinstance(find_memory(model, load_target("x86-64"), {"N": 1}, feeds), PeakMemory)
-    assert isinstance(find_memory(matmul(), load_target("x86-64"), {}, {}), MemoryEstimate)
+    assert isinstance(find_memory(OnnxModel(model), load_target("x86-64"), {"N": 1}, feeds), PeakMemory)
+    assert isinstance(find_memory(OnnxModel(matmul()), load_target("x86-64"), {}, {}), MemoryEstimate)
 
 
 def test_weights_inside_control_flow_are_counted():

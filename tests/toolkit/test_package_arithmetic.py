@@ -20,7 +20,9 @@ from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.measurement.arithmetic import find_saturating, score_label
+from edgekit_toolkit.measurement.arithmetic import score_label
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.saturating_products import find_saturating
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys; from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -127,4 +129,4 @@ def test_products_that_cannot_be_made_exact_are_named_and_their_score_is_no_meas
     inputs.append(helper.make_tensor_value_info("w", TensorProto.INT8, [4, 2]))
     given = helper.make_model(helper.make_graph([product], "given", inputs, outputs))
     assert (find_saturating(given), find_saturating(stored)) == (("y",) if saturates() else (), ())
-    assert score_label(given) == ("estimated" if saturates() else "measured")
+    assert score_label(OnnxModel(given)) == ("estimated" if saturates() else "measured")

@@ -188,7 +188,7 @@ def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Pat
     for candidate, score in zip(run.found.candidates, scores, strict=True):
         is_stored = candidate.form.kind in {"int8-weights", "int4-weights"}
         options = OrtOptions(threads=1, fold_weights=is_stored)
-        session = OrtSession(candidate.model.SerializeToString(), options)
+        session = OrtSession(candidate.model.content, options)
         # One by one: dynamic int8 takes one scale for a whole batch.
         answers = [session.run({"x": part})["y"].argmax(axis=1) for part in np.split(x, 400)]
         assert score == pytest.approx((np.concatenate(answers) == y).mean(), abs=1e-9), candidate.label

@@ -537,8 +537,8 @@ def test_result_is_the_same_bytes_in_another_process(tmp_path):
         "from edgekit_toolkit.samples.generated import bind_dims, generate_feeds\n"
         "from edgekit_toolkit.passes import optimise\n"
         "source = load_onnx(pathlib.Path(sys.argv[1]))\n"
-        "feeds = generate_feeds(source.inputs, 2, 1, bind_dims(source.model))\n"
-        "result = optimise(source.model, batch=None, feeds=feeds)\n"
+        "feeds = generate_feeds(source.inputs, 2, 1, bind_dims(source.model.proto))\n"
+        "result = optimise(source.model.proto, batch=None, feeds=feeds)\n"
         "print(hashlib.sha256(result.model.SerializeToString()).hexdigest())\n"
     )
     digests = set()
@@ -560,10 +560,10 @@ def test_result_is_the_same_bytes_in_another_process(tmp_path):
 
 def test_real_topology_with_computed_weights_does_not_grow():
     source = load_onnx(ONNX_LIGHT / "light_squeezenet.onnx")
-    result = optimise(source.model, batch=1, feeds=feeds_of(source.model, n=1))
-    assert result.model.ByteSize() < source.bytes
+    result = optimise(source.model.proto, batch=1, feeds=feeds_of(source.model.proto, n=1))
+    assert result.model.ByteSize() < source.size_bytes
     assert "Dropout" not in operators(result.model)
-    assert_equal_outputs(source.model, result.model)
+    assert_equal_outputs(source.model.proto, result.model)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real models in ../shared/models")
@@ -580,8 +580,8 @@ def test_real_topology_with_computed_weights_does_not_grow():
 @pytest.mark.parametrize("batch", [None, 1])
 def test_real_model_is_optimised_with_every_pass_kept(name, most_nodes, batch):
     source = load_onnx(SHARED / f"{name}.onnx")
-    result = optimise(source.model, batch=batch, feeds=feeds_of(source.model))
+    result = optimise(source.model.proto, batch=batch, feeds=feeds_of(source.model.proto))
     assert [item for item in result.steps if not item.applied and item.reason != "nothing to change"] == []
     assert len(result.model.graph.node) <= most_nodes
     assert result.model.opset_import[0].version >= 17
-    assert_equal_outputs(source.model, result.model)
+    assert_equal_outputs(source.model.proto, result.model)

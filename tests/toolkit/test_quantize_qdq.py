@@ -192,7 +192,7 @@ def test_symmetric_form_is_accepted_by_tensorrt(rng: np.random.Generator) -> Non
     model = small_network(rng)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     written = quantized(onnx.shape_inference.infer_shapes(model), SYMMETRIC, random_feeds(model, rng))
-    check = check_tensorrt(written)
+    check = check_tensorrt(written.SerializeToString())
     assert check.errors == ()
     assert check.built
 
@@ -389,7 +389,7 @@ def test_tensorrt_builds_a_sum_with_a_constant(shape: tuple[int, ...], rng: np.r
     model = model_of(nodes, weights, {"x": (1, 3, 8, 8)})
     written = quantized(model, SYMMETRIC, random_feeds(model, rng))
     assert "k" not in {tensor.name for tensor in written.graph.initializer}
-    assert check_tensorrt(written).errors == ()
+    assert check_tensorrt(written.SerializeToString()).errors == ()
 
 
 def test_seven_bit_form_runs_on_the_same_kernels_with_weights_of_seven_bits(

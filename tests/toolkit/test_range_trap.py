@@ -10,7 +10,7 @@ import pytest
 from tests.toolkit.package_run import package, stored
 from tests.toolkit.small_models import Array, model_of, node
 
-from edgekit_toolkit.samples.input_codes import CodeRange, input_code_ranges
+from edgekit_toolkit.samples.input_codes import CodeRange, onnx_code_ranges, tflite_code_ranges
 from edgekit_toolkit.samples.range_trap import find_codes_trap
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_float_input_that_is_quantized_has_the_range_of_its_codes(
         node("Relu", ["d"], ["y"]),
     ]
     weights = {"s": np.float32(0.5), "z": zero_point}
-    found = input_code_ranges(model_of(nodes[not moved :], weights, {"x": [1, 8, 8, 3]}))
+    found = onnx_code_ranges(model_of(nodes[not moved :], weights, {"x": [1, 8, 8, 3]}))
     limits = np.iinfo(zero_point.dtype)
     assert found == {"x": CodeRange(0.5 * limits.min, 0.5 * limits.max, symmetric)}
 
@@ -89,7 +89,7 @@ def test_float_input_that_is_computed_with_has_no_codes() -> None:
         node("DequantizeLinear", ["q", "s", "z"], ["y"]),
     ]
     model = model_of(nodes, {"s": np.float32(0.5), "z": np.uint8(0)}, {"x": [1, 8]})
-    assert input_code_ranges(model) == {}
+    assert onnx_code_ranges(model) == {}
 
 
 def lite_relu(dtype: str, *, quantize: bool = False) -> "Lite":
@@ -115,7 +115,7 @@ def lite_relu(dtype: str, *, quantize: bool = False) -> "Lite":
 @pytest.mark.parametrize("quantize", [False, True])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_tflite_input_has_the_range_of_its_codes(dtype: str, quantize: bool) -> None:
-    found = input_code_ranges(lite_relu(dtype, quantize=quantize).content())
+    found = tflite_code_ranges(lite_relu(dtype, quantize=quantize).content())
     assert (found["x"].low, found["x"].high) == pytest.approx((0, 1))
     assert not found["x"].may_be_symmetric
 
@@ -156,7 +156,7 @@ def test_only_wrong_samples_of_a_real_model_are_a_range_trap(
 ) -> None:
     if not SHARED.is_dir():
         pytest.skip("needs the real models in ../shared/models")
-    codes = input_code_ranges((SHARED / "models" / f"{model}.tflite").read_bytes())
+    codes = tflite_code_ranges((SHARED / "models" / f"{model}.tflite").read_bytes())
     (name,) = codes
     images = np.load(SHARED / "data" / f"{data}.npz")["x"].astype(np.float32)[:128]
     for count in (4, 16, 128):

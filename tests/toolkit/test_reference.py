@@ -11,6 +11,7 @@ from tests.toolkit.package_run import TINY as MODELS
 from tests.toolkit.package_run import mlp, model_of, tensor
 
 from edgekit_runtime.drift.reference import ClassReference, ValueReference, parse_references
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.split import Part
@@ -37,7 +38,7 @@ def draw(count: int, *shape: int) -> NDArray[np.float32]:
 
 def test_reference_is_what_a_device_reads() -> None:
     samples = draw(40, 8)
-    found = drift_reference(mlp(), part(samples), says_classes=True)
+    found = drift_reference(OnnxModel(mlp()), part(samples), says_classes=True)
     assert found is not None
     inputs, outputs = parse_references({"reference": found})
     assert (found["samples"], inputs.keys(), outputs.keys()) == (40, {"x"}, {"y"})
@@ -71,7 +72,7 @@ def test_logits_of_a_real_model_are_classes_only_where_that_is_said(name: str) -
     model, samples = tiny_model(name)
     for says_classes, kind in ((True, ClassReference), (False, ValueReference)):
         _, outputs = parse_references(
-            {"reference": drift_reference(model, samples, says_classes=says_classes)}
+            {"reference": drift_reference(OnnxModel(model), samples, says_classes=says_classes)}
         )
         assert isinstance(outputs["logits"], kind)
 
@@ -79,7 +80,7 @@ def test_logits_of_a_real_model_are_classes_only_where_that_is_said(name: str) -
 @pytest.mark.parametrize("name", TINY)
 def test_probabilities_of_a_real_model_show_that_they_are_classes(name: str) -> None:
     model, samples = tiny_model(name, softmax=True)
-    _, outputs = parse_references({"reference": drift_reference(model, samples)})
+    _, outputs = parse_references({"reference": drift_reference(OnnxModel(model), samples)})
     classes = outputs["probabilities"]
     assert isinstance(classes, ClassReference)
     assert classes.is_probabilities
@@ -89,41 +90,41 @@ def test_numbers_that_add_up_to_one_only_sometimes_are_no_classes() -> None:
     shape = [1, 2]
     copy = model_of([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", shape)], [tensor("y", shape)])
     samples = np.float32([[[0.5, 0.5]], [[0.2, 0.8]], [[3.0, 4.0]]])
-    _, outputs = parse_references({"reference": drift_reference(copy, part(samples))})
+    _, outputs = parse_references({"reference": drift_reference(OnnxModel(copy), part(samples))})
     assert isinstance(outputs["y"], ValueReference)
 
 
 def test_same_samples_give_the_same_reference() -> None:
     samples = part(draw(20, 8))
-    assert drift_reference(mlp(), samples) == drift_reference(mlp(), samples)
+    assert drift_reference(OnnxModel(mlp()), samples) == drift_reference(OnnxModel(mlp()), samples)
 
 
 def test_many_samples_are_looked_at_from_the_first_to_the_last() -> None:
     samples = np.arange(1000, dtype=np.float32).reshape(-1, 1, 1, 1, 1)  # as if sorted by class
-    found = drift_reference(copy_of(1), part(samples))
+    found = drift_reference(OnnxModel(copy_of(1)), part(samples))
     assert found is not None
     assert (found["samples"], found["inputs"]["x"]["low"]) == (128, 0)
     assert found["inputs"]["x"]["high"] >= 880
 
 
 def test_generated_samples_are_no_reference() -> None:
-    assert drift_reference(mlp(), part(draw(4, 8), given=False)) is None
+    assert drift_reference(OnnxModel(mlp()), part(draw(4, 8), given=False)) is None
 
 
 @pytest.mark.parametrize("mark", [np.nan, np.inf, np.finfo(np.float32).min, 1e30])
 def test_sample_with_values_that_are_no_data_is_passed_over(mark: float) -> None:
     samples = draw(6, 4, 1, 1)
-    clean = drift_reference(copy_of(4), part(samples[:-1]))
+    clean = drift_reference(OnnxModel(copy_of(4)), part(samples[:-1]))
     samples[-1, 0, 0] = mark
     samples[-1, 0, 1] = np.finfo(np.float32).max
-    found = drift_reference(copy_of(4), part(samples))
+    found = drift_reference(OnnxModel(copy_of(4)), part(samples))
     assert found is not None
     assert clean is not None
     assert (found["inputs"], found["outputs"]) == (clean["inputs"], clean["outputs"])
 
 
 def test_input_that_never_changes_has_one_edge() -> None:
-    found = drift_reference(copy_of(4), part(np.full((3, 1, 4, 1, 1), 7, np.float32)))
+    found = drift_reference(OnnxModel(copy_of(4)), part(np.full((3, 1, 4, 1, 1), 7, np.float32)))
     inputs, _ = parse_references({"reference": found})
     assert isinstance(inputs["x"], ValueReference)
     assert (inputs["x"].low, inputs["x"].edges) == (7, (7,))

@@ -13,6 +13,7 @@ from tests.toolkit.package_run import check_refused, isolated_home, model_of, pa
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.pipeline.free_sizes import Size, settle_sizes
 from edgekit_toolkit.samples.generated import batch_dims
 from edgekit_toolkit.tflite.convert import convert
@@ -126,8 +127,8 @@ def test_batch_is_told_by_its_name_or_its_place(shape, batch):
 def test_free_size_of_a_tflite_comes_from_samples_or_is_asked_for():
     inputs = [TensorSpec("x", "float32", ("x_0", "x_1", 3))]
     with pytest.raises(ModelError, match=r"the free dimension x_1, which nothing tells: give samples"):
-        settle_sizes(b"", inputs, {}, None, {})
-    found = settle_sizes(b"", inputs, {}, {"x": np.zeros((1, 40, 3), np.float32)}, {})
+        settle_sizes(TfliteModel(b""), inputs, {}, None, {})
+    found = settle_sizes(TfliteModel(b""), inputs, {}, {"x": np.zeros((1, 40, 3), np.float32)}, {})
     assert found == {"x_0": Size(1, "assumed"), "x_1": Size(40, "samples")}
 
 

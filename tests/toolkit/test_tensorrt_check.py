@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.tensorrt.check import INSTALL_COMMAND, ShapeRange, check_tensorrt
+from edgekit_toolkit.tensorrt.check import INSTALL_COMMAND, ShapeRange, TensorRtCheck, check_tensorrt
 
 SHARED_MODELS = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 Constants = dict[str, NDArray[Any] | onnx.TensorProto]
@@ -19,6 +19,11 @@ needs_tensorrt = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None,
     reason=f"TensorRT is not installed; install it with: {INSTALL_COMMAND}",
 )
+
+
+def check_model(model: onnx.ModelProto | bytes, **options: Any) -> TensorRtCheck:
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    return check_tensorrt(content, **options)
 
 
 def make_model(
@@ -141,7 +146,7 @@ def quantized_constant(shape: tuple[int, ...]) -> onnx.ModelProto:
     ids=["int8 per channel", "fp16 weights", "int8 weights alone", "int4 blocks", "constant of rank 1"],
 )
 def test_form_that_tensorrt_understands_is_accepted(make: Callable[[], onnx.ModelProto]) -> None:
-    check = check_tensorrt(make())
+    check = check_model(make())
     assert check.errors == ()
     assert check.accepted
     assert check.available
@@ -177,7 +182,7 @@ def test_form_that_tensorrt_understands_is_accepted(make: Callable[[], onnx.Mode
 def test_form_that_the_parser_refuses_is_reported_in_its_words(
     make: Callable[[], onnx.ModelProto | bytes], words: str
 ) -> None:
-    check = check_tensorrt(make())
+    check = check_model(make())
     assert check.available
     assert not check.parsed
     assert not check.built
@@ -189,7 +194,7 @@ def test_form_that_the_parser_refuses_is_reported_in_its_words(
 
 @needs_tensorrt
 def test_quantized_scalar_constant_is_parsed_and_then_refused_by_the_builder() -> None:
-    check = check_tensorrt(quantized_constant(()))
+    check = check_model(quantized_constant(()))
     assert check.parsed
     assert not check.built
     assert "Quantized constant (k_q) is only allowed before DQ" in " ".join(check.errors)
@@ -200,7 +205,7 @@ def test_quantized_scalar_constant_is_parsed_and_then_refused_by_the_builder() -
 def test_uint8_activations_are_not_accepted_though_an_engine_is_built(
     zero_point: NDArray[Any] | None,
 ) -> None:
-    check = check_tensorrt(quantized_conv(activation_zero_point=zero_point).SerializeToString())
+    check = check_model(quantized_conv(activation_zero_point=zero_point))
     assert check.built
     assert not check.accepted
     assert check.errors == ("QuantizeLinear 'n_q': quantizes to uint8, which TensorRT reads as int8",)
@@ -209,23 +214,23 @@ def test_uint8_activations_are_not_accepted_though_an_engine_is_built(
 @needs_tensorrt
 def test_free_batch_needs_no_dims() -> None:
     model = quantized_conv(activation_zero_point=INT8_ZERO, shape=("N", 8, 6, 6))
-    assert check_tensorrt(model).accepted
+    assert check_model(model).accepted
 
 
 @needs_tensorrt
 def test_free_height_and_width_need_dims() -> None:
     model = float_conv((1, 8, "H", "W"))
-    without = check_tensorrt(model)
+    without = check_model(model)
     assert without.parsed
     assert not without.built
     assert without.errors == ("input 'x' has free dimensions [2, 3]: give its shapes in dims",)
     given = ShapeRange((1, 8, 4, 4), (1, 8, 6, 6), (1, 8, 9, 9))
-    assert check_tensorrt(model, dims={"x": given}).accepted
+    assert check_model(model, dims={"x": given}).accepted
 
 
 @needs_tensorrt
 def test_dims_that_contradict_the_model_are_refused_by_the_builder() -> None:
-    check = check_tensorrt(float_conv(("N", 8, 6, 6)), dims={"x": ShapeRange.fixed((1, 9, 6, 6))})
+    check = check_model(float_conv(("N", 8, 6, 6)), dims={"x": ShapeRange.fixed((1, 9, 6, 6))})
     assert check.parsed
     assert not check.built
     assert "Dimension mismatch for tensor x" in " ".join(check.errors)
@@ -233,7 +238,7 @@ def test_dims_that_contradict_the_model_are_refused_by_the_builder() -> None:
 
 @needs_tensorrt
 def test_dims_for_an_input_that_does_not_exist_are_refused() -> None:
-    check = check_tensorrt(float_conv(("N", 8, 6, 6)), dims={"z": ShapeRange.fixed((1, 8, 6, 6))})
+    check = check_model(float_conv(("N", 8, 6, 6)), dims={"z": ShapeRange.fixed((1, 8, 6, 6))})
     assert not check.built
     assert check.errors == ("dims names z, but the inputs are x",)
 
@@ -242,7 +247,7 @@ def test_dims_for_an_input_that_does_not_exist_are_refused() -> None:
 @pytest.mark.skipif(not SHARED_MODELS.is_dir(), reason="../shared/models is not there")
 @pytest.mark.parametrize("path", sorted(SHARED_MODELS.glob("*.onnx")), ids=lambda path: path.stem)
 def test_real_float_model_is_accepted(path: Path) -> None:
-    check = check_tensorrt(path.read_bytes())
+    check = check_model(onnx.load(path))
     assert check.errors == ()
     assert check.accepted
 
@@ -257,7 +262,7 @@ def test_missing_library_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install_fake(monkeypatch, tmp_path, "raise ImportError('libtensorrt_rtx.so.1: not found')")
-    check = check_tensorrt(float_conv((1, 8, 6, 6)))
+    check = check_model(float_conv((1, 8, 6, 6)))
     assert not check.available
     assert not check.accepted
     assert len(check.errors) == 1
@@ -277,7 +282,7 @@ def test_native_crash_is_a_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, words: str
 ) -> None:
     install_fake(monkeypatch, tmp_path, source)
-    check = check_tensorrt(float_conv((1, 8, 6, 6)))
+    check = check_model(float_conv((1, 8, 6, 6)))
     assert check.available
     assert not check.parsed
     assert check.errors == (f"TensorRT ended by SIGABRT: {words}",)
@@ -285,7 +290,7 @@ def test_native_crash_is_a_result(
 
 def test_error_inside_the_library_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install_fake(monkeypatch, tmp_path, "class ILogger: pass")
-    check = check_tensorrt(float_conv((1, 8, 6, 6)))
+    check = check_model(float_conv((1, 8, 6, 6)))
     assert not check.accepted
     assert len(check.errors) == 1
     assert check.errors[0].startswith("TensorRT ended with exit code 1: AttributeError")
@@ -325,7 +330,7 @@ def test_internal_error_of_the_builder_is_reported_with_the_control_flow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install_fake(monkeypatch, tmp_path, LIBRARY_WITHOUT_A_PLACE)
-    check = check_tensorrt(conditional())
+    check = check_model(conditional())
     assert not check.accepted
     assert check.errors[0].startswith("operator 'If' at node 'n_y' is control flow that its builder does not")
     assert check.errors[0].endswith("Internal Error (no scope)")
@@ -335,7 +340,7 @@ def test_library_that_hangs_is_stopped_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install_fake(monkeypatch, tmp_path, "import time; time.sleep(3600)")
-    check = check_tensorrt(float_conv((1, 8, 6, 6)), time_limit_s=2.0)
+    check = check_model(float_conv((1, 8, 6, 6)), time_limit_s=2.0)
     assert not check.accepted
     assert check.version is None
     assert "no answer within 2 s" in check.errors[0]

@@ -10,14 +10,16 @@ import pytest
 from tests.toolkit.small_tflite import Lite, computed_shape, small_cnn
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.importers.tflite.importer import TfliteLimits, TfliteModel, load_tflite, read_model
+from edgekit_toolkit.importers.onnx import SourceModel
+from edgekit_toolkit.importers.tflite.importer import TfliteLimits, load_tflite, read_model
 from edgekit_toolkit.importers.tflite.trial import try_model
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.tflite.flatbuffer import pack, parse, schema
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 
 
-def load(folder: Path, content: bytes) -> TfliteModel:
+def load(folder: Path, content: bytes) -> SourceModel[TfliteModel]:
     path = folder / "net.tflite"
     path.write_bytes(content)
     return load_tflite(path)
@@ -34,12 +36,12 @@ def test_float_model_tells_its_specs_and_layers(tmp_path: Path) -> None:
     model = load(tmp_path, small_cnn().content())
     assert [(spec.name, spec.dtype, spec.shape) for spec in model.inputs] == [("x", "float32", (1, 8, 8, 3))]
     assert [spec.name for spec in model.outputs] == ["y"]
-    assert model.summary.operators["CONV_2D"] == 1
-    assert {name: layer.precision for name, layer in model.summary.layers.items()} == {
+    assert model.model.summary.operators["CONV_2D"] == 1
+    assert {name: layer.precision for name, layer in model.model.summary.layers.items()} == {
         "a": "fp32", "d": "fp32", "z": "fp32",
     }  # fmt: skip
-    assert model.summary.layers["a"].weight_bytes == 4 * (6 * 27 + 6)
-    assert not model.summary.quantized
+    assert model.model.summary.layers["a"].weight_bytes == 4 * (6 * 27 + 6)
+    assert not model.model.summary.quantized
 
 
 def test_output_has_the_shape_that_the_model_makes(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_output_has_the_shape_that_the_model_makes(tmp_path: Path) -> None:
     model = load(tmp_path, content)
     assert model.outputs[0].shape == (1, 64, 4)
     assert model.sha256 == hashlib.sha256(content).hexdigest()  # of the file as it was given
-    assert load(tmp_path, model.content).content == model.content
+    assert load(tmp_path, model.model.content).model.content == model.model.content
 
 
 def test_output_of_a_size_that_depends_on_the_data_is_free_there(tmp_path: Path) -> None:
@@ -57,12 +59,12 @@ def test_output_of_a_size_that_depends_on_the_data_is_free_there(tmp_path: Path)
 
 def test_output_shape_that_is_right_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     content = computed_shape((1, 64, 4)).content()
-    assert load(tmp_path, content).content == content
+    assert load(tmp_path, content).model.content == content
 
 
 def test_old_file_names_its_operators(tmp_path: Path) -> None:
     model = load(tmp_path, small_cnn(old=True).content())
-    assert set(model.summary.operators) == {
+    assert set(model.model.summary.operators) == {
         "CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "AVERAGE_POOL_2D", "RESHAPE", "FULLY_CONNECTED", "SOFTMAX",
     }  # fmt: skip
 
@@ -70,7 +72,7 @@ def test_old_file_names_its_operators(tmp_path: Path) -> None:
 def test_file_is_not_changed(tmp_path: Path) -> None:
     content = small_cnn().content()
     model = load(tmp_path, content)
-    assert model.path.read_bytes() == model.content == content
+    assert model.path.read_bytes() == model.model.content == content
 
 
 def test_python_files_beside_the_model_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,15 +83,15 @@ def test_python_files_beside_the_model_are_not_run(tmp_path: Path, monkeypatch: 
 
 def test_quantized_model_tells_codes_and_takes_floats() -> None:
     model = load_tflite(shared("resnet8_cifar10_int8.tflite"))
-    assert model.summary.quantized
-    assert {layer.precision for layer in model.summary.layers.values()} == {"int8"}
-    given = model.summary.inputs[0]
+    assert model.model.summary.quantized
+    assert {layer.precision for layer in model.model.summary.layers.values()} == {"int8"}
+    given = model.model.summary.inputs[0]
     assert (given.dtype, given.scale, given.zero_point) == ("int8", 1.0, -128)
     assert model.inputs[0].dtype == "float32"
 
 
 def test_weight_quantized_model_is_quantized() -> None:
-    summary = load_tflite(shared("dscnn_kws_weightquant.tflite")).summary
+    summary = load_tflite(shared("dscnn_kws_weightquant.tflite")).model.summary
     assert summary.quantized
     assert "dynamic int8" in {layer.precision for layer in summary.layers.values()}
 

@@ -33,7 +33,7 @@ def converted(model: onnx.ModelProto, *, optimised: bool = True) -> bytes:
 @pytest.mark.parametrize("name", ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn"])
 @pytest.mark.parametrize("optimised", [True, False])
 def test_tiny_models_convert(name: str, optimised: bool) -> None:
-    converted(load_onnx(ROOT / "models" / "tiny" / f"{name}.onnx").model, optimised=optimised)
+    converted(load_onnx(ROOT / "models" / "tiny" / f"{name}.onnx").model.proto, optimised=optimised)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_real_models_convert_without_a_transposition_too_many(
     path = SHARED / f"{name}.onnx"
     if not path.is_file():
         pytest.skip("needs the real models in ../shared/models")
-    content = converted(load_onnx(path).model, optimised=optimised)
+    content = converted(load_onnx(path).model.proto, optimised=optimised)
     assert operators(content)["TRANSPOSE"] == transposes
 
 

@@ -11,8 +11,8 @@ from tests.toolkit.small_tflite import Array, Lite, images, small_cnn
 from edgekit_runtime.errors import DataError, RecipeError
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
-from edgekit_toolkit.evaluation.model_kind import computes_in_codes
 from edgekit_toolkit.importers.tflite.importer import load_tflite, read_model
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.pipeline.candidates import find_candidates
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
@@ -90,11 +90,11 @@ def test_codes_made_at_run_time_count_as_codes() -> None:
     """XNNPACK's kernels and the engine's own then differ by 0.8 % of the range, as those of int8 do."""
     content = small_cnn().content()
     made = built(content, Form(forms.DYNAMIC_INT8))
-    assert computes_in_codes(made)
+    assert TfliteModel(made).computes_in_codes()
     assert [cost.op for cost in tflite_costs(parse(made)) if cost.precision == "int8"] == [
         "CONV_2D", "FULLY_CONNECTED",
     ]  # fmt: skip
-    assert not computes_in_codes(built(content, Form(forms.INT8_WEIGHTS)))
+    assert not TfliteModel(built(content, Form(forms.INT8_WEIGHTS))).computes_in_codes()
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_search_finds_and_ranks_forms_of_a_tflite_model() -> None:
     static = max(noise[label] for label in noise if label.startswith("int8 per-channel"))
     assert noise["float16 weights"] > static > 15
     assert len(found.noises) == 3
-    assert found.candidates[0].model == quantizer.model
+    assert found.candidates[0].model.content == quantizer.model
 
 
 def test_search_leaves_a_quantized_model_as_it_is() -> None:
@@ -278,7 +278,7 @@ def test_search_leaves_a_quantized_model_as_it_is() -> None:
         kinds=frozenset(forms.KINDS), time_limit_s=1, progress=lambda *_: None,
     )  # fmt: skip
     assert [one.label for one in found.candidates] == ["as it is"]
-    assert found.candidates[0].model == quantized
+    assert found.candidates[0].model.content == quantized
     assert "already quantized" in found.dropped[0]
 
 
@@ -339,7 +339,7 @@ def test_resnet8_static_int8_keeps_its_score() -> None:
     data = np.load(SHARED / "data" / "cifar10_jpeg.npz")
     name = model.inputs[0].name
     samples = [{name: image[None].astype(np.float32)} for image in data["calib_x"][:100]]
-    quantizer = LiteRtQuantizer(model.content, threads=1)
+    quantizer = LiteRtQuantizer(model.model.content, threads=1)
     kernels = quantizer.kernels(elementwise=True)
     ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
     spans = {one: item.whole() for one, item in ranges.items()}

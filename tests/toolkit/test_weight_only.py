@@ -11,7 +11,7 @@ from tests.toolkit.small_models import model_of, node, random_feeds, random_weig
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_toolkit.evaluation.model_kind import open_session as open_model_session
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 from edgekit_toolkit.quantize.onnx.storage import int4_weights, int8_weights
@@ -51,7 +51,7 @@ def test_folding_leaves_the_outputs_as_the_standard_defines_them(source):
     made = int8_weights(source)
     assert made is not None
     feeds = random_feeds(made, np.random.default_rng(7))
-    session = open_model_session(made, threads=1)
+    session = OnnxModel(made).open_session(threads=1)
     # Sums in another order: a few roundings of float32.
     np.testing.assert_allclose(session.run(feeds)["y"], run(made, feeds)["y"], rtol=1e-5, atol=1e-5)
 

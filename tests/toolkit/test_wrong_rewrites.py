@@ -18,8 +18,8 @@ from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_toolkit.evaluation.model_kind import open_model
-from edgekit_toolkit.measurement import arithmetic
+from edgekit_toolkit.models import saturating_products
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
 from edgekit_toolkit.onnx_graph.ort_options import (
     WHOLE_OPTIMISER,
@@ -39,7 +39,7 @@ SHAPE = (3, 8, 8)
 @pytest.fixture
 def pad_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one rewrite that is known to be wrong is on again, as one is that nobody knows."""
-    for name in ("runtime.sessions.ort", "toolkit.quantize.engine", "toolkit.onnx_graph.ort_graph"):
+    for name in ("runtime.sessions.ort", "toolkit.models.ort_session", "toolkit.onnx_graph.ort_graph"):
         # Not by its path: another test imports the first of them a second time.
         monkeypatch.setattr(importlib.import_module(f"edgekit_{name}"), "WRONG_REWRITES", ())
 
@@ -108,7 +108,7 @@ def test_sessions_of_device_and_judge_run_without_what_the_model_notes(model: on
     x = -samples(2)
     (want,) = ReferenceEvaluator(model).run(None, {"x": x})
     noted = disable_optimizers(model, ["Pad_Fusion"])
-    judge = open_model(noted, ["y"], threads=1)({"x": x})[0]
+    judge = OnnxModel(noted).open(["y"], threads=1)({"x": x})[0]
     device = OrtSession(noted.SerializeToString(), ort_options(noted)).run({"x": x})["y"]
     np.testing.assert_allclose(judge, want, rtol=1e-5, atol=1e-5)  # float32 sums in another order
     np.testing.assert_allclose(device, want, rtol=1e-5, atol=1e-5)
@@ -137,11 +137,13 @@ def test_a_difference_that_no_known_rewrite_explains_switches_the_optimiser_off(
     assert stated_options(noted) == {"optimise": False}
     x = -samples(1)
     (want,) = ReferenceEvaluator(model).run(None, {"x": x})
-    np.testing.assert_allclose(open_model(noted, ["y"], threads=1)({"x": x})[0], want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        OnnxModel(noted).open(["y"], threads=1)({"x": x})[0], want, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_products_of_a_model_without_optimiser_are_no_exact_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "saturates", lambda: True)
+    monkeypatch.setattr(saturating_products, "saturates", lambda: True)
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
         node("MatMulInteger", ["q", "w", "z"], ["i"]),
@@ -149,8 +151,8 @@ def test_products_of_a_model_without_optimiser_are_no_exact_ones(monkeypatch: py
         node("Mul", ["f", "s"], ["y"]),
     ]
     model = model_of(nodes, {"w": np.full((8, 4), 127, np.int8)}, {"x": [1, 8]})
-    assert arithmetic.find_saturating(model) == ()
-    assert arithmetic.find_saturating(disable_optimizers(model, WHOLE_OPTIMISER)) == ("i",)
+    assert saturating_products.find_saturating(model) == ()
+    assert saturating_products.find_saturating(disable_optimizers(model, WHOLE_OPTIMISER)) == ("i",)
 
 
 @pytest.mark.usefixtures("pad_fusion")

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from edgekit_toolkit.importers.tflite.importer import TfliteModel
+    from edgekit_toolkit.importers.onnx import SourceModel
+    from edgekit_toolkit.models.tflite import TfliteModel
     from edgekit_toolkit.tflite.summary import InterfaceTensor
 
 
@@ -24,22 +25,22 @@ def show_tflite(path: Path, *, as_json: bool) -> None:
     """
     from edgekit_toolkit.importers.tflite.importer import load_tflite
 
-    model = load_tflite(path)
+    source = load_tflite(path)
     if as_json:
-        _print_json(model)
+        _print_json(source)
     else:
-        _show(model)
+        _show(source)
 
 
-def _print_json(model: TfliteModel) -> None:
+def _print_json(source: SourceModel[TfliteModel]) -> None:
     import json
     from dataclasses import asdict
 
-    summary = model.summary
+    summary = source.model.summary
     document = {
-        "path": str(model.path),
-        "sha256": model.sha256,
-        "bytes": len(model.content),
+        "path": str(source.path),
+        "sha256": source.sha256,
+        "bytes": source.size_bytes,
         **asdict(summary),
         "layers": [{"name": name, **asdict(layer)} for name, layer in summary.layers.items()],
         "quantized": summary.quantized,
@@ -47,17 +48,17 @@ def _print_json(model: TfliteModel) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
-def _show(model: TfliteModel) -> None:
+def _show(source: SourceModel[TfliteModel]) -> None:
     from edgekit_toolkit.console import open_console, print_line, print_section
 
-    console, summary = open_console(), model.summary
-    print_line(console, (f"{model.path.name}, a LiteRT model", "bold"))
+    console, summary = open_console(), source.model.summary
+    print_line(console, (f"{source.path.name}, a LiteRT model", "bold"))
     made = [("description", summary.description)] if summary.description else []
-    size = ("size", f"{len(model.content):,} bytes, {summary.weight_bytes:,} of them constants")
-    print_section(console, "File", [size, ("sha256", model.sha256), *made])
+    size = ("size", f"{source.size_bytes:,} bytes, {summary.weight_bytes:,} of them constants")
+    print_section(console, "File", [size, ("sha256", source.sha256), *made])
     for title, tensors in (("Inputs", summary.inputs), ("Outputs", summary.outputs)):
         print_section(console, title, [(tensor.name, _type(tensor)) for tensor in tensors])
-    print_section(console, "Layers with weights", _layer_rows(model))
+    print_section(console, "Layers with weights", _layer_rows(source))
     counts = [(name, f"{count:,}") for name, count in summary.operators.items()]
     print_section(console, "Operators", counts)
     total = sum(summary.operators.values())
@@ -80,9 +81,9 @@ def _type(tensor: InterfaceTensor) -> str:
     return f"{text}, {tensor.scale:g} * (code {zero})"
 
 
-def _layer_rows(model: TfliteModel) -> Iterator[tuple[str, str, str]]:
+def _layer_rows(source: SourceModel[TfliteModel]) -> Iterator[tuple[str, str, str]]:
     """A row for each way in which layers are stored, the most frequent first."""
-    layers = model.summary.layers.values()
+    layers = source.model.summary.layers.values()
     for precision, count in Counter(layer.precision for layer in layers).most_common():
         held = sum(layer.weight_bytes for layer in layers if layer.precision == precision)
         yield precision, f"{count:,} layer{'' if count == 1 else 's'}", f"{held:,} bytes of weights"

@@ -1,17 +1,15 @@
 """Figures of candidates beside their scores: latency here and on the target, memory, energy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
-from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.evaluation.model_kind import Model, peak_memory_of, work_of
-from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes
-from edgekit_toolkit.onnx_graph.traversal import is_control_flow
-from edgekit_toolkit.quantize.quantizer import Runner
+from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
+from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets import Target
 
@@ -39,7 +37,7 @@ class Modelled:
 def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
     """Return what one inference would take on the target."""
     try:
-        work = work_of(model, dims, float_outputs=target.backend.default == "tensorrt")
+        work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
     except ModelError as error:
         return Modelled(None, None, str(error).splitlines()[0])
     cost = model_cost(work, target)
@@ -49,7 +47,7 @@ def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Mo
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
     """Return the work of each kernel, or nothing where it cannot be counted."""
     try:
-        return work_of(model, dims)
+        return model.node_costs(dims)
     except ModelError:
         return []
 
@@ -64,10 +62,9 @@ def find_memory(
     does not look into.
     """
     try:
-        if isinstance(model, bytes) or any(map(is_control_flow, model.graph.node)):
-            return peak_memory_of(model, feeds)
-        return estimate_peak_memory(
-            model, engine_bytes=measure_engine_bytes(), dims=dims, blocked_layout=target.arch == "x86_64"
-        )
+        estimate = model.estimate_memory(dims, blocked_layout=target.arch == "x86_64")
+        if estimate is None:
+            return measure_model_memory(model, feeds)
+        return replace(estimate, engine_bytes=measure_engine_bytes())
     except EdgekitError as error:
         return f"peak memory is not known: {str(error).splitlines()[0]}"

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.drops import Drop, Floats, mean_drops, set_drop, set_replicates
 from edgekit_toolkit.evaluation.metrics import Metric, Outputs, SetMetric, find_metric
-from edgekit_toolkit.quantize.quantizer import Runner
+from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import draw_mask

@@ -6,7 +6,7 @@ The file is only ever read. It does not optimise (see `passes`), and it does not
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeVar
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -24,9 +24,11 @@ from edgekit_toolkit.importers.onnx_screen import (
     explain_refusal,
 )
 from edgekit_toolkit.importers.sniff import describe, describe_folder
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 
-Content: TypeAlias = bytes  # under this name in a class that has a field `bytes`
+M_co = TypeVar("M_co", bound=Model, covariant=True)
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
 
@@ -48,29 +50,29 @@ class ImportLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceModel:
+class SourceModel(Generic[M_co]):
     """A model as it was given, external data included.
 
     Attributes:
         path: the file.
         sha256: of the file; where there are external data, of the file followed by each external file in the
             order of their names, each after a line with its name and size. In hexadecimal.
-        bytes: of the file and its external data together.
-        model: the model, which no longer refers to other files. Functions of the model are written out. Bytes
-            are the content of a `.tflite` file.
-        inputs: what it takes.
-        outputs: what it gives.
+        size_bytes: of the file and its external data together.
+        model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
+            `.tflite` that records another shape of an output than it makes has that one.
+        inputs: what a session takes; of a `.tflite`, float32 where the file has codes with a scale.
+        outputs: what a session gives.
     """
 
     path: Path
     sha256: str
-    bytes: int
-    model: onnx.ModelProto | Content
+    size_bytes: int
+    model: M_co
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
-def load_onnx(path: Path, limits: ImportLimits | None = None) -> SourceModel:
+def load_onnx(path: Path, limits: ImportLimits | None = None) -> SourceModel[OnnxModel]:
     """Return the model in an ONNX file.
 
     Args:
@@ -91,7 +93,7 @@ def load_onnx(path: Path, limits: ImportLimits | None = None) -> SourceModel:
         raise ModelError(f"{path}: cannot be read: {err.strerror or err}") from err
 
 
-def _load(path: Path, limits: ImportLimits) -> SourceModel:
+def _load(path: Path, limits: ImportLimits) -> SourceModel[OnnxModel]:
     content = _read(path, limits)
     model = _parse(path, content)
     check_names(model)
@@ -108,7 +110,7 @@ def _load(path: Path, limits: ImportLimits) -> SourceModel:
     inputs, outputs = tensor_specs(model)
     _check_structure(model)
     _check_loads(model)
-    return SourceModel(path, digest, total_bytes, model, inputs, outputs)
+    return SourceModel(path, digest, total_bytes, OnnxModel(model), inputs, outputs)
 
 
 def _read(path: Path, limits: ImportLimits) -> bytes:

@@ -17,6 +17,7 @@ from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.child_process import run_module
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
+from edgekit_toolkit.models.onnx import OnnxModel
 
 _ZIP: Final = b"PK\x03\x04"
 _TIME_LIMIT_S: Final = 600.0
@@ -31,7 +32,7 @@ def is_pt2(path: Path) -> bool:
         return False
 
 
-def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel:
+def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel[OnnxModel]:
     """Return the program in a `.pt2` file as an ONNX model.
 
     Size and digest of the result are those of the file. Outputs have the names of the dictionary that the
@@ -57,7 +58,8 @@ def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel:
         except ModelError as error:
             reason = str(error).replace(f"{result}: ", "")
             raise ModelError(f"{path}: exported to ONNX, it cannot be used: {reason}") from error
-    return replace(source, path=path, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), bytes=size_bytes)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return replace(source, path=path, sha256=digest, size_bytes=size_bytes)
 
 
 def _export(program: Path, result: Path) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
 from edgekit_toolkit.importers.sniff import is_tflite
+from edgekit_toolkit.models.model import Model
 
 
-def load_model(path: Path) -> SourceModel:
+def load_model(path: Path) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
     Raises:
@@ -20,5 +21,4 @@ def load_model(path: Path) -> SourceModel:
         return load_onnx(path)
     from edgekit_toolkit.importers.tflite.importer import load_tflite
 
-    found = load_tflite(path)
-    return SourceModel(path, found.sha256, len(found.content), found.content, found.inputs, found.outputs)
+    return load_tflite(path)

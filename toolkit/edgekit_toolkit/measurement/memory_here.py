@@ -6,8 +6,7 @@ from dataclasses import replace
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
-from edgekit_toolkit.evaluation.model_kind import engine_of, peak_memory_of
-from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory
 from edgekit_toolkit.measurement.service_memory import estimate_service_bytes
 from edgekit_toolkit.pipeline.state import Run
 
@@ -22,7 +21,7 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
     warnings = list(run.warnings)
     peak = known if isinstance(known, PeakMemory) else None
     try:
-        peak = peak or peak_memory_of(model, run.prepared.feeds[0])
+        peak = peak or measure_model_memory(model, run.prepared.feeds[0])
     except BackendError as error:
         warnings.append(f"peak memory was not measured here: {str(error).splitlines()[0]}")
     limit_bytes = run.request.budget.limits.get("memory", math.inf)
@@ -39,7 +38,7 @@ def with_measured_memory(run: Run, candidate_id: str) -> Run:
         )
     elif known is not None and limit_bytes < math.inf:
         try:
-            service_bytes = estimate_service_bytes(engine_of(model), known.model_bytes, run.prepared.feeds[0])
+            service_bytes = estimate_service_bytes(model.engine, known.model_bytes, run.prepared.feeds[0])
             warnings.append(_describe(known, service_bytes, limit_bytes))
         except BackendError as error:
             warnings.append(str(error).splitlines()[0])

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,8 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.system.child_process import describe_end
 from edgekit_toolkit.child_process import run_module
+from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
-
-Engine = Literal["ort", "litert"]
 
 _PROC_STATUS = Path("/proc/self/status")
 
@@ -88,6 +87,15 @@ def measure_peak_memory(
     engine_bytes = measure_engine_bytes(engine, threads)
     request = {"engine": engine, "threads": threads, "options": dict(options or {})}
     return PeakMemory(_peak_bytes(model, feeds, request, limits), engine_bytes)
+
+
+def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
+    """Return the peak memory of a fresh process here that opens the model as a device would, and runs it.
+
+    Raises:
+        BackendError: as for `measure_peak_memory`.
+    """
+    return measure_peak_memory(model.content, feeds, engine=model.engine, options=model.options)
 
 
 @functools.cache

@@ -23,8 +23,9 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.measurement.peak_memory import Engine, trivial_model
+from edgekit_toolkit.measurement.peak_memory import trivial_model
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
+from edgekit_toolkit.models.model import Engine
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds
 

@@ -17,15 +17,7 @@ from edgekit_runtime.package.canonical_zip import write_archive
 from edgekit_runtime.package.golden import Golden, GoldenInput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
-from edgekit_toolkit.evaluation.model_kind import (
-    Model,
-    computes_in_codes,
-    content_of,
-    open_model,
-    path_of,
-    specs_of,
-)
-from edgekit_toolkit.onnx_graph.ort_options import stated_options
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.specs import common_specs
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.recipe import Recipe
@@ -66,7 +58,7 @@ def golden_reference(
     Raises:
         BackendError: the model does not run on them.
     """
-    inputs, outputs = specs_of(floats)
+    inputs, outputs = floats.specs()
     given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
     names = [spec.name for spec in outputs]
     return Reference(given, artifacts, feeds, _run(floats, feeds, names))
@@ -84,11 +76,11 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         BackendError: the model does not run on the golden inputs.
         DataError: the ranges do not suit the model: golden inputs are impossible, or give NaN.
     """
-    inputs, outputs = specs_of(model, list(reference.outputs))
-    path = path_of(model)
+    inputs, outputs = model.specs(list(reference.outputs))
+    path = model.file_name
     made = _run(model, reference.feeds, [spec.name for spec in outputs])
-    expected, more = golden_outputs(made, reference.outputs, integer=computes_in_codes(model))
-    contents = {path: content_of(model), **reference.artifacts, **more}
+    expected, more = golden_outputs(made, reference.outputs, integer=model.computes_in_codes())
+    contents = {path: model.content, **reference.artifacts, **more}
     roles = {path: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
     if recipe.labels is not None:
         contents["labels.txt"], roles["labels.txt"] = recipe.labels.encode(), "labels"
@@ -181,18 +173,15 @@ def _describe(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[
 
 def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     # One thread: how a sum is split among threads decides about its last bits.
-    return dict(zip(names, open_model(model, names, threads=1)(feeds), strict=True))
+    return dict(zip(names, model.open(names, threads=1)(feeds), strict=True))
 
 
 def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
-    if isinstance(model, bytes):
-        return BackendChoice(recipe.backend, path, {})
-    options = stated_options(model)
     if recipe.backend != "tensorrt":
-        return BackendChoice(recipe.backend, path, options)
+        return BackendChoice(recipe.backend, path, model.options)
     # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
-    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, options))
+    return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, model.options))
 
 
 def package_bytes(assembled: Assembled, sign: Sign) -> int:

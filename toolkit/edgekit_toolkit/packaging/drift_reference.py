@@ -16,7 +16,7 @@ from edgekit_runtime.drift.monitor import pick
 from edgekit_runtime.drift.reference import ValueReference
 from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch, are_probabilities
 from edgekit_runtime.tensors import DTYPES
-from edgekit_toolkit.evaluation.model_kind import Model, open_model, specs_of
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.split import Part, feeds_only
 
 _SAMPLES: Final = 128  # each is one run of the float model on one thread
@@ -78,9 +78,9 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
     """
     if calibration.sha256 is None:
         return None
-    inputs, outputs = specs_of(model)
+    inputs, outputs = model.specs()
     names = [spec.name for spec in outputs]
-    run = open_model(model, names, threads=1)
+    run = model.open(names, threads=1)
     classes = class_output(outputs)
     answers = None if classes is None else ClassSketch(int(classes.shape[1]))
     given = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any
 
 from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel
 
-M = TypeVar("M")
-
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Generic[M]):
+class Candidate:
     """One form of the model.
 
     Attributes:
@@ -25,12 +24,12 @@ class Candidate(Generic[M]):
 
     label: str
     form: Form
-    model: M
+    model: Model
     snr_db: float
 
 
 @dataclass(slots=True)
-class Found(Generic[M]):
+class Found:
     """What the search has found so far.
 
     Attributes:
@@ -42,21 +41,22 @@ class Found(Generic[M]):
             those that differ from the float model on generated inputs.
     """
 
-    candidates: list[Candidate[M]] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     noises: list[BlockNoise] = field(default_factory=list)
     noise_samples: int = 0
     dropped: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
 
     def add(
-        self, label: str, quantizer: Quantizer[M], form: Form, fidelity: Fidelity[M]
-    ) -> Candidate[M] | None:
+        self, label: str, quantizer: Quantizer[Any], form: Form, fidelity: Fidelity[Any]
+    ) -> Candidate | None:
         """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
         try:
             built = quantizer.build(form)
             if built is None:
                 return None
-            candidate = Candidate(label, form, built, decibel(fidelity.noise(built)))
+            snr_db = decibel(fidelity.noise(built))
+            candidate = Candidate(label, form, quantizer.as_model(built), snr_db)
         except EdgekitError as error:
             self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
             return None
@@ -82,7 +82,7 @@ class Found(Generic[M]):
         self.set_aside += [f"{self.candidates[place].label} ({reason})" for place, reason in reasons.items()]
         self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
 
-    def put_aside(self, candidate: Candidate[M], better: Candidate[M]) -> None:
+    def put_aside(self, candidate: Candidate, better: Candidate) -> None:
         """Take a candidate off the list, because `better` has less noise at the same place."""
         self.candidates.remove(candidate)
         loss_db = better.snr_db - candidate.snr_db

@@ -52,7 +52,7 @@ def find_candidates(
     time_limit_s: float,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
-) -> Found[M]:
+) -> Found:
     """Return the candidates for a model.
 
     Args:
@@ -67,7 +67,8 @@ def find_candidates(
     """
     end = clock() + time_limit_s
     name, given = quantizer.as_given()
-    found = Found([Candidate(name, Form(forms.FLOAT32), given, decibel(0.0))])
+    floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(given), decibel(0.0))
+    found = Found([floats])
     if (reason := quantizer.bar()) is not None:
         found.dropped.append(f"all other forms: {reason}")
         return found
@@ -112,7 +113,7 @@ class _Search(Generic[M]):
     quantizer: Quantizer[M]
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity[M]
-    found: Found[M]
+    found: Found
     progress: Progress
     clock: Callable[[], float]
     end_s: float
@@ -181,7 +182,7 @@ class _Search(Generic[M]):
         if best is not None:
             self._mix_kernels(best, end_s)
 
-    def _add_static(self, *, per_channel: bool) -> Candidate[M] | None:
+    def _add_static(self, *, per_channel: bool) -> Candidate | None:
         """Add the static int8 forms; returns the one to mix precisions in.
 
         Args:
@@ -248,7 +249,7 @@ class _Search(Generic[M]):
         closest = {name: least_error_range(one, symmetric=symmetric) for name, one in histograms.items()}
         return {"99.99 % ranges": {**whole, **kept}, "least-error ranges": {**whole, **closest}}
 
-    def _mix_kernels(self, best: Candidate[M], end_s: float) -> None:
+    def _mix_kernels(self, best: Candidate, end_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
         plan, found = best.form.plan, self.found
         if plan is None:
@@ -285,15 +286,15 @@ class _Variant:
     factors: Factors = field(default_factory=dict)
 
 
-def _is_per_channel(candidate: Candidate[M]) -> bool:
+def _is_per_channel(candidate: Candidate) -> bool:
     return candidate.form.plan is not None and candidate.form.plan.per_channel
 
 
-def _snr(candidate: Candidate[M]) -> float:
+def _snr(candidate: Candidate) -> float:
     return candidate.snr_db
 
 
-def _best(rivals: Sequence[Candidate[M]], found: Found[M]) -> list[Candidate[M]]:
+def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
     """Keep the better per-channel variant, and the per-tensor one where it is nearly as good."""
     per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
     kept = per_channel[-1:]

@@ -7,9 +7,7 @@ from typing import Any
 
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
-from edgekit_toolkit.evaluation.model_kind import content_of, engine_of
 from edgekit_toolkit.evaluation.scoring import Scores
-from edgekit_toolkit.importers.integer_division import divides_by_inputs
 from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_bytes
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
@@ -23,7 +21,7 @@ from edgekit_toolkit.selection.float_ratio import ratio_uncertainty
 def draft_packages(
     request: Request,
     prepared: Prepared,
-    found: Found[Any],
+    found: Found,
     judged: Judged,
     signer: StatementSigner,
 ) -> tuple[Draft, ...]:
@@ -57,7 +55,7 @@ def draft_packages(
 def _recipe(
     request: Request,
     prepared: Prepared,
-    candidate: Candidate[Any],
+    candidate: Candidate,
     figures: Mapping[str, Any],
 ) -> Recipe:
     return Recipe(
@@ -70,7 +68,7 @@ def _recipe(
         dims=prepared.dims,
         steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,
-        model_sha256=hashlib.sha256(content_of(candidate.model)).hexdigest(),
+        model_sha256=hashlib.sha256(candidate.model.content).hexdigest(),
         golden_seed=GOLDEN_SEED,
         golden_ranges=prepared.ranges,
         budget=request.budget.limits,
@@ -82,11 +80,11 @@ def _recipe(
     )
 
 
-def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
+def _figures(candidate: Candidate, prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
     """Figures of the manifest: those that do not vary from run to run."""
     memory = judged.memory[place]
     return {
-        "model_bytes": len(content_of(candidate.model)),
+        "model_bytes": len(candidate.model.content),
         "score": _score(candidate, prepared, judged.scores, place),
         # Without the engine's part: that is measured on the host and varies from run to run.
         "memory_estimate": None
@@ -96,13 +94,13 @@ def _figures(candidate: Candidate[Any], prepared: Prepared, judged: Judged, plac
             RUN_MEMORY_FIGURE: round(memory.run_bytes_per_input_byte, 3),
             "label": "estimated",
         },
-        INTEGER_DIVISION_FIGURE: divides_by_inputs(candidate.model),
+        INTEGER_DIVISION_FIGURE: candidate.model.divides_by_inputs(),
         **({} if prepared.reference is None else {"reference": prepared.reference}),
         **({} if prepared.class_output is None else {"class_output": prepared.class_output}),
     }
 
 
-def _score(candidate: Candidate[Any], prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
+def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
     """The score on samples that chose nothing, where there are any, and without data no drop."""
     evaluation, stated = prepared.samples.evaluation, scores.stated
     interval = stated.drops[place].interval()
@@ -121,7 +119,7 @@ def _score(candidate: Candidate[Any], prepared: Prepared, scores: Scores, place:
         "samples_sha256": evaluation.sha256,
         "label": score_label(candidate.model),
         "on": "host",
-        "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[engine_of(candidate.model)],
+        "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[candidate.model.engine],
         **({} if evaluation.is_generated else drop),
     }
 

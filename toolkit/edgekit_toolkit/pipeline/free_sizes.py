@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import onnx
-
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.samples.generated import Feeds, batch_dims, bind_dims, free_dims
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.split import Ranges
@@ -26,7 +26,7 @@ class Size:
 
 
 def settle_sizes(
-    model: onnx.ModelProto | bytes,
+    model: Model,
     inputs: Sequence[TensorSpec],
     given: Mapping[str, int],
     sample: Feeds | None,
@@ -53,11 +53,11 @@ def settle_sizes(
                 found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
     missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
     found |= {name: Size(1, "assumed") for name in batch if name not in found}
-    if isinstance(model, bytes) and missing:
-        raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
-    if isinstance(model, bytes):
+    if not isinstance(model, OnnxModel):
+        if missing:
+            raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
         return {name: found[name] for name in free_dims(inputs)}
-    runs_with = bind_dims(model, {name: size.value for name, size in found.items()}, ranges)
+    runs_with = bind_dims(model.proto, {name: size.value for name, size in found.items()}, ranges)
     if missing:
         options = " ".join(f"--dim {name}={runs_with[name]}" for name in missing)
         raise ModelError(

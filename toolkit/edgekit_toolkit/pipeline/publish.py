@@ -19,9 +19,10 @@ from edgekit_runtime.errors import DataError, ManifestError, OutputError, Recipe
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.evidence import evidence_path, write_evidence
 from edgekit_runtime.system.atomic_files import hash_file
-from edgekit_toolkit.evaluation.model_kind import Model, content_of
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
@@ -158,9 +159,10 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
             f" {source.sha256}; give the model that it was made of"
         )
     floats: Model = source.model
-    if isinstance(floats, onnx.ModelProto):
-        floats = onnx.shape_inference.infer_shapes(replay(floats, batch=recipe.batch, applied=recipe.steps))
-        floats = disable_optimizers(floats, recipe.disabled_optimizers)
+    if isinstance(floats, OnnxModel):
+        passed = replay(floats.proto, batch=recipe.batch, applied=recipe.steps)
+        inferred = onnx.shape_inference.infer_shapes(passed)
+        floats = OnnxModel(disable_optimizers(inferred, recipe.disabled_optimizers))
     try:
         reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
         first = assemble(recipe, reference, _rebuild(floats, recipe))
@@ -180,7 +182,7 @@ def _rebuild(floats: Model, recipe: Recipe) -> Model:
         RecipeError: these tools make another one.
     """
     model = _build(floats, recipe)
-    made = None if model is None else hashlib.sha256(content_of(model)).hexdigest()
+    made = None if model is None else hashlib.sha256(model.content).hexdigest()
     if model is None or made != recipe.model_sha256:
         here = tool_versions("litert")
         changed = [
@@ -192,7 +194,7 @@ def _rebuild(floats: Model, recipe: Recipe) -> Model:
             f"the recipe makes a model with sha256 {made} here, it states {recipe.model_sha256}; "
             + (f"it was made with {', '.join(changed)}" if changed else "it was edited by hand or is damaged")
         )
-    stated, size_bytes = recipe.figures.get("model_bytes"), len(content_of(model))
+    stated, size_bytes = recipe.figures.get("model_bytes"), len(model.content)
     if stated != size_bytes:
         raise RecipeError(
             f"the recipe states {stated} bytes for a model of {size_bytes};"
@@ -207,18 +209,21 @@ def _build(floats: Model, recipe: Recipe) -> Model | None:
     Raises:
         RecipeError: the recipe is for an engine that does not run the model.
     """
-    if isinstance(floats, bytes) and recipe.backend != "litert":
-        raise RecipeError(
-            f"the recipe is for {recipe.backend}, which does not run .tflite models; make another one by its"
-            " options"
-        )
-    if isinstance(floats, onnx.ModelProto) and recipe.backend != "litert":
-        return build(floats, recipe.form)
+    if recipe.backend != "litert":
+        if not isinstance(floats, OnnxModel):
+            raise RecipeError(
+                f"the recipe is for {recipe.backend}, which does not run .tflite models; make another one by"
+                " its options"
+            )
+        made = build(floats.proto, recipe.form)
+        return None if made is None else OnnxModel(made)
+    from edgekit_toolkit.models.tflite import TfliteModel
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.convert import convert
 
-    content = floats if isinstance(floats, bytes) else convert(floats, recipe.dims)
-    return LiteRtQuantizer(content, threads=1).build(recipe.form)
+    content = convert(floats.proto, recipe.dims) if isinstance(floats, OnnxModel) else floats.content
+    written = LiteRtQuantizer(content, threads=1).build(recipe.form)
+    return None if written is None else TfliteModel(written)
 
 
 def host_facts() -> dict[str, Any]:

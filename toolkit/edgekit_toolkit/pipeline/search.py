@@ -16,11 +16,12 @@ from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.judge import find_memory, measure_latencies, model_on_target
-from edgekit_toolkit.evaluation.model_kind import Model, open_model, open_reference, specs_of
 from edgekit_toolkit.evaluation.scoring import Contestant, Scores, score_candidates
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.measurement.host_load import LoadMeter
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.packaging.attachments import class_names
@@ -40,7 +41,6 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
 from edgekit_toolkit.samples.generated import Feeds, advise_on_integers, batch_dims, free_dims
-from edgekit_toolkit.samples.input_codes import input_code_ranges
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.split import (
@@ -123,6 +123,7 @@ def search(
     return Run(
         request=request,
         prepared=prepared,
+        quantizer=quantizer,
         found=found,
         judged=judged,
         drafts=tuple(
@@ -165,12 +166,12 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
         )
     feeds = _parity_feeds(samples)
     floats, steps, wrong = source.model, tuple[Step, ...](), None
-    if isinstance(floats, onnx.ModelProto):
+    if isinstance(floats, OnnxModel):
         with phases.phase("optimise"):
-            optimised = optimise(floats, batch=request.batch, feeds=feeds)
-            floats, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
-            wrong = find_wrong_rewrites(floats, feeds)
-            floats = disable_optimizers(floats, () if wrong is None else wrong.names)
+            optimised = optimise(floats.proto, batch=request.batch, feeds=feeds)
+            proto, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+            wrong = find_wrong_rewrites(proto, feeds)
+            floats = OnnxModel(disable_optimizers(proto, () if wrong is None else wrong.names))
     golden = _golden(source, floats, dims, ranges)
     with phases.phase("look at the samples"):
         classes = _stated_class_output(request, floats, samples)
@@ -190,7 +191,7 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
     )
 
 
-def _golden(source: SourceModel, floats: Model, dims: Mapping[str, int], ranges: Ranges) -> Reference:
+def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], ranges: Ranges) -> Reference:
     """The golden inputs, before any search: they are generated, and a model may refuse them.
 
     Raises:
@@ -204,7 +205,7 @@ def _golden(source: SourceModel, floats: Model, dims: Mapping[str, int], ranges:
             f"{advise_on_integers(source.inputs, ranges)} Reason: {error}"
         ) from error
     try:
-        for spec in specs_of(floats, list(golden.outputs))[1]:
+        for spec in floats.specs(list(golden.outputs))[1]:
             spec.check(golden.outputs[spec.name])
     except DataError as error:
         raise ModelError(
@@ -216,7 +217,7 @@ def _golden(source: SourceModel, floats: Model, dims: Mapping[str, int], ranges:
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
     """Return the first output's name where something else than its shape says that it is class scores."""
-    output = class_output(specs_of(floats)[1])
+    output = class_output(floats.specs()[1])
     if output is None:
         return None
     if request.metric == "auto":
@@ -236,16 +237,17 @@ def _quantizer(request: Request, prepared: Prepared) -> Quantizer[Any]:
         EngineMissingError: it takes LiteRT, which is not installed here.
     """
     floats = prepared.floats
-    if isinstance(floats, onnx.ModelProto) and request.backend != "litert":
-        return OnnxQuantizer(floats, _scheme(request), threads=request.threads)
+    if isinstance(floats, OnnxModel) and request.backend != "litert":
+        return OnnxQuantizer(floats.proto, _scheme(request), threads=request.threads)
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
-    if isinstance(floats, onnx.ModelProto):
+    content = floats.content
+    if isinstance(floats, OnnxModel):
         _check_fixed_sizes(prepared)
-        floats = convert_checked(floats, prepared.dims, prepared.feeds).model
+        content = convert_checked(floats.proto, prepared.dims, prepared.feeds).model
     scheme = LITERT_AVX512 if "avx512" in request.target.cpu.isa else LITERT
-    return LiteRtQuantizer(floats, threads=request.threads, scheme=scheme)
+    return LiteRtQuantizer(content, threads=request.threads, scheme=scheme)
 
 
 def _check_fixed_sizes(prepared: Prepared) -> None:
@@ -260,7 +262,7 @@ def _check_fixed_sizes(prepared: Prepared) -> None:
         )
 
 
-def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found[Any]:
+def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progress: Progress) -> Found:
     return find_candidates(
         quantizer,
         lambda: feeds_only(prepared.samples.calibration),
@@ -271,14 +273,14 @@ def _find(request: Request, prepared: Prepared, quantizer: Quantizer[Any], progr
     )
 
 
-def _judge(request: Request, prepared: Prepared, found: Found[Any], phases: _Phases) -> Judged:
+def _judge(request: Request, prepared: Prepared, found: Found, phases: _Phases) -> Judged:
     source, target, dims = prepared.source, request.target, prepared.dims
     names = [spec.name for spec in source.outputs]
     with phases.phase("judge"):
-        reference = open_model(source.model, names, threads=request.threads)
-        runs = [open_model(one.model, names, threads=request.threads) for one in found.candidates]
+        reference = source.model.open(names, threads=request.threads)
+        runs = [one.model.open(names, threads=request.threads) for one in found.candidates]
         scores = score_candidates(
-            open_reference(source.model, names, threads=request.threads),
+            source.model.open(names, threads=request.threads, rewrites=False),
             [
                 # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that
                 # was converted has a fixed batch.
@@ -334,7 +336,7 @@ def _scheme(request: Request) -> Scheme:
     return SCHEMES["asymmetric-7bit" if stated.reduce_range else "asymmetric"]
 
 
-def _decoding(request: Request, source: SourceModel, progress: Progress) -> Decoding:
+def _decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
     """How the request's photographs or recordings become samples.
 
     Raises:
@@ -348,17 +350,19 @@ def _decoding(request: Request, source: SourceModel, progress: Progress) -> Deco
     )
 
 
-def _sizes(source: SourceModel, request: Request, decoding: Decoding) -> tuple[dict[str, Size], Ranges]:
+def _sizes(
+    source: SourceModel[Model], request: Request, decoding: Decoding
+) -> tuple[dict[str, Size], Ranges]:
     """Sizes of all free dimensions, and the ranges of the inputs' values."""
     given = dict(request.dims)
     path = request.calibration or request.evaluation
     if path is None:
-        codes = input_code_ranges(source.model)
+        codes = source.model.input_code_ranges()
         ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
         first = None
     else:
         first, ranges = read_ranges(path, source.inputs, decoding)
-    if not isinstance(source.model, bytes):
+    if not source.model.has_fixed_sizes:
         if request.batch is not None:
             given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
     elif request.batch is not None or set(request.dims) - set(free_dims(source.inputs)):
@@ -369,7 +373,7 @@ def _sizes(source: SourceModel, request: Request, decoding: Decoding) -> tuple[d
     return settle_sizes(source.model, source.inputs, given, first, ranges), ranges
 
 
-def _fixed(source: SourceModel, batch: int | None) -> tuple[TensorSpec, ...]:
+def _fixed(source: SourceModel[Model], batch: int | None) -> tuple[TensorSpec, ...]:
     """Inputs with the batch that the package will have."""
     if batch is None:
         return source.inputs

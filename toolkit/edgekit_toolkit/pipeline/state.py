@@ -11,17 +11,18 @@ from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.drops import CONFIDENCE
 from edgekit_toolkit.evaluation.judge import Modelled
-from edgekit_toolkit.evaluation.model_kind import Model
 from edgekit_toolkit.evaluation.scoring import Scores
 from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.measurement.host_load import HostLoad
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.assemble import Assembled, Reference
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.passes.pipeline import Step
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites
 from edgekit_toolkit.pipeline.candidate_set import Found
 from edgekit_toolkit.pipeline.free_sizes import Size
+from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.split import Ranges, Samples
 from edgekit_toolkit.selection.budget import Budget
@@ -92,7 +93,7 @@ class Prepared:
         class_output: name of the first output where the request says that it holds class scores, or None.
     """
 
-    source: SourceModel
+    source: SourceModel[Model]
     sizes: Mapping[str, Size]
     samples: Samples
     feeds: Sequence[Feeds]
@@ -187,7 +188,8 @@ class Run:
 
     request: Request
     prepared: Prepared
-    found: Found[Any]
+    quantizer: Quantizer[Any]
+    found: Found
     judged: Judged
     drafts: tuple[Draft, ...]
     held: tuple[HeldDrop, ...] | None

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import onnx
-
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured, choose
@@ -37,7 +35,7 @@ def choose_accepted(
     backend: str,
     budget: Budget,
     measured: Sequence[Measured],
-    models: Mapping[str, onnx.ModelProto],
+    models: Mapping[str, Model],
     feeds: Feeds,
 ) -> Accepted:
     """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses.
@@ -71,26 +69,22 @@ def choose_accepted(
             return Accepted(_with_refusals(choice, refused), None, refused)
 
 
-def check_accepted(model: onnx.ModelProto, feeds: Feeds) -> TensorRtCheck:
+def check_accepted(model: Model, feeds: Feeds) -> TensorRtCheck:
     """Return what TensorRT's parser and builder say about a model.
 
     Args:
         model: of a candidate.
         feeds: one sample, for the sizes of free dimensions.
     """
-    return check_tensorrt(model, dims=_shape_ranges(model, feeds))
+    # It must be told the shapes of the inputs with free sizes beside the batch.
+    dims = {
+        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
+        for spec in model.specs()[0]
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }
+    return check_tensorrt(model.content, dims=dims)
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
     """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
     return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
-
-
-def _shape_ranges(model: onnx.ModelProto, feeds: Feeds) -> dict[str, ShapeRange]:
-    """Shapes of the inputs with free sizes beside the batch, which TensorRT must be told."""
-    inputs, _ = tensor_specs(model)
-    return {
-        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
-        for spec in inputs
-        if any(isinstance(size, str) for size in spec.shape[1:])
-    }

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import onnx
-
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.packaging.assemble import combine, package_bytes
 from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
@@ -126,7 +124,7 @@ def _find_problem(offer: _Offer, whole: Draft, run: Run) -> str | None:
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
     model = offer.run.found.candidates[offer.place].model
-    if run.request.backend == "tensorrt" and isinstance(model, onnx.ModelProto):
+    if run.request.backend == "tensorrt":
         check = check_accepted(model, run.prepared.feeds[0])
         # No version: TensorRT is not here, which the choice of the default has said.
         if check.version is not None and not check.accepted:

@@ -1,30 +1,27 @@
 """What the user should know about a run of `edgekit package` beside its figures."""
 
 import platform
-from typing import Any
 
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_toolkit.evaluation.model_kind import computes_in_codes
-from edgekit_toolkit.measurement.arithmetic import find_saturating, instruction_set
+from edgekit_toolkit.measurement.arithmetic import instruction_set
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.candidate_set import Found
 from edgekit_toolkit.pipeline.free_sizes import find_other_sizes, list_sizes
 from edgekit_toolkit.pipeline.state import Judged, Prepared, Request, measures_here
-from edgekit_toolkit.samples.input_codes import input_code_ranges
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
 
 
-def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judged: Judged) -> list[str]:
+def find_warnings(request: Request, prepared: Prepared, found: Found, judged: Judged) -> list[str]:
     """Return the warnings, a sentence each: about the samples first, about the figures last."""
     samples = prepared.samples
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
     if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
-        codes = input_code_ranges(prepared.source.model)
+        codes = prepared.source.model.input_code_ranges()
         notes.extend(find_codes_trap(codes, feeds_only(samples.evaluation)))
     if request.labels is not None:
         if request.labels_from_folders:
@@ -68,17 +65,17 @@ def find_warnings(request: Request, prepared: Prepared, found: Found[Any], judge
     return [*notes, *_memory_warnings(request, judged), *judged.problems]
 
 
-def _arithmetic_warnings(request: Request, found: Found[Any]) -> list[str]:
+def _arithmetic_warnings(request: Request, found: Found) -> list[str]:
     """What to know of int8 figures on a machine whose 8-bit products are not the target's."""
     notes = []
-    names = dict.fromkeys(name for one in found.candidates for name in find_saturating(one.model))
+    names = dict.fromkeys(name for one in found.candidates for name in one.model.saturating_nodes())
     if names:
         notes.append(
             f"scores are estimated, not measured: the 8-bit products of {', '.join([*names][:3])} saturate on"
             f" this machine ({instruction_set()}) and not on {request.target.name}; package on a machine with"
             " VNNI, or give the float model"
         )
-    in_codes = any(computes_in_codes(one.model) for one in found.candidates)
+    in_codes = any(one.model.computes_in_codes() for one in found.candidates)
     if in_codes and request.backend != "litert" and saturates():
         notes.append(
             f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"

@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.quantize.forms import Form, StoredLayer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
@@ -17,8 +18,20 @@ from edgekit_toolkit.samples.generated import Feeds
 
 M = TypeVar("M")
 Factors = Mapping[str, NDArray[np.float32]]
-# Outputs of a model for one set of inputs, in the model's order.
-Runner = Callable[[Feeds], list[NDArray[Any]]]
+
+
+class FloatLayer(NamedTuple):
+    """A layer of the float model, as a report lists it.
+
+    Attributes:
+        label: its name.
+        operator: what it computes.
+        weight_bytes: of its constants.
+    """
+
+    label: str
+    operator: str
+    weight_bytes: int
 
 
 class Quantizer(Protocol[M]):
@@ -56,6 +69,18 @@ class Quantizer(Protocol[M]):
 
         Raises:
             BackendError: the engine refuses the model.
+        """
+
+    def as_model(self, model: M) -> Model:
+        """Return a model as the packager handles it."""
+
+    def float_layers(self) -> dict[str, FloatLayer]:
+        """Return the layers of the float model, by the name of their first output."""
+
+    def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:
+        """Return how each layer is stored in the form's model, by its first output in the float model.
+
+        A layer that the form leaves alone has the float type of the source.
         """
 
     def size_bytes(self, model: M) -> int:

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.quantize.engine import run_session, session_for
+from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.samples.generated import Feeds
 
 

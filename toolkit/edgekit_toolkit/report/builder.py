@@ -9,12 +9,11 @@ from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
-from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
 from edgekit_toolkit.pipeline.state import Carried, Run, Standing, measures_here
 from edgekit_toolkit.report import SCHEMA_ID
-from edgekit_toolkit.report.layer_table import describe_layers, stored, tflite_counts
+from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
 from edgekit_toolkit.selection.confirmation import HeldDrop
 from edgekit_toolkit.selection.float_ratio import find_float_ratio
@@ -161,21 +160,14 @@ def _runs(run: Run) -> list[Run]:
 
 
 def _source(run: Run) -> dict[str, Any]:
-    model = run.prepared.source.model
-    if isinstance(model, bytes):
-        version, nodes, parameters = None, *tflite_counts(model)
-    else:
-        version, nodes = opset(model), len(model.graph.node)
-        parameters = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
+    source = run.prepared.source
     return {
-        "file": run.prepared.source.path.name,
-        "sha256": run.prepared.source.sha256,
-        "bytes": run.prepared.source.bytes,
-        "opset": version,
-        "nodes": nodes,
-        "parameters": parameters,
-        "inputs": [_tensor(spec) for spec in run.prepared.source.inputs],
-        "outputs": [_tensor(spec) for spec in run.prepared.source.outputs],
+        "file": source.path.name,
+        "sha256": source.sha256,
+        "bytes": source.size_bytes,
+        **source.model.size._asdict(),
+        "inputs": [_tensor(spec) for spec in source.inputs],
+        "outputs": [_tensor(spec) for spec in source.outputs],
     }
 
 

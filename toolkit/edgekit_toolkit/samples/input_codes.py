@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgekit_toolkit.evaluation.model_kind import Model
 from edgekit_toolkit.onnx_graph.index import reads
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 
@@ -38,18 +37,11 @@ class CodeRange:
     may_be_symmetric: bool
 
 
-def input_code_ranges(model: Model) -> dict[str, CodeRange]:
+def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
     """Return the range of each input that is quantized as it comes in, by the input's name.
 
-    Args:
-        model: any kind. 8-bit inputs of a `.tflite` are float32 to the caller, so their range is one of
-            values; an ONNX input that is codes already has the range of the codes.
-
-    Raises:
-        BackendError: LiteRT refuses the model.
+    An input that is codes already has the range of the codes.
     """
-    if isinstance(model, bytes):
-        return _tflite_ranges(model)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
@@ -90,7 +82,12 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
     return CodeRange((limits.min - zero_point) * scale, (limits.max - zero_point) * scale, symmetric)
 
 
-def _tflite_ranges(content: bytes) -> dict[str, CodeRange]:
+def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
+    """Return the range of each input whose values become codes; to the caller all of them are float32.
+
+    Raises:
+        BackendError: LiteRT refuses the model.
+    """
     from edgekit_runtime.sessions.litert.engine import load_interpreter
     from edgekit_runtime.sessions.litert.tensors import read_tensors
     from edgekit_toolkit.tflite.flatbuffer import parsed

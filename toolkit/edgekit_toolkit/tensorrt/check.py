@@ -91,32 +91,31 @@ class TensorRtCheck:
 
 
 def check_tensorrt(
-    model: onnx.ModelProto | bytes,
+    content: bytes,
     *,
     dims: Mapping[str, ShapeRange] | None = None,
     time_limit_s: float = 300.0,
 ) -> TensorRtCheck:
-    """What TensorRT says about `model`; a refusal, crash or time-out is a result, not an exception.
+    """What TensorRT says about an ONNX model; a refusal, crash or time-out is a result, not an exception.
 
     The library runs in a process of its own, because a native crash ends the process that it happens in.
 
     Args:
-        model: a model that holds its weights (no external data).
+        content: of the model's file, weights included (no external data).
         dims: the shapes of each input that has dimensions of any size, by input name. An input of which only
             the first dimension is free may be left out: it gets batches of 1 to 8.
         time_limit_s: the process is killed when it takes longer.
     """
-    data = model if isinstance(model, bytes) else model.SerializeToString()
     ranges = {name: [found.min, found.opt, found.max] for name, found in (dims or {}).items()}
     with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
         folder = Path(name)
-        (folder / "model.onnx").write_bytes(data)
+        (folder / "model.onnx").write_bytes(content)
         (folder / "dims.json").write_text(json.dumps(ranges), encoding="utf-8")
         failure = _run_child(folder, time_limit_s)
         if failure is not None:
             return _no_answer(failure)
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-    return _result(answer, model)
+    return _result(answer, content)
 
 
 def _run_child(folder: Path, time_limit_s: float) -> str | None:
@@ -141,7 +140,7 @@ def _no_answer(error: str) -> TensorRtCheck:
     )
 
 
-def _result(answer: Mapping[str, Any], model: onnx.ModelProto | bytes) -> TensorRtCheck:
+def _result(answer: Mapping[str, Any], content: bytes) -> TensorRtCheck:
     if answer["missing"] is not None:
         return TensorRtCheck(
             available=False,
@@ -155,8 +154,8 @@ def _result(answer: Mapping[str, Any], model: onnx.ModelProto | bytes) -> Tensor
     built = answer["engine_bytes"] is not None
     errors = tuple(answer["errors"])
     if answer["parsed"]:
-        proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else model
-        errors = (*errors, *_misread_quantizers(proto)) if built else _with_suspects(errors, proto)
+        model = onnx.load_model_from_string(content)
+        errors = (*errors, *_misread_quantizers(model)) if built else _with_suspects(errors, model)
     return TensorRtCheck(
         available=True,
         parsed=answer["parsed"],

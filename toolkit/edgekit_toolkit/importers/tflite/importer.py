@@ -1,4 +1,4 @@
-"""`.tflite` files to a `TfliteModel`: read whole, screened, and known to run in LiteRT.
+"""`.tflite` files to a `SourceModel`: read whole, screened, and known to run in LiteRT.
 
 The file is only ever read. Nothing of it reaches the engine in this process before it ran in another one.
 """
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import BackendError, ModelError
-from edgekit_runtime.sessions.litert.session import LiteRtSession
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.importers.onnx import SourceModel
 from edgekit_toolkit.importers.sniff import SIGNATURES, describe_folder
 from edgekit_toolkit.importers.tflite.bounds import check_bounds
 from edgekit_toolkit.importers.tflite.screen import check_model
 from edgekit_toolkit.importers.tflite.shapes import mend_output_shapes
 from edgekit_toolkit.importers.tflite.trial import try_model
+from edgekit_toolkit.models.model import Specs
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.tflite.flatbuffer import FILE_IDENTIFIER, Model, pack, parse
-from edgekit_toolkit.tflite.summary import TfliteSummary, summarise
 
 _IDENTIFIER_AT: Final = 4
 _DAMAGED: Final = "the file is damaged, copy or export it again"
@@ -42,28 +42,7 @@ class TfliteLimits:
             raise ValueError(f"max_model_bytes must be from 1 to 2**31 - 1, got {self.max_model_bytes}")
 
 
-@dataclass(frozen=True, slots=True)
-class TfliteModel:
-    """A model as it was given.
-
-    Attributes:
-        path: the file.
-        sha256: of the file, in hexadecimal.
-        content: the file; where it records another shape of an output than it makes, with that one.
-        inputs: what a session takes: float32 where the file has codes with a scale.
-        outputs: what a session gives.
-        summary: what the file holds.
-    """
-
-    path: Path
-    sha256: str
-    content: bytes
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    summary: TfliteSummary
-
-
-def load_tflite(path: Path, limits: TfliteLimits | None = None) -> TfliteModel:
+def load_tflite(path: Path, limits: TfliteLimits | None = None) -> SourceModel[TfliteModel]:
     """Return the model in a `.tflite` file.
 
     Args:
@@ -84,13 +63,13 @@ def load_tflite(path: Path, limits: TfliteLimits | None = None) -> TfliteModel:
         made = try_model(content, max_memory_bytes=limits.max_memory_bytes, time_limit_s=limits.trial_limit_s)
         if mend_output_shapes(model, made):
             content = pack(model)
-        inputs, outputs = _specs(content)
-        summary = summarise(model)
+        found = TfliteModel(content)
+        inputs, outputs = _specs(found)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return TfliteModel(path, digest, content, inputs, outputs, summary)
+    return SourceModel(path, digest, len(content), found, inputs, outputs)
 
 
 def read_model(content: bytes) -> Model:
@@ -129,12 +108,8 @@ def _read(path: Path, limits: TfliteLimits) -> bytes:
     return content
 
 
-def _specs(content: bytes) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _specs(model: TfliteModel) -> Specs:
     try:
-        session = LiteRtSession(content)
+        return model.specs()
     except BackendError as error:
         raise ModelError(str(error)) from error
-    try:
-        return session.inputs, session.outputs
-    finally:
-        session.close()

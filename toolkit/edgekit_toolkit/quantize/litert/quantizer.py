@@ -7,19 +7,21 @@ from importlib.util import find_spec
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.forms import Form
+from edgekit_toolkit.quantize.forms import Form, StoredLayer
 from edgekit_toolkit.quantize.litert import writer as litert
 from edgekit_toolkit.quantize.litert.kernels import blocks, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.ranges import activation_reader, collect
 from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.quantize.quantizer import Factors, Runner
+from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
-from edgekit_toolkit.tflite.flatbuffer import operator_name, parsed, tensor_name
+from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise
 
 
@@ -94,6 +96,29 @@ class LiteRtQuantizer:
         """Return a call that runs `model` in LiteRT."""
         session = LiteRtSession(model, LiteRtOptions(threads=self._threads))
         return lambda feeds: list(session.run(feeds).values())
+
+    def as_model(self, model: bytes) -> TfliteModel:
+        """Return a model as the packager handles it."""
+        return TfliteModel(model)
+
+    def float_layers(self) -> dict[str, FloatLayer]:
+        """Return the layers of the float model, by the name of their first output."""
+        model = parsed(self.model)
+        kinds = {
+            tensor_name(graph.tensors[operator.outputs[0]]): operator_name(model, operator)
+            for graph, _, operator in operators(model)
+            if len(operator.outputs)
+        }
+        layers = summarise(model).layers
+        return {
+            name: FloatLayer(name, kinds.get(name, ""), layer.weight_bytes) for name, layer in layers.items()
+        }
+
+    def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the file says it
+        """Return how each layer is stored in a model, by its first output in the float model."""
+        # ai-edge-quantizer renames tensors; layers keep their order.
+        made = summarise(parsed(model.content)).layers
+        return dict(zip(summarise(parsed(self.model)).layers, made.values(), strict=True))
 
     def size_bytes(self, model: bytes) -> int:
         """Return the size of a model's file."""

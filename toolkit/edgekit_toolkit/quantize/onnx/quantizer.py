@@ -1,21 +1,24 @@
 """ONNX models in the search: quantized by our own writer, run by onnxruntime."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import onnx
 
-from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_types, nodes
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.engine import run_session, session_for
-from edgekit_toolkit.quantize.forms import Form, build
+from edgekit_toolkit.quantize.forms import Form, StoredLayer, build, stored_layers, weight_inputs
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
-from edgekit_toolkit.quantize.quantizer import Factors, Runner
+from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, activation_reader, collect, count_values
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import Block, blocks, softmax_axes
@@ -23,6 +26,11 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 
 _MIN_QDQ_OPSET: Final = 13
+_FLOAT_TYPES: Final = {
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+    onnx.TensorProto.DOUBLE: "fp64",
+}
 
 
 class OnnxQuantizer:
@@ -84,6 +92,31 @@ class OnnxQuantizer:
         """Return a call that runs `model` in onnxruntime."""
         return partial(run_session, session_for(model, threads=self._threads))
 
+    def as_model(self, model: onnx.ModelProto) -> OnnxModel:
+        """Return a model as the packager handles it."""
+        return OnnxModel(model)
+
+    def float_layers(self) -> dict[str, FloatLayer]:
+        """Return the nodes of the float model, by the name of their first output."""
+        stored = {tensor.name: tensor.ByteSize() for tensor in self.model.graph.initializer}
+        return {
+            node.output[0]: FloatLayer(
+                node.name or node.output[0],
+                node.op_type,
+                sum(stored.get(name, 0) for name in weight_inputs(node)),
+            )
+            for node in self.model.graph.node
+            if node.output
+        }
+
+    def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the form says it
+        """Return how each layer is stored in the form's model, by its first output in the float model."""
+        index = GraphIndex(self.model.graph)
+        return {
+            name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
+            for name, layer in stored_layers(self.model, form).items()
+        }
+
     def size_bytes(self, model: onnx.ModelProto) -> int:
         """Return the size of a model's file."""
         return int(model.ByteSize())
@@ -132,3 +165,8 @@ class OnnxQuantizer:
         """Return the plan's kernels, grouped by the matrix product that they follow."""
         names = (node.output[0] for node in self.model.graph.node if node.output)
         return blocks(self.model, [name for name in names if name in plan.kernels])
+
+
+def _float_name(index: GraphIndex, output: str) -> str:
+    weight = index.initializers.get(weight_inputs(index.producers[output])[0])
+    return "fp32" if weight is None else _FLOAT_TYPES.get(weight.data_type, "fp32")

@@ -8,7 +8,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
@@ -18,12 +17,8 @@ from edgekit_toolkit.samples.generated import Feeds
 _LOG_FATAL = 4
 
 
-def session_for(
-    model: onnx.ModelProto | bytes, *, threads: int, optimise: bool = True
-) -> ort.InferenceSession:
-    """Return a session on the CPU, with exact 8-bit products where it is optimised (`ort_products`).
-
-    A model, but not its bytes, runs with its own `ort_options`.
+def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
+    """Return a session on the CPU with the model's own options, and exact 8-bit products if optimised.
 
     Raises:
         BackendError: onnxruntime refuses the model.
@@ -33,14 +28,14 @@ def session_for(
     options.log_severity_level = _LOG_FATAL
     # Many sessions are open at once here; idle threads that spin would take the cores from the one that runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    own = ort_options(model) if isinstance(model, onnx.ModelProto) else OrtOptions()
+    own = ort_options(model)
     if own.fold_weights:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     level = ort.GraphOptimizationLevel
     optimise = optimise and own.optimise
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     disabled = [*WRONG_REWRITES, *own.disabled_optimizers]
-    content = model if isinstance(model, bytes) else model.SerializeToString()
+    content = model.SerializeToString()
     try:
         return open_exact(
             options,

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit.evaluation.model_kind import Model
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 _ONNX_OPERATORS: Final = frozenset({"Div", "Mod"})
@@ -25,15 +24,11 @@ _FLOAT_TYPES: Final = frozenset(
 )
 
 
-def divides_by_inputs(model: Model) -> bool:
+def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
     """Return whether some integer division has a divisor that is no constant, or one that holds 0 or -1.
 
     A tensor whose type cannot be found counts as an integer.
     """
-    return _tflite_divides(model) if isinstance(model, bytes) else _onnx_divides(model)
-
-
-def _onnx_divides(model: onnx.ModelProto) -> bool:
     if any(node.op_type in _ONNX_OPERATORS for function in model.functions for node in function.node):
         return True
     if not any(node.op_type in _ONNX_OPERATORS for graph in graphs(model.graph) for node in graph.node):
@@ -73,7 +68,8 @@ def _onnx_divides(model: onnx.ModelProto) -> bool:
     )
 
 
-def _tflite_divides(content: bytes) -> bool:
+def tflite_divides_by_inputs(content: bytes) -> bool:
+    """Return the same for a `.tflite` model."""
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
     model = flatbuffer.parsed(content)

@@ -1,0 +1,124 @@
+"""What the packager needs of a model, whatever its format; `OnnxModel` and `TfliteModel` implement it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions import Session
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate
+from edgekit_toolkit.costs.target_model import NodeCost
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.input_codes import CodeRange
+
+Engine = Literal["ort", "litert"]
+# Outputs of a model for one set of inputs, in the order asked for.
+Runner = Callable[[Feeds], list[NDArray[Any]]]
+Specs: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+
+
+class ModelSize(NamedTuple):
+    """How large a model is.
+
+    Attributes:
+        opset: of ONNX; None for other formats.
+        nodes: its operators.
+        parameters: values of its constants.
+    """
+
+    opset: int | None
+    nodes: int
+    parameters: int
+
+
+class Model(Protocol):
+    """A model that nobody changes.
+
+    Attributes:
+        engine: runs it on this machine.
+        file_name: of its artifact in a package.
+        has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
+        content: bytes of its artifact.
+        options: of its backend in a manifest; only what differs from the defaults.
+        size: counts of its graph.
+    """
+
+    engine: Engine
+    file_name: str
+    has_fixed_sizes: bool
+
+    @property
+    def content(self) -> bytes: ...  # noqa: D102  # see the class
+
+    @property
+    def options(self) -> Mapping[str, JsonValue]: ...  # noqa: D102  # see the class
+
+    @property
+    def size(self) -> ModelSize: ...  # noqa: D102  # see the class
+
+    def specs(self, outputs: Sequence[str] | None = None) -> Specs:
+        """Return what the model takes and gives; formats without an order of outputs follow `outputs`.
+
+        Raises:
+            BackendError: the engine refuses the model.
+        """
+
+    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:
+        """Return a call that runs the model here and gives the outputs of these names, in this order.
+
+        Args:
+            outputs: names.
+            threads: of one inference.
+            rewrites: whether the engine's optimiser may change what the model computes. A model that
+                multiplies codes is optimised all the same: its products are exact everywhere only then.
+
+        Raises:
+            BackendError: the engine refuses the model.
+        """
+
+    def open_session(self, *, threads: int) -> Session:
+        """Return the session that a device would open.
+
+        Raises:
+            BackendError: the engine refuses the model.
+        """
+
+    def computes_in_codes(self) -> bool:
+        """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
+
+    def divides_by_inputs(self) -> bool:
+        """Whether some integer division has a divisor that is no constant, or one that holds 0 or -1."""
+
+    def saturating_nodes(self) -> tuple[str, ...]:
+        """Return the nodes whose sums of 8-bit products saturate on this machine and not on the target."""
+
+    def input_code_ranges(self) -> dict[str, CodeRange]:
+        """Return the range of each input that is quantized as it comes in, by the input's name.
+
+        Raises:
+            BackendError: the engine refuses the model.
+        """
+
+    def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
+        """Return the work of each kernel of one inference.
+
+        Args:
+            dims: sizes of free dimensions.
+            float_outputs: as for `onnx_operators.node_costs`.
+
+        Raises:
+            ModelError: the work cannot be counted.
+        """
+
+    def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
+        """Return what the model adds to the engine's memory; None if only a measurement can tell.
+
+        Args:
+            dims: sizes of free dimensions.
+            blocked_layout: whether the target's engine reorders convolutions into blocks.
+
+        Raises:
+            EdgekitError: the model cannot be followed.
+        """

@@ -1,0 +1,98 @@
+"""An ONNX model, which onnxruntime runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+import onnx
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.ort import OrtSession
+from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.costs.target_model import NodeCost
+from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
+from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.models.saturating_products import find_saturating
+from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
+from edgekit_toolkit.onnx_graph.shapes import dynamic_dims
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow
+from edgekit_toolkit.samples.input_codes import CodeRange, onnx_code_ranges
+
+
+class OnnxModel:
+    """See `Model`.
+
+    Attributes:
+        proto: the model, which must not be changed any more.
+    """
+
+    engine: Engine = "ort"
+    file_name = "model.onnx"
+    has_fixed_sizes = False
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+
+    @cached_property
+    def content(self) -> bytes:
+        """The model's file."""
+        return bytes(self.proto.SerializeToString(deterministic=True))
+
+    @property
+    def options(self) -> Mapping[str, JsonValue]:
+        """Options of onnxruntime, as a manifest states them."""
+        return stated_options(self.proto)
+
+    @property
+    def size(self) -> ModelSize:
+        """Operators and values of initializers."""
+        graph = self.proto.graph
+        parameters = sum(math.prod(tensor.dims) for tensor in graph.initializer)
+        return ModelSize(opset(self.proto), len(graph.node), parameters)
+
+    def specs(self, outputs: Sequence[str] | None = None) -> Specs:  # noqa: ARG002  # the graph has an order
+        """Return what the model takes and gives, in the graph's order."""
+        return tensor_specs(self.proto)
+
+    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:
+        """Return a call that runs the model in onnxruntime."""
+        optimise = rewrites or computes_in_integers(self.proto)
+        session = session_for(self.proto, threads=threads, optimise=optimise)
+        return partial(run_session, session, names=list(outputs))
+
+    def open_session(self, *, threads: int) -> OrtSession:
+        """Return the session that a device would open."""
+        return OrtSession(self.content, replace(ort_options(self.proto), threads=threads))
+
+    def computes_in_codes(self) -> bool:
+        """Whether the model computes with 8-bit codes anywhere."""
+        return computes_in_integers(self.proto)
+
+    def divides_by_inputs(self) -> bool:
+        """Whether some integer division may end the process."""
+        return onnx_divides_by_inputs(self.proto)
+
+    def saturating_nodes(self) -> tuple[str, ...]:
+        """Return the nodes whose sums saturate on this machine and not on the target."""
+        return find_saturating(self.proto)
+
+    def input_code_ranges(self) -> dict[str, CodeRange]:
+        """Return the range of each input that is quantized as it comes in."""
+        return onnx_code_ranges(self.proto)
+
+    def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
+        """Return the work of each kernel of one inference."""
+        free = dynamic_dims(self.proto)
+        bound = {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in free}
+        return node_costs(self.proto, bound, float_outputs=float_outputs)
+
+    def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
+        """Return the estimate for onnxruntime, which does not look into control flow."""
+        if any(map(is_control_flow, self.proto.graph.node)):
+            return None
+        return estimate_peak_memory(self.proto, engine_bytes=0, dims=dims, blocked_layout=blocked_layout)

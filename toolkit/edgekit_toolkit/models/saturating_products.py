@@ -1,0 +1,64 @@
+"""Which 8-bit products of an ONNX model saturate on this machine and not on the target.
+
+All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
+the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so
+too, but for a few products of models that were quantized elsewhere, which that setting cannot change.
+LiteRT's kernels add in 32 bits on every processor.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from edgekit_runtime.sessions.ort_products import saturates
+from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disabled_optimizers
+from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, graphs
+
+# Operators that multiply codes themselves: name -> places of the two factors. The setting reaches all that
+# the engine makes of the QDQ form; ConvInteger is exact everywhere.
+_PRODUCTS: Final = {"MatMulInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
+_LARGEST_SAFE: Final = 64  # two products 255 * 64 stay below 2 ** 15
+
+
+def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the nodes, by their first output, whose sums saturate on this machine and not on the target.
+
+    Args:
+        model: with the types of its tensors where it holds such nodes.
+    """
+    if not computes_in_integers(model) or not saturates():
+        return ()
+    # The setting acts only where the engine optimises.
+    found, refused = [], disabled_optimizers(model) == WHOLE_OPTIMISER
+    for graph in graphs(model.graph):
+        stored = {tensor.name: tensor for tensor in graph.initializer}
+        types = _types(graph)
+        for node in graph.node:
+            if node.op_type not in _PRODUCTS:
+                continue
+            left, right = (node.input[place] for place in _PRODUCTS[node.op_type])
+            weight = stored.get(right)
+            if types.get(right) != TensorProto.INT8 or (weight is not None and _is_safe(weight)):
+                continue
+            if types.get(left) == TensorProto.INT8:
+                # Exact by itself, but the engine refuses the setting for the whole model.
+                refused = refused or node.op_type == "QLinearConv"
+            else:
+                found.append((node.output[0], weight is None))
+    return tuple(name for name, is_computed in found if is_computed or refused)
+
+
+def _types(graph: onnx.GraphProto) -> Mapping[str, int]:
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        types[value.name] = value.type.tensor_type.elem_type
+    return types
+
+
+def _is_safe(weight: TensorProto) -> bool:
+    values: NDArray[Any] = numpy_helper.to_array(weight)
+    return bool(np.abs(values.astype(np.int16)).max(initial=0) <= _LARGEST_SAFE)

@@ -1,0 +1,100 @@
+"""A `.tflite` model, which LiteRT runs; this module needs LiteRT, which a host may lack."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate
+from edgekit_toolkit.costs.target_model import NodeCost
+from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
+from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.input_codes import CodeRange, tflite_code_ranges
+from edgekit_toolkit.tflite.flatbuffer import operators, parsed, shape_of, stored_bytes
+from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
+
+
+class TfliteModel:
+    """See `Model`.
+
+    Attributes:
+        content: of the file.
+    """
+
+    engine: Engine = "litert"
+    file_name = "model.tflite"
+    has_fixed_sizes = True
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    @property
+    def options(self) -> Mapping[str, JsonValue]:
+        """None: the defaults suit every model."""
+        return {}
+
+    @cached_property
+    def summary(self) -> TfliteSummary:
+        """What the file holds."""
+        return summarise(parsed(self.content))
+
+    @property
+    def size(self) -> ModelSize:
+        """Operators and values of constants."""
+        model = parsed(self.content)
+        held = [
+            tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)
+        ]
+        parameters = sum(math.prod(shape_of(tensor)) for tensor in held)
+        return ModelSize(None, sum(1 for _ in operators(model)), parameters)
+
+    def specs(self, outputs: Sequence[str] | None = None) -> Specs:
+        """Return what the model takes and gives, the outputs in the order of `outputs`."""
+        with closing(LiteRtSession(self.content)) as session:
+            named = {spec.name: spec for spec in session.outputs}
+            return session.inputs, tuple(named[name] for name in outputs or named)
+
+    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:  # noqa: ARG002  # LiteRT has none that change results
+        """Return a call that runs the model in LiteRT."""
+        session = self.open_session(threads=threads)
+
+        def run(feeds: Feeds) -> list[NDArray[Any]]:
+            made = session.run(feeds)
+            return [made[name] for name in outputs]
+
+        return run
+
+    def open_session(self, *, threads: int) -> LiteRtSession:
+        """Return the session that a device would open."""
+        return LiteRtSession(self.content, LiteRtOptions(threads=threads))
+
+    def computes_in_codes(self) -> bool:
+        """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
+        dynamic = any(layer.precision == DYNAMIC for layer in self.summary.layers.values())
+        return dynamic or self.summary.integer_operators > 0
+
+    def divides_by_inputs(self) -> bool:
+        """Whether some integer division may end the process."""
+        return tflite_divides_by_inputs(self.content)
+
+    def saturating_nodes(self) -> tuple[str, ...]:
+        """None: LiteRT's kernels add in 32 bits on every processor."""
+        return ()
+
+    def input_code_ranges(self) -> dict[str, CodeRange]:
+        """Return the range of each input that is quantized as it comes in."""
+        return tflite_code_ranges(self.content)
+
+    def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:  # noqa: ARG002  # the file states its outputs
+        """Return the work of each operator of one inference."""
+        return tflite_costs(parsed(self.content), dims)
+
+    def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
+        """None: LiteRT's memory depends little on the processor, so it is measured here."""
