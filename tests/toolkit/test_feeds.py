@@ -6,7 +6,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.samples.generated import batch_dims, bind_dims, generate_feeds
+from edgekit_toolkit.onnx_graph.specs import batch_dims
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 

@@ -15,7 +15,7 @@ from edgekit_toolkit.measurement.peak_memory import (
     measure_engine_bytes,
     measure_peak_memory,
 )
-from edgekit_toolkit.measurement.service_memory import estimate_service_bytes, measure_service_bytes
+from edgekit_toolkit.pipeline.memory_here import estimate_service_bytes, measure_service_bytes
 
 MIB = 1024 * 1024
 _OPEN = """

@@ -10,8 +10,8 @@ import pytest
 from tests.toolkit.package_run import package, stored
 from tests.toolkit.small_models import Array, model_of, node
 
-from edgekit_toolkit.samples.input_codes import CodeRange, onnx_code_ranges, tflite_code_ranges
-from edgekit_toolkit.samples.range_trap import find_codes_trap
+from edgekit_toolkit.models.input_codes import onnx_code_ranges, tflite_code_ranges
+from edgekit_toolkit.samples.range_trap import CodeRange, find_codes_trap
 
 if TYPE_CHECKING:
     from tests.toolkit.small_tflite import Lite

@@ -180,10 +180,10 @@ def _search(
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
     from edgekit_toolkit.commands.progress import ProgressBar
-    from edgekit_toolkit.measurement.memory_here import with_measured_memory
     from edgekit_toolkit.packaging.next_version import with_free_version, with_version_of_same_content
     from edgekit_toolkit.packaging.signing_keys import load_signer
     from edgekit_toolkit.pipeline.engine_tournament import search_engines
+    from edgekit_toolkit.pipeline.memory_here import with_measured_memory
     from edgekit_toolkit.pipeline.publish import output_folder
     from edgekit_toolkit.pipeline.search import search
     from edgekit_toolkit.pipeline.variants import carry_variants

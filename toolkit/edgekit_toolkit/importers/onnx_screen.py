@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.index import DEFAULT_DOMAINS, STANDARD_DOMAINS
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
 
 MIN_OPSET: Final = 7  # the oldest that onnxruntime promises to run
-DEFAULT_DOMAINS: Final = frozenset({"", "ai.onnx"})
-STANDARD_DOMAINS: Final = DEFAULT_DOMAINS | {"ai.onnx.ml"}
 FLOAT_TYPES: Final = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 )

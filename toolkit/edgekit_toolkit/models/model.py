@@ -11,7 +11,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.input_codes import CodeRange
+from edgekit_toolkit.samples.range_trap import CodeRange
 
 Engine = Literal["ort", "litert"]
 # Outputs of a model for one set of inputs, in the order asked for.

@@ -12,6 +12,7 @@ from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.costs.target_model import NodeCost
+from edgekit_toolkit.models.input_codes import onnx_code_ranges
 from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
 from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
 from edgekit_toolkit.models.ort_session import run_session, session_for
@@ -21,7 +22,7 @@ from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.shapes import dynamic_dims
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow
-from edgekit_toolkit.samples.input_codes import CodeRange, onnx_code_ranges
+from edgekit_toolkit.samples.range_trap import CodeRange
 
 
 class OnnxModel:

@@ -13,10 +13,11 @@ from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.models.input_codes import tflite_code_ranges
 from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
 from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.input_codes import CodeRange, tflite_code_ranges
+from edgekit_toolkit.samples.range_trap import CodeRange
 from edgekit_toolkit.tflite.flatbuffer import operators, parsed, shape_of, stored_bytes
 from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
 

@@ -6,13 +6,16 @@ It does not change the graph; a pass that does builds a new index.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from edgekit_toolkit.onnx_graph.traversal import graphs
+
+DEFAULT_DOMAINS: Final = frozenset({"", "ai.onnx"})
+STANDARD_DOMAINS: Final = DEFAULT_DOMAINS | {"ai.onnx.ml"}
 
 # Size of each axis; None where it is not a number.
 Shape = tuple[int | None, ...]
@@ -126,7 +129,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 def opset(model: onnx.ModelProto) -> int:
     """Version of the default operator set that a model imports."""
-    return next((int(item.version) for item in model.opset_import if item.domain in {"", "ai.onnx"}), 0)
+    return next((int(item.version) for item in model.opset_import if item.domain in DEFAULT_DOMAINS), 0)
 
 
 def remove_unused_initializers(graph: onnx.GraphProto) -> None:

@@ -20,9 +20,8 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
-from edgekit_toolkit.onnx_graph.specs import real_inputs, tensor_specs
+from edgekit_toolkit.onnx_graph.specs import bound_shape, real_inputs, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import stored_tensors
-from edgekit_toolkit.samples.generated import bound_shape
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
 _SIZES: Final = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1} | {
@@ -77,7 +76,7 @@ def optimise_as_engine(
 
     Args:
         model: an ONNX model without external data; left as it is.
-        dims: sizes of the free dimensions by name (see `feeds.bound_shape`).
+        dims: sizes of the free dimensions by name (see `bound_shape`).
         blocked_layout: whether convolutions run in blocks of channels, as they do on x86-64 and not on Arm.
 
     Raises:

@@ -1,7 +1,9 @@
 """The tensor specs of an ONNX model: what it takes and gives, without its weights."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import onnx
 from onnx import helper
@@ -10,6 +12,12 @@ from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 UNNAMED_DIMENSIONS = frozenset({"", "?"})  # `?` is what some exporters write for every dimension alike
+
+BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
+# What a leading dimension is called that is none of samples.
+SIZE_NAME: Final = re.compile(
+    r"[chwtl]|channels?|height|width|(.*[_-])?(seq|len|time|frame|step|token)\w*", re.IGNORECASE
+)
 
 
 def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -68,6 +76,46 @@ def dimension(name: str, axis: int, size: onnx.TensorShapeProto.Dimension) -> in
     if size.HasField("dim_value") and size.dim_value >= 0:  # -1 is some exporters' word for free
         return size.dim_value
     return f"{name}_{axis}" if size.dim_param in UNNAMED_DIMENSIONS else size.dim_param
+
+
+def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the names of the free dimensions, in order."""
+    return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
+
+
+def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return the free dimensions that count samples: those named after a batch, and leading ones.
+
+    A leading one counts none where its name says so, or where another dimension of that input is named after
+    a batch, as in [time, batch, channels].
+    """
+    found = set()
+    for spec in inputs:
+        free = [size for size in spec.shape if isinstance(size, str)]
+        named = {name for name in free if BATCH_NAME.fullmatch(name)}
+        found |= named
+        if not named and free and spec.shape[0] == free[0] and not SIZE_NAME.fullmatch(free[0]):
+            found.add(free[0])
+    return tuple(name for name in free_dims(inputs) if name in found)
+
+
+def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape with the free dimensions filled in; a leading one without a size is 1.
+
+    Raises:
+        DataError: another free dimension without a size.
+    """
+    shape = []
+    for axis, size in enumerate(spec.shape):
+        if isinstance(size, str):
+            if size not in dims and axis > 0:
+                raise DataError(
+                    f"input '{spec.name}' {list(spec.shape)}: dimension '{size}' is free; give it a size with"
+                    f" --dim {size}=VALUE"
+                )
+            size = dims.get(size, 1)  # noqa: PLW2901 - the bound size takes the place of the name
+        shape.append(size)
+    return tuple(shape)
 
 
 def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:

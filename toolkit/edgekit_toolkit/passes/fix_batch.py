@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import shape_inference
 
-from edgekit_toolkit.onnx_graph.specs import real_inputs, tensor_specs
-from edgekit_toolkit.samples.generated import batch_dims, free_dims
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims, real_inputs, tensor_specs
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:

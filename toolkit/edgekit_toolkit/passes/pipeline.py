@@ -16,8 +16,8 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeEr
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.importers.onnx_screen import STANDARD_DOMAINS
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.index import STANDARD_DOMAINS
+from edgekit_toolkit.onnx_graph.specs import batch_dims, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
@@ -37,7 +37,7 @@ from edgekit_toolkit.passes import (
     state_zero_points,
 )
 from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
-from edgekit_toolkit.samples.generated import Feeds, batch_dims, scaled
+from edgekit_toolkit.samples.generated import Feeds, scaled
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 

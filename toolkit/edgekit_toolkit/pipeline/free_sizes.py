@@ -12,7 +12,8 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.samples.generated import Feeds, batch_dims, bind_dims, free_dims
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
+from edgekit_toolkit.samples.generated import Feeds, bind_dims
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.split import Ranges
 

@@ -23,6 +23,7 @@ from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
@@ -40,7 +41,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
-from edgekit_toolkit.samples.generated import Feeds, advise_on_integers, batch_dims, free_dims
+from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
 from edgekit_toolkit.samples.split import (

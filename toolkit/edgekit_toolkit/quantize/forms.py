@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
+from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
 from edgekit_toolkit.quantize.onnx.compact import shorten_names
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors
@@ -199,19 +200,6 @@ def int8_layers(model: onnx.ModelProto) -> list[str]:
         for node in model.graph.node
         if (has_scales and storage.int8_weight(index, node) is not None) or is_table_lookup(index, node)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """How one layer with weights is stored and computed in a form's model.
-
-    Attributes:
-        precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
-        weight_bytes: its constants in the file, scales included.
-    """
-
-    precision: str
-    weight_bytes: int
 
 
 _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}

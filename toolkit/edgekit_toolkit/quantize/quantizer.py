@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.models.model import Model, Runner
-from edgekit_toolkit.quantize.forms import Form, StoredLayer
+from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme

@@ -1,7 +1,6 @@
 """Numbers as people read them: units, significant digits, headroom. Shared by the page and the terminal."""
 
 import math
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from edgekit_toolkit.report.document import (
@@ -28,22 +27,6 @@ LIMITS = ("size", "latency", "memory", "energy", "drop")
 MISSING = "n/a"
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def clean(text: str) -> str:
-    """Return the text without characters that act instead of being shown.
-
-    Control characters would reach the terminal as commands, bidirectional overrides would reorder what the
-    reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("\ufffd" if _acts(char) else char for char in text)
-
-
-def _acts(char: str) -> bool:
-    # The two joiners of U+200C and U+200D are part of words and of emoji.
-    return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
 
 
 def shorten(text: str, limit: int) -> str:

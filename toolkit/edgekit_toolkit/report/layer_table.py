@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
+from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.pipeline.state import Run
-from edgekit_toolkit.quantize.forms import StoredLayer
 
 
 def stored(run: Run, place: int) -> dict[str, StoredLayer]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgekit_toolkit.console import clean
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
@@ -23,7 +24,6 @@ from edgekit_toolkit.report.document import (
 )
 from edgekit_toolkit.report.figures import (
     FIGURES,
-    clean,
     common_origin,
     describe_accuracy,
     headroom,

@@ -9,7 +9,6 @@ versions, and sums or transcendental functions may round differently between mac
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import DTYPES, TensorSpec
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import batch_dims, bound_shape, free_dims, tensor_specs
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -29,11 +28,6 @@ KNOTS: Final = 6  # random points that a smooth axis is drawn through
 NOISE_SHARE: Final = 0.25  # of the range; the smooth field has the rest
 SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes are taken for channels, which need not vary smoothly
 
-BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
-# What a leading dimension is called that is none of samples.
-SIZE_NAME: Final = re.compile(
-    r"[chwtl]|channels?|height|width|(.*[_-])?(seq|len|time|frame|step|token)\w*", re.IGNORECASE
-)
 # Tried for all free dimensions alike, in this order: usual image sizes, then sequences, windows and channels.
 COMMON_SIZES: Final = (224, 320, 640, 128, 64, 48, 32, 512, 256, 96, 16, 8, 3, 1)
 MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # tried in every combination after that
@@ -68,27 +62,6 @@ def generate_feeds(
         {spec.name: _values(stream, spec, shapes[spec.name], limits[spec.name]) for spec in inputs}
         for _ in range(n)
     ]
-
-
-def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the names of the free dimensions, in order."""
-    return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
-
-
-def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the free dimensions that count samples: those named after a batch, and leading ones.
-
-    A leading one counts none where its name says so, or where another dimension of that input is named after
-    a batch, as in [time, batch, channels].
-    """
-    found = set()
-    for spec in inputs:
-        free = [size for size in spec.shape if isinstance(size, str)]
-        named = {name for name in free if BATCH_NAME.fullmatch(name)}
-        found |= named
-        if not named and free and spec.shape[0] == free[0] and not SIZE_NAME.fullmatch(free[0]):
-            found.add(free[0])
-    return tuple(name for name in free_dims(inputs) if name in found)
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
@@ -183,25 +156,6 @@ def _trials(
     mixed = itertools.product(MIXED_SIZES, repeat=len(rest)) if len(rest) > 1 else ()
     for sizes in itertools.islice(itertools.chain(alike, mixed), MAX_TRIALS):
         yield {**start, **dict(zip(rest, sizes, strict=True))}
-
-
-def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape with the free dimensions filled in; a leading one without a size is 1.
-
-    Raises:
-        DataError: another free dimension without a size.
-    """
-    shape = []
-    for axis, size in enumerate(spec.shape):
-        if isinstance(size, str):
-            if size not in dims and axis > 0:
-                raise DataError(
-                    f"input '{spec.name}' {list(spec.shape)}: dimension '{size}' is free; give it a size with"
-                    f" --dim {size}=VALUE"
-                )
-            size = dims.get(size, 1)  # noqa: PLW2901 - the bound size takes the place of the name
-        shape.append(size)
-    return tuple(shape)
 
 
 def _range(spec: TensorSpec, given: tuple[float, float] | None) -> tuple[float, float]:

@@ -5,13 +5,13 @@ It looks at inputs, and warns; a model of another preprocessing still runs.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.input_codes import CodeRange
 
 # Values this far outside, in spans of the calibrated range, are what other samples of the same kind have.
 _MARGIN: Final = 0.05
@@ -24,6 +24,21 @@ _LEAST_USED: Final = ((64, 0.5), (1, 0.1))
 # Samples that all lie on one side of zero where a quarter of the codes or more is for the other side.
 _LEAST_SAMPLES_OF_ONE_SIGN: Final = 4
 _UNUSED_SIDE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRange:
+    """The values from an input's lowest to its highest code.
+
+    Attributes:
+        low, high: in the unit of what the caller gives.
+        may_be_symmetric: whether zero is in the middle because every range of that form is written so; then
+            `low` says nothing about the values that it was calibrated with.
+    """
+
+    low: float
+    high: float
+    may_be_symmetric: bool
 
 
 def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -> list[str]:
@@ -60,7 +75,7 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
     """Return a warning for each quantized input whose codes are for values of another range.
 
     Args:
-        codes: what the inputs hold, see `input_codes`.
+        codes: what the inputs hold, see `models.input_codes`.
         samples: what the model will be fed with; the first 256 are looked at.
     """
     seen: dict[str, tuple[float, float]] = {}

@@ -9,8 +9,9 @@ from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.models.tflite import TfliteModel
+from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.forms import Form, StoredLayer
+from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert import writer as litert
 from edgekit_toolkit.quantize.litert.kernels import blocks, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.litert.prepare import prepare

@@ -12,9 +12,10 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_types, nodes
 from edgekit_toolkit.quantize import forms
-from edgekit_toolkit.quantize.forms import Form, StoredLayer, build, stored_layers, weight_inputs
+from edgekit_toolkit.quantize.forms import Form, build, stored_layers, weight_inputs
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors

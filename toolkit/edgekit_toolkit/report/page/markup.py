@@ -5,7 +5,7 @@ Not a template engine: one function builds one element.
 
 import html
 
-from edgekit_toolkit.report.figures import clean
+from edgekit_toolkit.console import clean
 
 _VOID = frozenset({"meta", "link"})
 

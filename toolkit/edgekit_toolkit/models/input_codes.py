@@ -6,7 +6,6 @@ scale) has no such range.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,26 +14,12 @@ from onnx import numpy_helper
 
 from edgekit_toolkit.onnx_graph.index import reads
 from edgekit_toolkit.onnx_graph.specs import real_inputs
+from edgekit_toolkit.samples.range_trap import CodeRange
 
 # They move values and change none.
 _MOVES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _TFLITE_MOVES: Final = frozenset({"EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
 _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15}
-
-
-@dataclass(frozen=True, slots=True)
-class CodeRange:
-    """The values from an input's lowest to its highest code.
-
-    Attributes:
-        low, high: in the unit of what the caller gives.
-        may_be_symmetric: whether zero is in the middle because every range of that form is written so; then
-            `low` says nothing about the values that it was calibrated with.
-    """
-
-    low: float
-    high: float
-    may_be_symmetric: bool
 
 
 def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:

@@ -1,0 +1,16 @@
+"""How one layer is stored, whatever kind of model it is in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """How one layer with weights is stored and computed in a form's model.
+
+    Attributes:
+        precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
+        weight_bytes: its constants in the file, scales included.
+    """
+
+    precision: str
+    weight_bytes: int
