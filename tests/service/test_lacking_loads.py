@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.serving.loader import unload
+from edgekit_runtime.service.options.version_policy import VersionPolicy
+from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.workers import process_group, worker_handle
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
@@ -104,7 +106,11 @@ def test_package_without_descriptors_is_not_called_bad(
     path = write(maker, tmp_path, "1.0.0")
     source = PackageFiles([tmp_path], maker.trust)
     with without_descriptors(os.getpid(), spare):
-        for read in (lambda: read_package(path, maker.trust), source.names, lambda: source.find("linear")):
+        for read in (
+            lambda: read_package(path, maker.trust),
+            source.names,
+            lambda: source.find("linear", VersionPolicy()),
+        ):
             if spare < 2:
                 with pytest.raises(UnavailableError, match="Too many open files"):
                     read()
@@ -131,18 +137,19 @@ def test_starts_without_descriptors_count_for_nothing(
     maker: PackageMaker, tmp_path: Path, slots: Slots, spare: int
 ) -> None:
     slots.install(write(maker, tmp_path, "2.0.0"))
+    load_one = partial(loader.load, options=ModelOptions())
     for _ in range(MAX_BEGUN + 2):
         source = InstalledModels(slots)  # of a service that was started again
         try:
             with without_descriptors(os.getpid(), spare):
-                loaded = source.open("linear", ModelOptions())
+                loaded = source.open("linear", VersionPolicy(), load_one)
         except UnavailableError:
             assert current(slots) == ("2.0.0", "unproven", 0)
             continue
         assert loaded[0].manifest.version == "2.0.0"
-        unload(loaded[0].sessions)
+        loaded[0].close()
         source.confirm("linear", "2.0.0")
-    assert InstalledModels(slots).open("linear", ModelOptions())[0].manifest.version == "2.0.0"
+    assert InstalledModels(slots).open("linear", VersionPolicy(), load_one)[0].manifest.version == "2.0.0"
 
 
 @pytest.mark.parametrize("rollout", [Rollout(), ENDLESS], ids=["swap", "canary"])

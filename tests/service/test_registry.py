@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, VersionPolicy, choose_order
-from edgekit_runtime.service.serving.loader import unload
+from edgekit_runtime.service.serving import loader
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.system.machine import available_bytes
 
@@ -409,6 +410,6 @@ def test_older_file_that_is_named_is_served(maker: PackageMaker, packages: Path)
         write(maker, packages, version)
     source = PackageFiles([packages], maker.trust)
     for policy, version in ((VersionPolicy(), "1.1.0"), (VersionPolicy(specific=("1.0.0",)), "1.0.0")):
-        (loaded,) = source.open("linear", ModelOptions(policy=policy))
-        unload(loaded.sessions)
+        (loaded,) = source.open("linear", policy, partial(loader.load, options=ModelOptions()))
+        loaded.close()
         assert loaded.manifest.version == version

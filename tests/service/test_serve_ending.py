@@ -21,7 +21,6 @@ from edgekit_runtime import Client
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models import lifecycle
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.system.atomic_files import Disk
 
@@ -111,11 +110,11 @@ def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
     is_opening, may_open = threading.Event(), threading.Event()
     opened = InstalledModels.open
 
-    def open_slowly(self: InstalledModels, name: str, options: ModelOptions) -> Any:
+    def open_slowly(self: InstalledModels, name: str, *rest: Any) -> Any:
         if name == "slow":
             is_opening.set()
             assert may_open.wait(60)
-        return opened(self, name, options)
+        return opened(self, name, *rest)
 
     def health() -> str | None:
         current = slots.load("linear").state.current

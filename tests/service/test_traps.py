@@ -172,7 +172,7 @@ def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
 ) -> None:
     asked = []
 
-    def open_remote(package: OpenedPackage, options: ModelOptions) -> Any:
+    def open_elsewhere(package: OpenedPackage, options: ModelOptions, beside: Any) -> Any:
         asked.append(options.isolation)
         raise BackendError("seen")
 
@@ -180,7 +180,7 @@ def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
     options = ModelOptions(load_timeout_s=600.0)
     package = read_package(tmp_path / "divider.edgepkg", maker.trust)
     with package, pytest.raises(BackendError, match="seen"):
-        loader.load(package, options, open_remote)
+        loader.load(package, options, open_elsewhere)
     (isolation,) = asked
     assert isolation is not None
     assert OWN_SHARE * isolation.start_timeout_s >= 600.0

@@ -73,8 +73,8 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import faulthandler
 
     from edgekit_runtime.service.models.file_source import PackageFiles
-    from edgekit_runtime.service.models.lifecycle import Source
     from edgekit_runtime.service.models.slot_source import InstalledModels
+    from edgekit_runtime.service.models.source import Source
     from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
     from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.server import serve

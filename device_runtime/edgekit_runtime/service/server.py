@@ -20,8 +20,8 @@ from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, liste
 from edgekit_runtime.service.http.request_head import Head
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.catalogue import Catalogue
-from edgekit_runtime.service.models.lifecycle import Source
 from edgekit_runtime.service.models.registry import Registry
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.monitor import Watching
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
@@ -34,6 +34,7 @@ from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
 from edgekit_runtime.service.serving.lane_factory import Stacking
 from edgekit_runtime.service.serving.load_deadline import count_hung
 from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.systemd import Notifier
 from edgekit_runtime.service.workers.supervisor import Workers
 
@@ -85,10 +86,10 @@ class Service:
             source,
             stacking.make,
             config.models,
+            open_remote=self._open_remote,
             memory=config.memory,
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
-            open_remote=self._open_remote,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
         routes = Routes(self.registry, self._regions, self._write_metrics, slicer)
@@ -163,8 +164,8 @@ class Service:
         return not head.is_cleared and self.workers.pass_on(connection, head)
 
     def _open_remote(
-        self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None
-    ) -> Loaded:
+        self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None
+    ) -> RemoteVersion:
         return self.workers.open(package, options, beside)
 
     def _options_of(self, name: str) -> ModelOptions:

@@ -10,9 +10,8 @@ from edgekit_runtime.service.observability.prometheus import (
     service_families,
     write_exposition,
 )
-from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.serving.load_deadline import count_hung
-from edgekit_runtime.service.serving.served_version import Served
+from edgekit_runtime.service.serving.served_version import Served, TrialView
 
 
 def write_metrics(
@@ -56,7 +55,7 @@ def write_metrics(
     )
 
 
-def _trial_families(trials: Iterable[Trial]) -> list[Family]:
+def _trial_families(trials: Iterable[TrialView]) -> list[Family]:
     answers, failed, agreement = [], [], []
     for trial in trials:
         found: Mapping[str, Any] = trial.to_json()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, Opener, load, unload
+from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
@@ -53,39 +53,40 @@ class PackageFiles:
         """Return the names of all models, in the order of the files."""
         return list(dict.fromkeys(package.name for package in self._read()))
 
-    def find(self, name: str) -> Sequence[Servable]:
-        """Return the packages of a model.
+    def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
+        """Return the packages that `policy` chooses.
 
         Raises:
             PackageError: there are none, and one that cannot be read may be one.
+            RequestError: there are none, or not a version that is asked for.
             UnavailableError: one cannot be read now.
         """
         found = [package for package in self._read() if package.name == name]
         if not found and self._unreadable:
             reasons = "; ".join(self._unreadable.values())
             raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
-        return found
+        return policy.choose(name, found)
 
-    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
+    def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         opened: list[Loaded] = []
-        chosen = options.policy.choose(name, self.find(name))
-        if not options.policy.specific:
+        chosen = self.find(name, policy)
+        if not policy.specific:
             self._check_age(chosen[0])
         try:
             for package in chosen:
-                opened.append(self.reopen(package.path, options, open_remote))  # noqa: PERF401  # to close them in between
+                opened.append(self.reopen(package.path, load))  # noqa: PERF401  # to close them in between
         except BaseException:
             for loaded in opened:
-                unload(loaded.sessions)
+                loaded.close()
             raise
         self._opened.update((name, package.version) for package in chosen)
         return opened
 
-    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
+    def reopen(self, path: Path, load: Load) -> Loaded:
         """Return the model of the package at `path`."""
         with read_package(path, self._trust) as package:
-            return load(package, options, open_remote)
+            return load(package)
 
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
@@ -99,7 +100,7 @@ class PackageFiles:
         own = [
             key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
         ]
-        others = [package for package in self.find(name) if package.version != version]
+        others = [package for package in self._read() if package.name == name and package.version != version]
         self._opened.discard((name, version))
         if others:
             self._rejected.update(own)

@@ -13,96 +13,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.package.archive import Limits, OpenedPackage
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, Opener, unload
+from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, load
 from edgekit_runtime.service.serving.served_version import Served
 
 Result = TypeVar("Result")
 MakeServed: TypeAlias = Callable[[Loaded], Served]
 
-
-class OpenBeside(Opener, Protocol):
-    """Opens a package in another process."""
-
-    def __call__(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None) -> Loaded:
-        """Return what is open there, in the process of the version `beside` where there is one."""
-
-
 _CONFIRM_AFTER_S: Final = 10.0
 _RECORD_AGAIN_S: Final = 60.0  # where it could not be recorded
 
 _logger = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
-
-    Attributes:
-        limits: of reading packages.
-    """
-
-    limits: Limits
-
-    def names(self) -> Sequence[str]:
-        """Return the names of all installed models; on any thread.
-
-        Raises:
-            EdgekitError: they cannot be listed.
-        """
-
-    def find(self, name: str) -> Sequence[Servable]:
-        """Return the packages of a model that may be opened.
-
-        Raises:
-            EdgekitError: there are none, or they cannot be read.
-        """
-
-    def find_proven(self, name: str) -> Servable | None:
-        """Return the version that should serve while a newer one is on trial, or None.
-
-        Raises:
-            EdgekitError: it cannot be read.
-        """
-
-    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
-        """Return what is to be served of `name`; the first answers requests that name no version.
-
-        Args:
-            name: of the model.
-            options: of the model.
-            open_remote: see `load`.
-
-        Raises:
-            EdgekitError: that says why nothing can be served; nothing stays open then.
-        """
-
-    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
-        """Return the model of a package that was served before.
-
-        Raises:
-            EdgekitError: it cannot be opened any more.
-        """
-
-    def confirm(self, name: str, version: str) -> None:
-        """Record that a version serves well.
-
-        Raises:
-            UnavailableError: it cannot be recorded now.
-            EdgekitError: it cannot be recorded.
-        """
-
-    def reject(self, name: str, version: str, reason: str) -> bool:
-        """Record that a version fails, and return whether another one should be opened in its place.
-
-        Raises:
-            EdgekitError: it cannot be recorded.
-        """
 
 
 class Keeper:
@@ -118,19 +44,18 @@ class Keeper:
         self,
         source: Source,
         make_served: MakeServed,
+        open_remote: OpenRemote | None,
         metrics: ServiceMetrics,
-        *,
         drain_timeout_s: float,
-        open_remote: OpenBeside | None,
     ) -> None:
         """Keep nothing yet.
 
         Args:
             source: where packages lie.
             make_served: see `Keeper`.
+            open_remote: opens models in worker processes, see `load`.
             metrics: where versions that do not come to their end are counted.
             drain_timeout_s: how long calls under way are waited for.
-            open_remote: opens packages in processes of their own, or None.
         """
         self.source, self.make_served = source, make_served
         self._open_remote = open_remote
@@ -143,24 +68,15 @@ class Keeper:
         self._confirmed: set[tuple[str, str]] = set()  # and served since
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Return what is to be served of `name`, see `Source.open`.
-
-        Args:
-            name: of the model.
-            options: of the model.
-            beside: the version in use, in whose process the new one is to be tried; or None.
-        """
-        open_remote = self._open_remote
-        if open_remote is not None and beside is not None:
-            open_remote = functools.partial(open_remote, beside=beside)
-        opened = await self.on_thread(functools.partial(self.source.open, name, options, open_remote))
+        """Return what is to be served of `name`, see `Source.open` and `load`."""
+        load_one = functools.partial(load, options=options, open_remote=self._open_remote, beside=beside)
+        opened = await self.on_thread(functools.partial(self.source.open, name, options.policy, load_one))
         return [self.make_served(loaded) for loaded in opened]
 
     async def reopen(self, path: Path, options: ModelOptions) -> Served:
         """Return the version whose package lies at `path`."""
-        return self.make_served(
-            await self.on_thread(functools.partial(self.source.reopen, path, options, self._open_remote))
-        )
+        load_one = functools.partial(load, options=options, open_remote=self._open_remote)
+        return self.make_served(await self.on_thread(functools.partial(self.source.reopen, path, load_one)))
 
     async def list_names(self) -> Sequence[str]:
         """Return the names of all installed models; waits for the disk, and for no model that is loading.
@@ -207,7 +123,7 @@ class Keeper:
             await free()
 
     def _free(self, served: Served) -> "asyncio.Future[None]":
-        freed = self._start(functools.partial(unload, served.loaded.sessions))
+        freed = self._start(served.loaded.close)
         freed.add_done_callback(lambda _: self.leaving.discard(served))
         return freed
 

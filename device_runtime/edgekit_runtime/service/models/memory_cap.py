@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -131,9 +131,10 @@ class Room:
         if not model.versions and self._memory.max_bytes is None:
             return LoadPlan("availability", 0, for_others)
         options = self._options.get(name, ModelOptions())
-        packages = await self._keeper.on_thread(functools.partial(self._keeper.source.find, name))
+        find = functools.partial(self._keeper.source.find, name, options.policy)
+        packages: Sequence[Servable] = ()
         with contextlib.suppress(RequestError):  # opening says what is missing
-            packages = options.policy.choose(name, packages)
+            packages = await self._keeper.on_thread(find)
         order: SwapOrder = "availability"
         if model.versions:
             order = choose_order(needed_bytes(packages), available_bytes(), options.swap)

@@ -14,14 +14,16 @@ from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, Status
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.eviction import MemoryCapError
-from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed, OpenBeside, Source
+from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed
 from edgekit_runtime.service.models.memory_cap import LoadPlan, Room
 from edgekit_runtime.service.models.rollout_controller import Rollouts
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.scheduling.call import Lane
-from edgekit_runtime.service.serving.loader import Loaded, explained, settle
+from edgekit_runtime.service.options.version_policy import VersionPolicy
+from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, explained, settle
+from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.serving.served_version import Served
 
 _NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
@@ -45,10 +47,10 @@ class Registry:
         make_served: MakeServed,
         options: Mapping[str, ModelOptions],
         *,
+        open_remote: OpenRemote | None = None,
         memory: ModelMemory | None = None,
         metrics: ServiceMetrics | None = None,
         drain_timeout_s: float = 30.0,
-        open_remote: OpenBeside | None = None,
     ) -> None:
         """Make a registry without models.
 
@@ -56,16 +58,14 @@ class Registry:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
+            open_remote: opens models in worker processes; None loads all in this process.
             memory: that all models may take together; by default there is no cap.
             metrics: where changes are counted.
             drain_timeout_s: how long calls under way of a version are waited for when it goes.
-            open_remote: opens packages in processes of their own, or None.
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
-        self._keeper = Keeper(
-            source, make_served, self.metrics, drain_timeout_s=drain_timeout_s, open_remote=open_remote
-        )
+        self._keeper = Keeper(source, make_served, open_remote, self.metrics, drain_timeout_s)
         self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
@@ -73,10 +73,10 @@ class Registry:
         self._room = Room(self._keeper, self.models.by_name, options, self._memory, self.metrics)
         self.rollouts = Rollouts(self._keeper, self.metrics, self._start)
 
-    def find_lane(self, name: str, version: str | None) -> Lane | None:
-        """Return the lane to the sessions of a version, or None where it is not ready."""
+    def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
+        """Return a version in worker processes, or None if it is in this process or not ready."""
         try:
-            return self.models.find(name, version).own_lane
+            return self.models.find(name, version).loaded.remote
         except EdgekitError:
             return None
 
@@ -227,13 +227,14 @@ class Registry:
         model = self.models.by_name.get(name)
         if model is None:  # added only where it is installed: any client could make up names that stay
             if name not in await self._keeper.list_names():
-                await self._keeper.on_thread(functools.partial(self._source.find, name))  # may know why not
+                find = functools.partial(self._source.find, name, VersionPolicy())
+                await self._keeper.on_thread(find)  # which may know why not
                 raise RequestError(404, f"model '{name[:80]}' is not installed")
             model = self.models.by_name.setdefault(name, Model())
         return model
 
     async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
-        options = self._options.get(name) or ModelOptions()
+        options = self._options.get(name, ModelOptions())
         is_swap = bool(model.versions)
         async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:

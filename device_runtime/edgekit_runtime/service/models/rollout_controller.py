@@ -11,7 +11,7 @@ from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.lifecycle import Keeper
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
@@ -51,8 +51,8 @@ class Rollouts:
         Raises:
             EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
         """
-        find = functools.partial(self._keeper.source.find, name)
-        newest = options.policy.choose(name, await self._keeper.on_thread(find))[0]
+        find = functools.partial(self._keeper.source.find, name, options.policy)
+        newest = (await self._keeper.on_thread(find))[0]
         if model.trial is not None:
             if model.trial.candidate.version == newest.version:
                 return True
@@ -63,8 +63,6 @@ class Rollouts:
         current = model.default
         if current is None or sort_key(newest.version) <= sort_key(current.version):
             return False
-        if current.say is not None:  # isolated, maybe for what its own package holds
-            options = dataclasses.replace(options, isolation=options.isolation or Isolation())
         fresh = (await self._keeper.open(name, options, current.loaded))[0]
         if fresh.version == current.version:  # its source fell back
             model.failed[newest.version] = (
@@ -93,7 +91,7 @@ class Rollouts:
     async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
         current, fresh = pair
         candidate = fresh
-        if options.rollout.kind == "shadow" and fresh.say is None:
+        if options.rollout.kind == "shadow" and fresh.loaded.remote is None:
             # On a thread: a call that arrives while it runs does not wait for it.
             limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
             candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
@@ -130,7 +128,7 @@ class Rollouts:
         """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
         _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
-        if trial.rollout.kind == "shadow" and fresh.say is None:
+        if trial.rollout.kind == "shadow" and fresh.loaded.remote is None:
             # As it was loaded: on the loop where it is short enough.
             trial.end()
             await self._keeper.drain(fresh)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, Opener, load, unload
+from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
@@ -35,10 +35,13 @@ class InstalledModels:
         """Return the names of all installed models."""
         return self._slots.models()
 
-    def find(self, name: str) -> Sequence[Servable]:
-        """Return what would be opened of a model."""
-        with (choice := self._slots.choose(name, counted=self._begun)).package:
-            return [Servable(name, choice.version, choice.path)]
+    def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
+        """Return the packages that `policy` chooses."""
+        found = []
+        for version in policy.ordered() or (None,):
+            with (choice := self._slots.choose(name, version, counted=self._begun)).package:
+                found.append(Servable(name, choice.version, choice.path))
+        return found
 
     def find_proven(self, name: str) -> Servable | None:
         """Return the version that has proved itself, where a newer one is on trial, or None."""
@@ -52,25 +55,25 @@ class InstalledModels:
                     return Servable(name, choice.version, choice.path)
         return None
 
-    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
+    def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
-        if not options.policy.specific:
-            return [self._open_active(name, options, open_remote)]
+        if not policy.specific:
+            return [self._open_active(name, load)]
         opened: list[Loaded] = []
         try:
-            for version in options.policy.ordered():
+            for version in policy.ordered():
                 choice = self._begin(name, version)
-                opened.append(self._load(choice, options, open_remote))
+                opened.append(self._load(choice, load))
         except BaseException:
             for loaded in opened:
-                unload(loaded.sessions)
+                loaded.close()
             raise
         return opened
 
-    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
+    def reopen(self, path: Path, load: Load) -> Loaded:
         """Return the model of the package at `path`."""
         with read_package(path, self._slots.trust, self._slots.limits) as package:
-            return load(package, options, open_remote)
+            return load(package)
 
     def confirm(self, name: str, version: str) -> None:
         """Record that `version` serves well."""
@@ -104,12 +107,12 @@ class InstalledModels:
             self._begun.add(choice.sha256)
         return choice
 
-    def _load(self, choice: Choice, options: ModelOptions, open_remote: Opener | None) -> Loaded:
+    def _load(self, choice: Choice, load: Load) -> Loaded:
         """Return what was begun; a start does not count where it cannot be tried, now or on this device."""
         try:
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
-                return load(package, options, open_remote)
+                return load(package)
         except (UnavailableError, EngineMissingError):
             try:
                 self._slots.take_back_start(choice)
@@ -120,14 +123,14 @@ class InstalledModels:
                     self._begun.discard(choice.sha256)
             raise
 
-    def _open_active(self, name: str, options: ModelOptions, open_remote: Opener | None) -> Loaded:
+    def _open_active(self, name: str, load: Load) -> Loaded:
         choice: Choice | None = self._begin(name)
         failure: EdgekitError | None = None
         tried: set[str] = set()
         while choice is not None:
             tried.add(choice.sha256)
             try:
-                return self._load(choice, options, open_remote)
+                return self._load(choice, load)
             except UnavailableError:  # says nothing of the version
                 raise
             except EngineMissingError as error:  # nor does this, until somebody installs the engine

@@ -134,7 +134,7 @@ class ModelOptions:
         instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
         scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
         isolation: of the process of its own that runs it, or None to run it in the service's.
-        in_process: whether it stays in the service's process whatever its packages hold.
+        in_process: whether it stays in the service's process even if its inputs may end that (`can_trap`).
         rollout: how a new version takes over.
         cache: whether equal inputs are answered from the response cache.
         drift: whether inputs and outputs are watched for drift.

@@ -14,8 +14,8 @@ from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Report, Watch
 from edgekit_runtime.service.rollout.paired_runs import PairedRuns
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
+from edgekit_runtime.service.serving.remote import RunningTrial
 from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.service.workers.remote_model import IsolatedLane
 from edgekit_runtime.tensors import TensorSpec
 
 _LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
@@ -35,25 +35,6 @@ class Tensors(Protocol):
         """What it returns."""
 
 
-class Trying(Protocol):
-    """How two versions are tried: in this process or in that of an isolated model."""
-
-    def look(self) -> None:
-        """Judge now."""
-
-    def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count what a request took of both, see `Watch.add_energy`."""
-
-    def take_over(self) -> bool:
-        """Go on with the candidate; returns whether it still lives, else there is another verdict."""
-
-    def end(self) -> None:
-        """Let calls for the version in use pass by the candidate; those under way there are answered."""
-
-    def to_json(self) -> Mapping[str, JsonValue]:
-        """Return what is known, see `Watch.to_json`."""
-
-
 class Trial:
     """A candidate and the version that it may replace.
 
@@ -63,7 +44,7 @@ class Trial:
         rollout: how it is tried.
     """
 
-    __slots__ = ("_trying", "candidate", "current", "rollout")
+    __slots__ = ("_running", "candidate", "current", "rollout")
 
     def __init__(self, current: Served, candidate: Served, rollout: Rollout, settle: Settle) -> None:
         """Begin; calls for `current` reach the candidate from now on.
@@ -86,30 +67,30 @@ class Trial:
             )
         self.current, self.candidate, self.rollout = current, candidate, rollout
         report = functools.partial(settle, self)
-        lane = candidate.own_lane
-        self._trying: Trying
-        if isinstance(lane, IsolatedLane) and lane.trial is not None:
-            self._trying = lane.trial
-            lane.trial.begin(report)
+        remote = None if candidate.loaded.remote is None else candidate.loaded.remote.trial
+        self._running: RunningTrial
+        if remote is not None:
+            self._running = remote
+            remote.begin(report)
         else:
-            self._trying = _TryingHere(current, candidate, rollout, report)
+            self._running = _LocalTrial(current, candidate, rollout, report)
         current.trial = candidate.trial = self
 
     def look(self) -> None:
         """Judge now; a verdict may fall by time alone."""
-        self._trying.look()
+        self._running.look()
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
         """Count what a request took of both versions over the same stretch of time, in joules."""
-        self._trying.add_energy(candidate_j, current_j)
+        self._running.add_energy(candidate_j, current_j)
 
     def take_over(self) -> bool:
         """Go on with the candidate; returns whether it still lives, else another verdict comes."""
-        return self._trying.take_over()
+        return self._running.take_over()
 
     def end(self) -> None:
         """Let calls for the version in use pass by the candidate; those under way there are answered."""
-        self._trying.end()
+        self._running.end()
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
@@ -133,14 +114,14 @@ class Trial:
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
         return {
-            **self._trying.to_json(),
+            **self._running.to_json(),
             "kind": self.rollout.kind,
             "current_version": self.current.version,
             "candidate_version": self.candidate.version,
         }
 
 
-class _TryingHere:
+class _LocalTrial:
     """A lane in front of both versions, and what watches it."""
 
     __slots__ = ("_current", "_lane", "_pairs", "_watch")

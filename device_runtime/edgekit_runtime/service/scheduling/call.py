@@ -84,3 +84,16 @@ class Lane(Protocol):
             inputs: of a call, as there.
         """
         return None
+
+
+class DrainingLane(Lane, Protocol):
+    """A lane that can come to its end."""
+
+    __slots__ = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits, is under way or is being answered."""
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take no more calls, and call `done` once those that were taken are answered, maybe at once."""

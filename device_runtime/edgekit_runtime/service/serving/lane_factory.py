@@ -12,15 +12,14 @@ from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
-from edgekit_runtime.service.scheduling.call import Lane
+from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.service.serving.served_version import DrainingLane, Served
-from edgekit_runtime.service.workers.remote_model import IsolatedLane
+from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.sessions.instances import WarmRun
 from edgekit_runtime.sessions.session import Session
 
@@ -57,23 +56,23 @@ class Stacking:
 
     def make(self, loaded: Loaded) -> Served:
         """Return what takes the calls of `loaded`, on the thread of the loop."""
-        manifest, session = loaded.manifest, loaded.instances[0]
+        manifest, remote = loaded.manifest, loaded.remote
         options = self.options_of(manifest.name)
         metrics = LaneMetrics(manifest.name, manifest.version)
         limit = self._make_input_limit(loaded)
         codec = Codec(
             manifest.name,
             manifest.version,
-            inputs=session.inputs,
-            outputs=session.outputs,
+            inputs=manifest.inputs if remote else loaded.instances[0].inputs,
+            outputs=manifest.outputs if remote else loaded.instances[0].outputs,
             regions=self.regions,
             max_json_bytes=self.max_json_bytes,
             max_json_response_bytes=self.max_json_response_bytes,
             check_inputs=None if limit is None else limit.check,
         )
-        if isinstance(session, IsolatedLane):  # the rest stands in front of the sessions in its process
-            session.tally.count_into(metrics)
-            return Served(loaded, codec, metrics, session, session, session, say=session.to_json)
+        if remote is not None:  # the rest is in its processes
+            remote.count_into(metrics)
+            return Served(loaded, codec, metrics, remote, remote, remote)
         own_lane: DrainingLane
         governed = None
         if options.governor is not None and len(loaded.ways) > 0:
@@ -101,14 +100,14 @@ class Stacking:
         )
 
     def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
-        inputs = loaded.instances[0].inputs
+        inputs = loaded.manifest.inputs if loaded.remote else loaded.instances[0].inputs
         if not any(isinstance(size, str) for spec in inputs for size in spec.shape):
             return None
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
         return InputLimit(memory, inputs, self._allowed_run_bytes(loaded))
 
     def _allowed_run_bytes(self, loaded: Loaded) -> int:
-        return self.max_run_bytes // len(loaded.instances)
+        return self.max_run_bytes // max(1, len(loaded.instances))
 
     def _make_governed(
         self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics

@@ -22,6 +22,7 @@ from edgekit_runtime.service.options.model import GovernorOptions, Isolation, Mo
 from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.serving.load_deadline import Attempt
 from edgekit_runtime.service.serving.memory_estimate import count_processes, count_sessions, model_bytes
+from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.sessions.instances import LoadedWay, WarmRun, open_instances, warm_up
 from edgekit_runtime.sessions.ort_memory import trim_memory
 from edgekit_runtime.sessions.preference import recall_order
@@ -41,11 +42,13 @@ _LOAD_TIMEOUT_S: Final = 120.0
 _logger = logging.getLogger(__name__)
 
 
-class Opener(Protocol):
-    """Opens a package in another process."""
+class OpenRemote(Protocol):
+    """Opens packages in worker processes; see `Workers.open`."""
 
-    def __call__(self, package: OpenedPackage, options: ModelOptions) -> "Loaded":
-        """Return what is open there."""
+    def __call__(
+        self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None"
+    ) -> "RemoteVersion":
+        """Return the version of `package`, loaded in a worker of its own or in that of `beside`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +56,7 @@ class Loaded:
     """Sessions that compute what their package promises.
 
     Attributes:
-        instances: open and warm; one session may be there several times.
+        instances: open and warm; one session may be there several times. Empty for a remote version.
         manifest: of the package.
         path: of the package.
         key_id: who signed it.
@@ -63,6 +66,7 @@ class Loaded:
         ways: where a governor chooses, all that it may choose from, that of `instances` first.
         memory_bytes: about what all of it takes.
         sessions_counted: for that, in each process that has it.
+        remote: the version in worker processes, or None where `instances` are in this one.
     """
 
     instances: tuple[Session, ...]
@@ -75,11 +79,19 @@ class Loaded:
     ways: tuple[LoadedWay, ...] = ()
     memory_bytes: int = 0
     sessions_counted: int = 1
+    remote: RemoteVersion | None = None
 
     @property
-    def sessions(self) -> tuple[Session, ...]:
-        """All that are open."""
-        return (*self.instances, *(session for way in self.ways[1:] for session in way.instances))
+    def session_count(self) -> int:
+        """How many different sessions compute the answers."""
+        return len({id(session) for session in self.instances}) or self.sessions_counted
+
+    def close(self) -> None:
+        """Close all sessions and give their memory back to the system."""
+        if self.remote is not None:
+            self.remote.close()
+        else:
+            unload((*self.instances, *(session for way in self.ways[1:] for session in way.instances)))
 
 
 @contextlib.contextmanager
@@ -108,14 +120,19 @@ def explained(what: str) -> Iterator[None]:
         ) from cause
 
 
-def load(package: OpenedPackage, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
+def load(
+    package: OpenedPackage,
+    options: ModelOptions,
+    open_remote: OpenRemote | None = None,
+    beside: Loaded | None = None,
+) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
     Args:
         package: verified.
         options: of the model.
-        open_remote: opens it in a process of its own where the options or the package ask for that; None
-            opens all packages in this process.
+        open_remote: opens models in worker processes; None loads every model in this process.
+        beside: the version in use, if this one is to be tried beside it; it is opened in the same process.
 
     Raises:
         BackendError: no engine for it is here, the engine refused it or raised what nobody expects, it
@@ -126,23 +143,27 @@ def load(package: OpenedPackage, options: ModelOptions, open_remote: Opener | No
     what = f"{package.path}: {manifest.name} {manifest.version}"
     if open_remote is not None:
         options = _isolate_traps(package, options)
-    is_remote = open_remote is not None and options.isolation is not None
+        is_beside_remote = beside is not None and beside.remote is not None
+        if options.isolation is None and not is_beside_remote:
+            open_remote = None
     try:
         with explained(what):
-            if open_remote is not None and options.isolation is not None:
-                loaded = open_remote(package, options)
+            if open_remote is not None:
+                remote = open_remote(package, options, beside)
+                loaded = Loaded(
+                    (), manifest, package.path, package.key_id, options.scheduling, (), remote=remote
+                )
+                sessions = count_sessions(manifest, options.instances)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
-                loaded = Attempt(what, work, _unload_late).result_within(_find_limit(package, options))
-            sessions = len({id(session) for session in loaded.instances})
-            if is_remote:  # what is open elsewhere stands for all of it
-                sessions = count_sessions(manifest, options.instances)
+                loaded = Attempt(what, work, Loaded.close).result_within(_find_limit(package, options))
+                sessions = loaded.session_count
             copies = sessions * count_processes(options.isolation)
             memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
-        if not is_remote:  # engines do not say why they cannot open a file
+        if open_remote is None:  # engines do not say why they cannot open a file
             check_descriptors(f"{package.path}: its engine cannot open it")
         raise
 
@@ -173,10 +194,6 @@ def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
     from edgekit_runtime.sessions.tensorrt.build import BUILD_TIME_LIMIT_S  # only where there is TensorRT
 
     return BUILD_TIME_LIMIT_S + _LOAD_TIMEOUT_S
-
-
-def _unload_late(loaded: Loaded) -> None:
-    unload(loaded.sessions)
 
 
 def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[Loaded]) -> Loaded:

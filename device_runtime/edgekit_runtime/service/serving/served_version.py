@@ -1,7 +1,7 @@
 """One version of a model that takes calls, with everything that stands before its sessions."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,24 +9,30 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
-from edgekit_runtime.service.scheduling.call import Lane
+from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
 from edgekit_runtime.service.serving.loader import Loaded
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
-    from edgekit_runtime.service.rollout.trial import Trial
 
 
-class DrainingLane(Lane, Protocol):
-    """A lane that can come to its end."""
+class TrialView(Protocol):
+    """What a version shows of the trial that it takes part in."""
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no call waits, is under way or is being answered."""
+    def current(self) -> "Served":
+        """The version in use."""
 
-    def drain(self, done: Callable[[], None]) -> None:
-        """Take no more calls, and call `done` once those that were taken are answered, maybe at once."""
+    @property
+    def candidate(self) -> "Served":
+        """The version on trial."""
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count the energy of a request to each version, in joules."""
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Return what was observed, for `/v2` statistics."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +50,6 @@ class Served:
         cache: of its answers, or None.
         governed: what a governor directs, where one chooses how the model is run, or None.
         trial: that this version takes part in, or None.
-        say: returns what the process says in which the model is isolated, or None where it is not.
     """
 
     loaded: Loaded
@@ -56,8 +61,7 @@ class Served:
     drift: Drift | None = None
     cache: CacheLane | None = None
     governed: "GovernedModel | None" = None
-    trial: "Trial | None" = None
-    say: Callable[[], Mapping[str, JsonValue]] | None = None
+    trial: TrialView | None = None
 
     @property
     def version(self) -> str:
@@ -66,32 +70,33 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes, also of the sessions that a process says that it has of it.
+        """About how much memory it takes; a worker may have opened more sessions than were expected.
 
-        Of those, no more count than `tune` may find best, one a processor: else what a process says could
-        push all other models out.
+        Of those, no more count than `tune` may choose, one a processor: a faulty worker could otherwise push
+        out all other models.
         """
         loaded = self.loaded
-        said = None if self.say is None else self.say().get("sessions")
-        if not isinstance(said, int):
+        reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
+        if not isinstance(reported, int):
             return loaded.memory_bytes
         most = max(loaded.sessions_counted, os.cpu_count() or 1)
-        sessions = max(loaded.sessions_counted, min(said, most))
+        sessions = max(loaded.sessions_counted, min(reported, most))
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def governor_to_json(self) -> Mapping[str, Any] | None:
         """Return what a governor has set, or None where there is none."""
         if self.governed is not None:
             return self.governed.lane.to_json()
-        found: Any = None if self.say is None else self.say().get("governor")
+        remote = self.loaded.remote
+        found: Any = None if remote is None else remote.to_json().get("governor")
         return found if isinstance(found, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the statistics say beyond the protocol's own figures."""
-        sessions = len({id(session) for session in self.loaded.instances})
-        stated: dict[str, JsonValue] = {"variant": self.loaded.variant, "sessions": sessions}
-        if self.say is not None:
-            stated |= self.say()
+        loaded = self.loaded
+        stated: dict[str, JsonValue] = {"variant": loaded.variant, "sessions": loaded.session_count}
+        if loaded.remote is not None:
+            stated |= loaded.remote.to_json()
         if self.governed is not None:
             lane = self.governed.lane
             stated |= {"variant": lane.setting.variant, "governor": lane.to_json()}

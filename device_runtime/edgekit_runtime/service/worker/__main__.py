@@ -150,7 +150,8 @@ class _Worker:
         is_ours = target is not None and target[0] == self._name
         if is_ours and target is not None and not self._is_retired:
             version = target[1]
-            if self._is_default if version is None else self._registry.find_lane(self._name, version):
+            versions = self._registry.models.versions_of(self._name)
+            if self._is_default if version is None else version in versions:
                 # For good: what comes once this is retired is given back unread. Versions come and go.
                 head.is_cleared = version is None
                 return False

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits, read_package
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
-from edgekit_runtime.service.serving.loader import Loaded, Opener, load
+from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import Given
 from edgekit_runtime.trust.dsse import Statement, read_unverified
 
@@ -55,23 +55,24 @@ class GivenPackages:
         """Return the name of the model."""
         return (self._name,)
 
-    def find(self, _name: str) -> Sequence[Servable]:
-        """Return what was handed over."""
-        return [Servable(self._name, version, path) for version, (_, path) in self._given.items()]
+    def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
+        """Return the newest package that was handed over."""
+        packages = [Servable(self._name, version, path) for version, (_, path) in self._given.items()]
+        return policy.choose(name, packages)[:1]
 
     def find_proven(self, _name: str) -> Servable | None:
         """Return None: what was handed over first serves already when another comes."""
         return None
 
-    def open(self, name: str, options: ModelOptions, open_remote: Opener | None = None) -> list[Loaded]:
+    def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return the newest version, see `Source`."""
-        return [self.reopen(options.policy.choose(name, self.find(name))[0].path, options, open_remote)]
+        return [self.reopen(package.path, load) for package in self.find(name, policy)]
 
-    def reopen(self, path: Path, options: ModelOptions, open_remote: Opener | None = None) -> Loaded:
+    def reopen(self, path: Path, load: Load) -> Loaded:
         """Return the model of the package at `path`, which must be the one that was handed over."""
         verdict = _Verdict(given for given, where in self._given.values() if where == path)
         with read_package(path, verdict, self.limits) as package:
-            return load(package, options, open_remote)
+            return load(package)
 
     def confirm(self, _name: str, _version: str) -> None:
         """Nothing: the service confirms."""

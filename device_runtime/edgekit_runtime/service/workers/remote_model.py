@@ -1,19 +1,18 @@
-"""One version of a model whose sessions are in a process of their own, as the rest of the service sees it.
+"""One version of a model whose sessions are in worker processes, as the rest of the service sees it.
 
-As a session it stands for what is loaded there; as a lane it answers what reaches the service itself while no
-worker can take it. Requests reach a worker without passing through here: see `worker_process`.
+As a lane it answers what reaches the service itself while no worker can take it. Requests reach a worker
+without passing through here: see `worker_handle`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import Call, Lane
 from edgekit_runtime.service.workers.metric_sums import Tally
-from edgekit_runtime.tensors import Array, TensorSpec
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.workers.process_group import IsolatedModel
@@ -38,31 +37,13 @@ class IsolatedLane(Lane):
         self.tally = Tally()
         self.trial: IsolatedTrial | None = None
 
-    # As a session
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """As the package states them."""
-        return self.manifest.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """As the package states them."""
-        return self.manifest.outputs
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:  # noqa: ARG002  # of the protocol
-        """Not possible here: the model is loaded in another process.
-
-        Raises:
-            BackendError: always.
-        """
-        raise BackendError(f"{self.manifest.name} is isolated: it cannot be run within the service")
-
     def close(self) -> None:
         """Free it; from any thread."""
         self.processes.close(self)
 
-    # As a lane
+    def count_into(self, metrics: LaneMetrics) -> None:
+        """Keep the sums over all workers in `metrics` from now on."""
+        self.tally.count_into(metrics)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the present request of `connection`; see `Worker.lend`."""

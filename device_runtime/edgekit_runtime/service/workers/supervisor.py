@@ -69,7 +69,7 @@ class Workers:
         """All that were opened and not ended."""
         return tuple(self._models)
 
-    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None = None) -> Loaded:
+    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> IsolatedLane:
         """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
 
         Args:
@@ -84,18 +84,16 @@ class Workers:
         """
         isolation = options.isolation or Isolation()
         manifest = package.manifest
-        current = None if beside is None else beside.instances[0]
-        lane: IsolatedLane
+        if beside is None:
+            return self._open_process(package, options, isolation)
+        remote = beside.remote
+        current = next((model for model in self.models if remote is model.lane), None)
         if current is None:
-            lane = self._open_process(package, options, isolation)
-        elif not isinstance(current, IsolatedLane):
             reason = "it needs a process of its own, and the version in use has none to try it in"
             raise _not_now(manifest, f"{reason}; set isolated = true, or rollout to swap")
-        elif manifest.version == current.manifest.version or find_difference(current, manifest):
-            lane = IsolatedLane(current.processes, manifest)  # there is nothing to try: who asked will see
-        else:
-            lane = self._open_beside(package, current, isolation)
-        return Loaded((lane,), manifest, package.path, package.key_id, options.scheduling, ())
+        if manifest.version == beside.manifest.version or find_difference(beside.manifest, manifest):
+            return IsolatedLane(current, manifest)  # there is nothing to try, as the caller will find
+        return self._open_beside(package, current, isolation)
 
     def may_take(self, head: Head) -> bool:
         """Return whether requests with this head can be for an isolated model."""
@@ -107,8 +105,8 @@ class Workers:
         target = parse_infer_path(head.path)
         if target is None or self.served is None:
             return False
-        lane = self.served.find_lane(*target)
-        return isinstance(lane, IsolatedLane) and lane.lend(connection, is_default=target[1] is None)
+        remote = self.served.find_remote(*target)
+        return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
         """Have the connections back, and open nothing more."""
@@ -178,14 +176,12 @@ class Workers:
         return _wait_for(opened, package.manifest, _TRIES * isolation.start_timeout_s + _SPARE_S)
 
     def _open_beside(
-        self, package: OpenedPackage, current: IsolatedLane, isolation: Isolation
+        self, package: OpenedPackage, current: "IsolatedModel", isolation: Isolation
     ) -> IsolatedLane:
         opened: Future[IsolatedLane] = Future()
         given = _describe(package)
         descriptor = _open_again(package)
-        self._http.loop.call_soon_threadsafe(
-            current.processes.try_beside, package.manifest, given, descriptor, opened
-        )
+        self._http.loop.call_soon_threadsafe(current.try_beside, package.manifest, given, descriptor, opened)
         return _wait_for(opened, package.manifest, isolation.start_timeout_s + _SPARE_S)
 
     def _begin(
@@ -222,7 +218,8 @@ class Workers:
         # Less than the process has, which then says why it refuses a version, and need not be killed.
         limit_s = OWN_SHARE * isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
-        alone = dataclasses.replace(options, isolation=None, in_process=True, load_timeout_s=limit_s)
+        here = dataclasses.replace(options, isolation=None)
+        alone = dataclasses.replace(here, in_process=True, load_timeout_s=limit_s)
         config = dataclasses.replace(
             self._config,
             listen=Listen(unix_socket="-", host=""),

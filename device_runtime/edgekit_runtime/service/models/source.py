@@ -1,0 +1,74 @@
+"""What the service needs of the place where packages lie: slots, files, or what a worker was given."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from edgekit_runtime.package.archive import Limits, OpenedPackage
+from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.serving.loader import Loaded
+
+Load: TypeAlias = Callable[[OpenedPackage], Loaded]
+"""Opens the sessions of a verified package and tests them; the package may be closed after that."""
+
+
+class Source(Protocol):
+    """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
+
+    Attributes:
+        limits: of reading packages.
+    """
+
+    limits: Limits
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all installed models; on any thread.
+
+        Raises:
+            EdgekitError: they cannot be listed.
+        """
+
+    def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
+        """Return the packages that `open` would open now; none is opened or verified for that.
+
+        Raises:
+            EdgekitError: there are none, or they cannot be listed.
+        """
+
+    def find_proven(self, name: str) -> Servable | None:
+        """Return the version that should serve while a newer one is on trial, or None; opens nothing.
+
+        Raises:
+            EdgekitError: the versions cannot be listed.
+        """
+
+    def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
+        """Verify the packages that `policy` chooses, each once, and return what `load` makes of them.
+
+        The first answers requests that name no version.
+
+        Raises:
+            EdgekitError: that says why nothing can be served; nothing stays open then.
+        """
+
+    def reopen(self, path: Path, load: Load) -> Loaded:
+        """Return the model of a package that was served before.
+
+        Raises:
+            EdgekitError: it cannot be opened any more.
+        """
+
+    def confirm(self, name: str, version: str) -> None:
+        """Record that a version serves well.
+
+        Raises:
+            UnavailableError: it cannot be recorded now.
+            EdgekitError: it cannot be recorded.
+        """
+
+    def reject(self, name: str, version: str, reason: str) -> bool:
+        """Record that a version fails, and return whether another one should be opened instead.
+
+        Raises:
+            EdgekitError: it cannot be recorded.
+        """

@@ -1,0 +1,55 @@
+"""What the service uses of a version whose sessions are in worker processes; `workers` implements it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.scheduling.call import DrainingLane
+
+
+class RunningTrial(Protocol):
+    """Two versions that are being compared, in this process or in a worker."""
+
+    def look(self) -> None:
+        """Judge now; a verdict may depend on time alone."""
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Count the energy of a request to each version, in joules."""
+
+    def take_over(self) -> bool:
+        """Go on with the candidate; returns whether it still runs, else another verdict follows."""
+
+    def end(self) -> None:
+        """Send no more calls to the candidate; those under way there are answered."""
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Return what was observed, for `/v2` statistics."""
+
+
+class RemoteTrial(RunningTrial, Protocol):
+    """A trial in the worker of the version in use."""
+
+    def begin(self, report: Callable[[Any], None]) -> None:
+        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it has fallen already."""
+
+
+class RemoteVersion(DrainingLane, Protocol):
+    """A version in worker processes; as a lane it answers the calls that no worker can take."""
+
+    @property
+    def trial(self) -> RemoteTrial | None:
+        """The trial in which this version is the candidate, until `RemoteTrial.begin`; or None."""
+
+    def lend(self, connection: Connection, *, is_default: bool) -> bool:
+        """Let a worker answer the present request of `connection`; returns whether one does."""
+
+    def count_into(self, metrics: LaneMetrics) -> None:
+        """Keep the sums over all workers in `metrics` from now on."""
+
+    def to_json(self) -> Mapping[str, JsonValue]:
+        """Return the statistics of a worker beyond its counts; empty before it has sent any."""
+
+    def close(self) -> None:
+        """End the worker processes; from any thread."""
