@@ -27,13 +27,13 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
+from edgekit_runtime.package import figures
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.scheduling import run_memory
 from edgekit_runtime.service.workers.process_group import IsolatedModel
 from edgekit_runtime.tensors import TensorSpec
 
@@ -74,7 +74,7 @@ def write_slow(maker: PackageMaker, path: Path) -> None:
             (GoldenOutput("y", "float32", (1, _WIDTH), "golden/y.bin", 0.0, 0.0),),
         ),
         # What is assumed without it would not allow 20,000 rows.
-        figures={"memory_estimate": {run_memory.FIGURE: 4.0}},
+        figures={"memory_estimate": {figures.RUN_MEMORY_FIGURE: 4.0}},
     )
     write_package(path, manifest, contents, maker.signer)
 
