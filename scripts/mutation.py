@@ -31,7 +31,7 @@ AREAS = {
         [f"{RUNTIME}/slots"],
         ["tests/runtime/test_values.py", "tests/runtime/test_slots_state.py",
          "tests/runtime/test_slots_transitions.py", "tests/runtime/test_slots_access.py",
-         "tests/runtime/test_slots_notice.py", "tests/runtime/test_slots_folder.py",
+         "tests/runtime/test_client_control.py", "tests/runtime/test_slots_folder.py",
          "tests/runtime/test_slots.py",
          "tests/runtime/test_slots_sequences.py", "tests/runtime/test_slots_commands.py",
          "tests/runtime/test_slots_hostile.py", "tests/runtime/test_slots_faults.py"],

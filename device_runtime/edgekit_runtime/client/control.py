@@ -1,53 +1,48 @@
-"""What commands say to a running service: that another version is to be opened; and what they ask it.
+"""What commands ask of the service that runs on the device: its index, its metrics, another version.
 
-A device without a running service needs none of this: the version is opened at the next start.
+A device without a running service needs none of this: the service opens what is installed when it starts.
 """
 
-import http.client
 import json
-import socket
 from pathlib import Path
 from typing import Final
 
+from edgekit_runtime.client.addresses import Address
+from edgekit_runtime.client.link import Link, Response
 from edgekit_runtime.errors import SlotError, TransportError
+from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
 
-_TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
-_INDEX_TIMEOUT_S: Final = 5.0  # it needs neither the disk nor an engine
-_MAX_ANSWER_BYTES: Final = 64 << 10
-_MAX_INDEX_BYTES: Final = 4 << 20
+_LOAD_TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
+_TIMEOUT_S: Final = 5.0  # of what needs neither the disk nor an engine
+_MAX_BODY_BYTES: Final = 4 << 20
+_OK: Final = 200
 
 
-def tell_service(socket_path: Path, model: str) -> bool:
-    """Let the service load `model` anew; return False where nobody listens on the socket any more.
+def load_installed(socket_path: Path, model: str) -> bool:
+    """Have the service load the installed versions of `model`; return False where no service listens.
 
     Args:
         socket_path: of the service.
         model: a valid name of a model.
 
     Raises:
-        SlotError: the service refused it or broke off; what it opens at its next start does not depend on it.
+        SlotError: the service refused or did not answer; its next start does not depend on it.
     """
-    connection = _UnixConnection(socket_path)
     try:
-        connection.request("POST", f"/v2/repository/models/{model}/load", body=b"")
-        response = connection.getresponse()
-        answer = response.read(_MAX_ANSWER_BYTES)
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    except (OSError, http.client.HTTPException) as cause:
+        status, body = _request(socket_path, "POST", repository_path(model, "load"), _LOAD_TIMEOUT_S)
+    except TransportError as error:
+        if isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError)):
+            return False
         raise SlotError(
-            f"{model}: the service at {socket_path} did not answer: {cause}; restart it to open what is"
-            " installed"
-        ) from cause
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise SlotError(f"{model}: the service refused to switch ({response.status}): {_reason(answer)}")
+            f"{model}: the service did not answer: {error}; restart it to open what is installed"
+        ) from error
+    if status != _OK:
+        raise SlotError(f"{model}: the service refused to switch ({status}): {_reason(body)}")
     return True
 
 
-def ask_service(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
-    """Return what a running service says of each model, or None where it does not say anything in time.
+def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
+    """Return the versions that a running service states of each model, or None without an answer in time.
 
     Args:
         socket_path: of the service.
@@ -55,22 +50,17 @@ def ask_service(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
     Returns:
         model -> lines of the repository's index, each with `version`, `state` and `reason`.
     """
-    connection = _UnixConnection(socket_path, _INDEX_TIMEOUT_S)
+    models: dict[str, list[dict[str, str]]] = {}
     try:
-        connection.request("POST", "/v2/repository/index", body=b"")
-        response = connection.getresponse()
-        if response.status != http.client.OK:
+        status, body = _request(socket_path, "POST", REPOSITORY_INDEX, _TIMEOUT_S)
+        if status != _OK:
             return None
-        models: dict[str, list[dict[str, str]]] = {}
-        for line in json.loads(response.read(_MAX_INDEX_BYTES)):
-            said = {key: str(line[key]) for key in ("version", "state", "reason")}
-            models.setdefault(str(line["name"]), []).append(said)
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        for line in json.loads(body):
+            stated = {key: str(line[key]) for key in ("version", "state", "reason")}
+            models.setdefault(str(line["name"]), []).append(stated)
+    except (TransportError, ValueError, KeyError, TypeError):
         return None
-    else:
-        return models
-    finally:
-        connection.close()
+    return models
 
 
 def read_metrics(socket_path: Path) -> str:
@@ -82,35 +72,27 @@ def read_metrics(socket_path: Path) -> str:
     Raises:
         TransportError: it does not answer, or not with metrics.
     """
-    connection = _UnixConnection(socket_path, _INDEX_TIMEOUT_S)
+    status, body = _request(socket_path, "GET", "/metrics", _TIMEOUT_S)
+    if status != _OK:
+        raise TransportError(f"the service at {socket_path} gave no metrics ({status}): {_reason(body)}")
+    return body.decode()
+
+
+def _request(socket_path: Path, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """Return status and body of the response.
+
+    Raises:
+        TransportError: there is none, not in time, or a longer one.
+    """
+    link = Link(Address(path=str(socket_path)), _MAX_BODY_BYTES)
+    request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
     try:
-        connection.request("GET", "/metrics")
-        response = connection.getresponse()
-        answer = response.read(_MAX_INDEX_BYTES)
-    except (OSError, http.client.HTTPException) as cause:
-        raise TransportError(f"the service at {socket_path} did not answer: {cause}; does it run?") from cause
+        found: Response = link.ask((request,), len(request), timeout_s)
     finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise TransportError(
-            f"the service at {socket_path} gave no metrics ({response.status}): {_reason(answer)}"
-        )
-    return answer.decode()
+        link.close()
+    head, body = found  # never None on a new connection
+    return head.status, bytes(body)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-def _reason(answer: bytes) -> str:
-    try:
-        return str(json.loads(answer)["error"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace") or "without a reason"
+def _reason(body: bytes) -> str:
+    return decode_error(body) or body[:200].decode(errors="replace") or "without a reason"

@@ -1,10 +1,11 @@
 """One connection to a service: a request out, its answer in, and a new one where the old one went away."""
 
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,7 @@ _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_KEPT: Final = 64
+_CONTINUE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,12 @@ class ResponseHead:
     data: bytes
 
 
+Response: TypeAlias = tuple[ResponseHead, memoryview]
+"""Head and body."""
+
+
 class KnownResponse(Protocol):
-    """An answer whose beginning is known.
+    """A response whose beginning is known.
 
     Attributes:
         start: its first bytes.
@@ -60,12 +66,14 @@ class Link:
     """
 
     __slots__ = (
-        *("_address", "_heads", "_made", "_socket", "_timeout_s", "_was_used", "connection", "memory"),
+        *("_address", "_heads", "_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
+        *("connection", "memory"),
     )
 
-    def __init__(self, address: Address) -> None:
-        """Make a link; nothing is connected yet."""
+    def __init__(self, address: Address, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
+        """Make a link to `address` that takes responses up to `max_body_bytes`; nothing is connected yet."""
         self._address = address
+        self._max_body_bytes = max_body_bytes
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
@@ -99,15 +107,21 @@ class Link:
             self.connection = 0
 
     def ask(
-        self, parts: Sequence[Any], size_bytes: int, timeout_s: float, known: KnownResponse | None = None
-    ) -> "tuple[ResponseHead, memoryview] | KnownResponse | None":
-        """Send a request and return its answer, or None where the service had closed an idle connection.
+        self,
+        parts: Sequence[Any],
+        size_bytes: int,
+        timeout_s: float,
+        known: KnownResponse | None = None,
+        ancillary: Sequence[Any] = (),
+    ) -> Any:
+        """Send a request and return its `Response`, or None where the service had closed an idle connection.
 
         Args:
             parts: of the request, C-contiguous.
             size_bytes: of them together.
             timeout_s: for all of it.
-            known: the likely answer; where it is this one, it is returned, and the answer lies in `memory`.
+            known: the likely response; where it comes, `known` is returned, and the bytes lie in `memory`.
+            ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:
             TransportError: the service cannot be reached, takes too long, or answers with something else
@@ -123,7 +137,7 @@ class Link:
         memory, count = self.memory, 0
         try:
             try:
-                sent = 0 if self._address.is_tls else connected.sendmsg(parts)
+                sent = 0 if self._address.is_tls else connected.sendmsg(parts, ancillary)
                 if sent < size_bytes:
                     _send_rest(connected, parts, sent, until_s)
             except (BrokenPipeError, ConnectionResetError):
@@ -141,40 +155,29 @@ class Link:
             self.close()  # an answer may be on its way, which the next request must not get
             raise
 
-    def pass_descriptor(
-        self, head: bytes, body: bytes, descriptor: int, timeout_s: float
-    ) -> tuple[ResponseHead, memoryview] | None:
-        """Send a request whose body carries a file descriptor; returns its answer, or None as `ask` does.
+    def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
+        """Send a request whose body carries a file descriptor; returns its response, or None as `ask` does.
 
         The descriptor must not be sent before the service has read the head, since a plain read drops it.
+
+        Args:
+            head: with `Expect: 100-continue`.
+            body: of the request.
+            descriptor: that goes with the first byte of the body.
+            timeout_s: for the response.
 
         Raises:
             TransportError: as `ask` does.
         """
-        self.connect(timeout_s)
-        connected: Any = self._socket
-        was_used, self._was_used = self._was_used, True
-        begun = b""
-        until_s = time.monotonic() + timeout_s
-        try:
-            self._set_timeout(connected, timeout_s)
-            connected.sendall(head)
-            begun = connected.recv(_READ_BYTES)
-            if begun.startswith(b"HTTP/1.1 100 "):
-                was_used = False
-                socket.send_fds(connected, [body], [descriptor])
-                begun = connected.recv(_READ_BYTES)
-            return self._receive(connected, begun, until_s)
-        except (OSError, ValueError) as cause:
-            self.close()
-            if was_used and not begun and isinstance(cause, ConnectionError):
-                return None
-            raise self._explain(cause, timeout_s) from cause
-        except BaseException:
-            self.close()
-            raise
+        first: Response | None = self.ask((head,), len(head), timeout_s)
+        if first is None or first[0].status != _CONTINUE:
+            return first
+        self._was_used = False  # the service has read the head, so it cannot have closed an idle connection
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
+        final: Response | None = self.ask((body,), len(body), timeout_s, ancillary=(rights,))
+        return final
 
-    def _receive(self, connected: Any, data: bytes, until_s: float) -> tuple[ResponseHead, memoryview]:
+    def _receive(self, connected: Any, data: bytes, until_s: float) -> Response:
         """Return the answer that begins with `data`."""
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
             more = connected.recv(_READ_BYTES) if data else b""
@@ -205,7 +208,7 @@ class Link:
     def _parse(self, data: bytes) -> ResponseHead:
         head = self._heads.get(data)
         if head is None:
-            head = _parse_head(data)
+            head = _parse_head(data, self._max_body_bytes)
             if len(self._heads) >= _MAX_KEPT:
                 self._heads.clear()
             self._heads[data] = head
@@ -243,7 +246,7 @@ def _check_time(until_s: float) -> None:
         raise TimeoutError("the time for the request is over")
 
 
-def _parse_head(data: bytes) -> ResponseHead:
+def _parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or words[0] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].isdecimal():
@@ -253,11 +256,11 @@ def _parse_head(data: bytes) -> ResponseHead:
         name, _, value = line.partition(":")
         fields[name.strip().lower()] = value.strip()
     length = fields.get("content-length")
-    if length is None and words[1] not in ("204", "304"):
+    if length is None and words[1] not in ("100", "204", "304"):
         raise ValueError("answered without Content-Length, which this client needs")
     body_bytes = int(length or 0)
-    if not 0 <= body_bytes <= _MAX_BODY_BYTES:
-        raise ValueError(f"answered with {body_bytes} bytes, the limit is {_MAX_BODY_BYTES}")
+    if not 0 <= body_bytes <= max_body_bytes:
+        raise ValueError(f"answered with {body_bytes} bytes, the limit is {max_body_bytes}")
     json_bytes = fields.get("inference-header-content-length")
     retry = fields.get("retry-after", "")
     return ResponseHead(

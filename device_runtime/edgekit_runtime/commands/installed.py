@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from edgekit_runtime.client.control import tell_service
+from edgekit_runtime.client.control import load_installed
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.system.paths import (
@@ -52,7 +52,7 @@ def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
     socket_path: Path | None = arguments.socket
     if socket_path is None:
         socket_path = find_running_service()
-    if socket_path is None or not tell_service(socket_path, model):
+    if socket_path is None or not load_installed(socket_path, model):
         return False
     for rejection in slots.load(model).state.rejected:
         if rejection not in before.rejected:

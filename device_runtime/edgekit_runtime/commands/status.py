@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.client.control import ask_service
+from edgekit_runtime.client.control import read_index
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, open_slots
 from edgekit_runtime.errors import SlotError
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Examine all models."""
     slots = open_slots(arguments)
     socket_path: Path | None = arguments.socket or find_running_service()
-    serving = None if socket_path is None else ask_service(socket_path)
+    serving = None if socket_path is None else read_index(socket_path)
     models = [
         {**_describe(slots, model), "service": None if serving is None else serving.get(model, [])}
         for model in slots.models()

@@ -6,13 +6,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from edgekit_runtime.client import control
-from edgekit_runtime.client.control import ask_service, read_metrics, tell_service
+from edgekit_runtime.client import addresses
+from edgekit_runtime.client.control import load_installed, read_index, read_metrics
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.system import paths
 from edgekit_runtime.system.paths import find_running_service
@@ -48,13 +46,13 @@ def answering(tmp_path: Path) -> Iterator[Answer]:
 
 
 def test_service_that_switched_is_told(answering: Answer) -> None:
-    assert tell_service(answering(200, b""), "linear") is True
+    assert load_installed(answering(200, b""), "linear") is True
 
 
 @pytest.mark.parametrize("status", [199, 201, 204, 404, 503])
 def test_service_that_answers_otherwise_has_refused(status: int, answering: Answer) -> None:
     with pytest.raises(SlotError, match=rf"linear: the service refused to switch \({status}\): "):
-        tell_service(answering(status, b""), "linear")
+        load_installed(answering(status, b""), "linear")
 
 
 @pytest.mark.parametrize(
@@ -70,38 +68,38 @@ def test_service_that_answers_otherwise_has_refused(status: int, answering: Answ
 )
 def test_refusal_is_given_with_what_the_service_said(body: bytes, reason: str, answering: Answer) -> None:
     with pytest.raises(SlotError) as caught:
-        tell_service(answering(503, body), "linear")
+        load_installed(answering(503, body), "linear")
     assert str(caught.value) == f"linear: the service refused to switch (503): {reason}"
 
 
 def test_service_that_has_ended_is_none(tmp_path: Path) -> None:
-    assert tell_service(tmp_path / "gone.sock", "linear") is False
+    assert load_installed(tmp_path / "gone.sock", "linear") is False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "left.sock"))
-    assert tell_service(tmp_path / "left.sock", "linear") is False
+    assert load_installed(tmp_path / "left.sock", "linear") is False
 
 
 def test_index_gives_the_lines_of_each_model(answering: Answer) -> None:
     lines = [LINE, {**LINE, "version": "2.0.0"}, {**LINE, "name": "other"}]
     said = [{key: line[key] for key in ("version", "state", "reason")} for line in lines]
     path = answering(200, json.dumps(lines).encode())
-    assert ask_service(path) == {"linear": said[:2], "other": said[2:]}
+    assert read_index(path) == {"linear": said[:2], "other": said[2:]}
 
 
 @pytest.mark.parametrize("status", [199, 201, 404, 503])
 def test_index_with_another_status_says_nothing(status: int, answering: Answer) -> None:
-    assert ask_service(answering(status, b"[]")) is None
+    assert read_index(answering(status, b"[]")) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"7", b"[7]", b'[{"name": "linear"}]'])
 def test_index_that_is_none_says_nothing(body: bytes, answering: Answer) -> None:
-    assert ask_service(answering(200, body)) is None
+    assert read_index(answering(200, body)) is None
 
 
 @pytest.mark.parametrize(("size_bytes", "is_read"), [(4 << 20, True), ((4 << 20) + 1, False)])
 def test_index_is_read_up_to_its_bound(size_bytes: int, is_read: bool, answering: Answer) -> None:
     body = b"[".ljust(size_bytes - 1) + b"]"
-    assert (ask_service(answering(200, body)) is not None) is is_read
+    assert (read_index(answering(200, body)) is not None) is is_read
 
 
 def test_metrics_are_given_as_they_are(answering: Answer) -> None:
@@ -115,7 +113,9 @@ def test_metrics_with_another_status_are_an_error(status: int, answering: Answer
 
 
 def test_metrics_of_a_service_that_has_ended_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TransportError, match=r"gone\.sock did not answer: .*; does it run\?"):
+    with pytest.raises(
+        TransportError, match=r"cannot reach the service at .*gone\.sock: .*; is it running\?"
+    ):
         read_metrics(tmp_path / "gone.sock")
 
 
@@ -125,26 +125,20 @@ def test_service_that_does_not_answer_is_waited_for_in_bounds(
 ) -> None:
     waited: list[float] = []
 
-    class Silent:
-        def __init__(self, *_: Any) -> None:
-            self.settimeout = waited.append
+    def time_out(_connected: socket.socket, timeout_s: float) -> None:
+        waited.append(timeout_s)
+        raise TimeoutError("timed out")
 
-        def connect(self, _path: str) -> None:
-            raise TimeoutError("timed out")
-
-        def close(self) -> None: ...
-
-    fake = SimpleNamespace(AF_UNIX=socket.AF_UNIX, SOCK_STREAM=socket.SOCK_STREAM, socket=Silent)
-    monkeypatch.setattr(control, "socket", fake)
+    monkeypatch.setattr(addresses, "limit_time", time_out)
     if use == "ask":
-        assert ask_service(tmp_path / "a.sock") is None
+        assert read_index(tmp_path / "a.sock") is None
     elif use == "tell":
         with pytest.raises(
-            SlotError, match="did not answer: timed out; restart it to open what is installed"
+            SlotError, match=r"did not answer: .*: timed out; .*; restart it to open what is installed"
         ):
-            tell_service(tmp_path / "a.sock", "linear")
+            load_installed(tmp_path / "a.sock", "linear")
     else:
-        with pytest.raises(TransportError, match="did not answer: timed out"):
+        with pytest.raises(TransportError, match=r"cannot reach the service at .*: timed out"):
             read_metrics(tmp_path / "a.sock")
     assert waited == [seconds]
 
