@@ -148,7 +148,7 @@ def install(requirements: Path) -> int:
     # --no-deps: the file is complete, and leaves out on purpose what excluded.in names.
     # --no-compile: halves the time; Python compiles what is really imported.
     command += ["--progress-bar=off", "--no-deps", "--no-compile", "--only-binary=:all:", "--require-hashes"]
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: TID251  # it runs without the runtime
         [*command, *again, "-r", requirements], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None  # noqa: S101 - asked for with PIPE

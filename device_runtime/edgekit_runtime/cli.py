@@ -15,7 +15,7 @@ from typing import Final
 from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.system.child_process import end_now, open_standard_descriptors
+from edgekit_runtime.system.own_process import end_now, open_standard_descriptors
 
 _COMMANDS: Final = (
     "keys",

@@ -16,7 +16,7 @@ pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import linear
 from tests.waiting import bounded, is_running, wait_for
 
-from edgekit_runtime.autotune import contest_child, contest_client
+from edgekit_runtime.autotune import contest, contest_child
 from edgekit_runtime.autotune.contest import MeasureOrder, Setting
 from edgekit_runtime.autotune.tournament import Tournament, hold_tournament
 from edgekit_runtime.cli import main
@@ -113,14 +113,14 @@ class Crashing(Processes):
         self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         if len(settings) > self.most or any(setting.place in self.places for setting in settings):
-            raise BackendError("the measuring process ended by SIGKILL, without a word")
+            raise BackendError("the measuring process ended by SIGKILL: it printed no message")
         return super().__call__(settings, rounds=rounds, seconds=seconds, seed=seed)
 
 
 def test_one_whose_process_dies_is_named_and_the_others_go_on(make: Callable[..., Path]) -> None:
     result = hold(make, Crashing(0))
     assert winner_of(result) == "ort"
-    assert result.entrants[0].reason == "the measuring process ended by SIGKILL, without a word"
+    assert result.entrants[0].reason == "the measuring process ended by SIGKILL: it printed no message"
     assert result.entrants[1].latency is not None
 
 
@@ -137,7 +137,7 @@ def test_processes_that_die_of_all_together_are_said_with_what_to_do(make: Calla
 @pytest.mark.parametrize(
     ("rogue", "reason"),
     [
-        ("crash", "ended by SIGSEGV, its last words: engine: \ufffd\ufffd"),
+        ("crash", "ended by SIGSEGV: engine: \ufffd\ufffd"),
         ("hang", "nothing came of it for 4 s"),
     ],
 )
@@ -145,7 +145,7 @@ def test_an_engine_that_crashes_or_hangs_leaves_the_tournament_to_the_others(
     make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, rogue: str, reason: str
 ) -> None:
     monkeypatch.setenv("ROGUE", rogue)
-    monkeypatch.setattr(contest_client, "_MODULE", "tests.runtime.rogue_contest")
+    monkeypatch.setattr(contest, "_MODULE", "tests.runtime.rogue_contest")
     with read_package(make(LITERT), TrustStore.from_folder(find_keys_folder())) as package:
         result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
     assert winner_of(result) == "ort"
@@ -172,7 +172,7 @@ def test_a_setting_that_fails_the_self_test_is_closed_and_not_opened_again(
     path, keys = make(ORT), find_keys_folder()
     settings = (Setting(), Setting(batch=4), Setting(batch=16))
     with read_package(path, TrustStore.from_folder(keys)) as package:
-        order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0, parent=0)
+        order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0)
         answers = contest_child.measure(package, order, lambda _: None)
     assert [str(answer).startswith("fails the self-test") for answer in answers] == [True] * 3
     assert opened == ["opened", "closed"]
@@ -191,11 +191,11 @@ def test_a_package_that_changes_ends_the_tournament(
 _HOLDS_A_TOURNAMENT = """
 import sys
 from pathlib import Path
-from edgekit_runtime.autotune import contest_client
+from edgekit_runtime.autotune import contest
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.trust.trust_store import TrustStore
-contest_client._MODULE = "tests.runtime.rogue_contest"
+contest._MODULE = "tests.runtime.rogue_contest"
 path, keys = map(Path, sys.argv[1:])
 with read_package(path, TrustStore.from_folder(keys)) as package:
     hold_tournament(package, keys)

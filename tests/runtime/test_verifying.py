@@ -62,7 +62,7 @@ def test_verdicts_are_those_of_the_trust_store(
 ) -> None:
     store = TrustStore.from_folder(keys)
     if rests:
-        trust.rest()
+        trust.stop_when_idle()
     good = maker.signer(PAYLOAD)
     for _ in range(2):
         assert trust.verify(good, PACKAGE_PREDICATE_TYPE, "x") == store.verify(
@@ -92,7 +92,7 @@ def test_a_process_that_rests_leaves_none_behind(maker: Any, keys: Path) -> None
     with VerifyingProcess(keys) as trust:
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
         assert len(find_children() - before) == 1
-        trust.rest()
+        trust.stop_when_idle()
         assert find_children() == before
         trust.check_keys()
         assert find_children() == before
@@ -112,7 +112,7 @@ def test_a_process_that_was_killed_is_replaced_by_one_that_answers(
 def test_processes_that_all_end_accept_nothing(
     maker: Any, trust: VerifyingProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trust.rest()
+    trust.stop_when_idle()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UnavailableError, match="ended before it answered"):
         trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
@@ -144,7 +144,7 @@ def test_processes_that_all_hang_are_given_up_in_the_time_of_one(
 def test_a_lack_of_descriptors_is_no_verdict(
     maker: Any, keys: Path, trust: VerifyingProcess, spare: int
 ) -> None:
-    trust.rest()
+    trust.stop_when_idle()
     envelope = maker.signer(PAYLOAD)
     with without_descriptors(os.getpid(), spare):
         for ask in (
@@ -171,7 +171,7 @@ def test_what_is_printed_in_the_process_is_no_answer(
 def test_a_later_process_leaves_the_processors_to_requests(
     keys: Path, tmp_path: Path, trust: VerifyingProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trust.rest()
+    trust.stop_when_idle()
     before = find_children()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -277,7 +277,7 @@ def test_the_end_waits_for_no_answer(keys: Path, rests: bool) -> None:
         asked = pool.submit(trust.check_keys)
         wait_for(asked.running)
         if rests:
-            pool.submit(trust.rest).result(5)
+            pool.submit(trust.stop_when_idle).result(5)
         pool.submit(trust.__exit__, None, None, None).result(5)
         with pytest.raises(UnavailableError):
             asked.result(5)
@@ -300,7 +300,7 @@ def test_a_key_that_was_removed_is_not_trusted_again(
     maker: Any, keys: Path, trust: VerifyingProcess, rests: bool
 ) -> None:
     if rests:
-        trust.rest()
+        trust.stop_when_idle()
     envelope = maker.signer(PAYLOAD)
     trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
     (keys / "k.pub.pem").rename(keys / "k.away")

@@ -24,7 +24,7 @@ from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.options.rollout import Gates, Rollout
-from edgekit_runtime.service.workers import spawn
+from edgekit_runtime.service.workers import worker_handle
 from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
 from edgekit_runtime.service.workers.worker_handle import Worker
 from edgekit_runtime.slots import HEALTHY, Slots
@@ -216,7 +216,7 @@ def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
 def test_worker_that_lies_about_a_trial_is_ended_alone(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
-    monkeypatch.setattr(spawn, "_MODULE", "tests.service.lying_worker")
+    monkeypatch.setattr(worker_handle, "_MODULE", "tests.service.lying_worker")
     monkeypatch.setenv("LIE", lie)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with serving(slots, start_timeout_s=5.0) as service, asking(service, OTHER) as other:

@@ -33,7 +33,7 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.workers import process_group, spawn, worker_handle
+from edgekit_runtime.service.workers import process_group, worker_handle
 from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
 from edgekit_runtime.system.child_process import child_environment
@@ -77,7 +77,7 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(spawn, "_MODULE", "tests.service.rogue_worker")
+    monkeypatch.setattr(worker_handle, "_MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seed))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with running_isolated(maker, tmp_path) as service, service.connect() as client:
@@ -157,15 +157,15 @@ def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_p
 
 def refuse_starts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let the system start no process `count` times."""
-    left, start = [None] * count, worker_handle.start
+    left, start = [None] * count, worker_handle.ChildProcess
 
-    def refuse(*arguments: Any) -> Any:
+    def refuse(*arguments: Any, **options: Any) -> Any:
         if left:
             left.pop()
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return start(*arguments)
+        return start(*arguments, **options)
 
-    monkeypatch.setattr(worker_handle, "start", refuse)
+    monkeypatch.setattr(worker_handle, "ChildProcess", refuse)
 
 
 def serve_two_versions(maker: PackageMaker, folder: Path) -> Slots:

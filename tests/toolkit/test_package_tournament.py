@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
-from edgekit_runtime.autotune import contest_client
+from edgekit_runtime.autotune import contest
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
 from edgekit_toolkit.pipeline.state import Request
@@ -93,7 +93,7 @@ def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROGUE", "crash")
-    monkeypatch.setattr(contest_client, "_MODULE", "tests.runtime.rogue_contest")
+    monkeypatch.setattr(contest, "_MODULE", "tests.runtime.rogue_contest")
     run = search_engines(auto_request(tmp_path), load_signer(), lambda *_: None)
     first, second = run.tournament
     assert (first.backend, first.kept, first.reason) == ("ort", True, "")

@@ -10,18 +10,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from edgekit_runtime.autotune.contest_client import ask_process
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import BackendError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
+from edgekit_runtime.system.child_process import JsonChild
+
+_MODULE: Final = "edgekit_runtime.autotune.contest_child"
+_FIRST_ANSWER_S: Final = 60.0  # until it has read the package
+_END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,6 @@ class MeasureOrder:
         rounds: most of them.
         end_s: on the monotonic clock; no round but the first starts later.
         seed: of the orders.
-        parent: process that waits for the answer, with which this one ends.
     """
 
     package: str
@@ -84,7 +87,6 @@ class MeasureOrder:
     rounds: int
     end_s: float
     seed: int
-    parent: int
 
 
 class Measure(Protocol):
@@ -129,11 +131,44 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
             rounds=rounds,
             end_s=time.monotonic() + seconds,
             seed=seed,
-            parent=os.getpid(),
         )
-        return ask_process(to_plain(order))
+        return _run_child(order)
 
     return measure
+
+
+def _run_child(order: MeasureOrder) -> list[float | str]:
+    """Return what a new process measured; it has ended, whatever happens here.
+
+    Raises:
+        BackendError: it died, or sent nothing for longer than it had announced.
+        PackageError: the package is no longer what it was.
+    """
+    answers: list[float | str] | None = None
+    limit_s = _FIRST_ANSWER_S
+    with JsonChild(_MODULE) as child:
+        try:
+            child.send(to_plain(order), limit_s)
+            while answers is None:
+                received = child.receive(limit_s)
+                if isinstance(received, list):
+                    answers = received
+                else:
+                    limit_s = received  # it may be silent for so long
+        except TimeoutError as cause:
+            raise BackendError(
+                f"the measuring process hung: nothing came of it for {limit_s:.0f} s"
+            ) from cause
+        except (OSError, EOFError):
+            pass  # how it ended tells more
+        code = child.wait(_END_S)
+        if code == PackageError.exit_code:
+            raise PackageError(child.last_line or "the package cannot be read any more; try again")
+        if code is None:
+            raise BackendError(f"the measuring process hung: it did not end within {_END_S:g} s")
+        if code or answers is None:
+            raise BackendError(f"the measuring process ended {child.explain_end()}")
+    return answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """One process of a contest (`python -m edgekit_runtime.autotune.contest_child`): order in, medians out."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from edgekit_runtime.sessions.instances import open_instances
 from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions.session import Session, open_choice
-from edgekit_runtime.system.child_process import end_with
+from edgekit_runtime.system.child_process import open_channel
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -40,7 +39,7 @@ def measure(
     Args:
         package: verified.
         order: what to measure.
-        announce: is told for how many seconds nothing may be heard; after that it hangs.
+        announce: called with for how many seconds nothing may be sent; after that the process hangs.
 
     Raises:
         BackendError: an engine failed between its turns.
@@ -113,23 +112,22 @@ def _prove(package: OpenedPackage, setting: Setting, threads: int | None) -> tup
 
 
 def main() -> None:
-    """Measure what standard input asks for; standard output has only what the parent is to read."""
-    order = from_plain(MeasureOrder, json.load(sys.stdin))
-    end_with(order.parent)
-    with os.fdopen(os.dup(1), "w", buffering=1) as answer:
-        os.dup2(2, 1)  # engines print
+    """Measure what the parent asks for, and send it the answers."""
+    with open_channel() as channel, channel.makefile("rw", encoding="ascii") as lines:
+        order = from_plain(MeasureOrder, json.loads(lines.readline()))
 
         def announce(silent_s: float) -> None:
-            answer.write(f"{silent_s}\n")
+            lines.write(f"{silent_s}\n")
+            lines.flush()
 
         with read_package(Path(order.package), TrustStore.from_folder(Path(order.keys))) as package:
             if package.manifest.sha256 != order.manifest_sha256:
                 raise PackageError(f"{order.package}: has changed since it was verified; try again")
-            answer.write(json.dumps(measure(package, order, announce)) + "\n")
+            lines.write(json.dumps(measure(package, order, announce)) + "\n")
 
 
 def run() -> None:
-    """Measure, and end with the last words and exit code that the parent knows."""
+    """Measure, and end with the last line and exit code that the parent reads."""
     try:
         main()
     except PackageError as error:

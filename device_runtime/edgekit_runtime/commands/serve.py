@@ -103,7 +103,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     trust.check_keys()
 
     def announce(addresses: Sequence[str], models: Sequence[str]) -> None:
-        trust.rest()
+        trust.stop_when_idle()
         _logger.info("ready at %s", ", ".join(addresses))
         if not models:
             _logger.warning("there is no model to serve; next: %s", advice)

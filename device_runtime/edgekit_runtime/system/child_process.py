@@ -1,39 +1,45 @@
-"""Child processes that run a module of ours: how they find it, and what is said of how they ended."""
+"""Child processes: a module of ours in a process of its own, from its start to its end.
+
+This is the only place that starts them: workers of isolated models, verification of signatures, contests,
+builds of TensorRT engines, and what the toolkit runs apart because it may crash, hang or take all memory.
+"""
 
 import contextlib
 import ctypes
-import logging
+import json
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from typing_extensions import Self
+
+Output: TypeAlias = Literal["drop", "keep", "log"]
+"""What becomes of a child's standard output; with `log`, its standard error goes to ours too."""
+
+_PARENT: Final = "EDGEKIT_PARENT"  # process id, in the environment of a child
+_ROOT: Final = Path("/")  # only the system's owner can put modules there
 _PR_SET_PDEATHSIG: Final = 1
-_YIELDING: Final = 5  # niceness above ours: a third of the weight, so that it is slowed but not starved
+_KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel
+_POLL_S: Final = 0.05  # where the kernel has no descriptors of processes
+_NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
+_MAX_TAIL_BYTES: Final = 1 << 16
+_MAX_LINE: Final = 2000  # characters
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with what it imports from as the import path of a child.
-
-    Run a child in a folder of ours all the same: `python -m` looks for modules in the working folder first,
-    and in a user's folder anything may lie there.
-    """
+    """Return this process's environment, with what it imports from as the import path of a child."""
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
-
-
-def open_standard_descriptors() -> None:
-    """Open `/dev/null` where this process was started without a standard descriptor.
-
-    Else the next file or socket takes its place, into which engines print, and which children cannot get.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:  # noqa: PERF203  # each is a try of its own
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free, which is this one
-            os.set_inheritable(descriptor, True)
 
 
 def describe_end(exit_code: int) -> str:
@@ -45,40 +51,226 @@ def describe_end(exit_code: int) -> str:
     return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
 
 
-def end_now(exit_code: int) -> NoReturn:
-    """End this process with all its threads, also those that an engine does not come back from.
+class ChildProcess:
+    """A running `python -m MODULE`, which is killed at the end of a `with` block, or by `close`.
 
-    Python would wait for them, or end while they run: an engine that then comes back aborts the process.
+    Its standard input is empty; its standard error is kept for `last_line`.
 
-    Args:
-        exit_code: of the process.
+    Attributes:
+        pid: its process id.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        folder: Path = _ROOT,
+        output: Output = "drop",
+        variables: Mapping[str, str] | None = None,
+        channel: socket.socket | None = None,
+        own_session: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            module: of ours.
+            arguments: of the command line.
+            folder: to run in. Python looks there first for modules, so nobody else may write into it.
+            output: what becomes of its standard output.
+            variables: of the environment, beside those of this process.
+            channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
+                `open_channel`; stays the caller's.
+            own_session: whether signals of the terminal (Ctrl-C) do not reach it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        passed = () if channel is None else (channel.fileno(),)
+        with contextlib.ExitStack() as files:
+            self._errors = None if output == "log" else files.enter_context(_open_unnamed())
+            self._output = files.enter_context(_open_unnamed()) if output == "keep" else None
+            self._process = subprocess.Popen(  # noqa: TID251  # here alone
+                [sys.executable, "-m", module, *map(str, passed), *arguments],
+                cwd=folder,
+                env={**child_environment(), _PARENT: str(os.getpid()), **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output or (2 if output == "log" else subprocess.DEVNULL),
+                stderr=self._errors,
+                pass_fds=passed,
+                start_new_session=own_session,
+            )
+            self._files = files.pop_all()
+        self.pid = self._process.pid
+        self._pidfd = _open_pidfd(self.pid)
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self, limit_s: float) -> int | None:
+        """Return its exit code, negative for a signal, or None if it has not ended within `limit_s`."""
+        if self._pidfd is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+        elif self._process.poll() is None:  # `select` takes no descriptor over 1023
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(limit_s * 1000)
+        return self._process.poll()
+
+    def call_at_end(self, loop: "asyncio.AbstractEventLoop", done: Callable[[int], None]) -> None:
+        """Call `done` with the exit code, on the thread of `loop`, once the process has ended."""
+
+        def check() -> None:
+            code = self._process.poll()
+            if code is not None:
+                if self._pidfd is not None:
+                    loop.remove_reader(self._pidfd)
+                done(code)
+            elif self._pidfd is None:
+                loop.call_later(_POLL_S, check)
+
+        if self._pidfd is None:
+            loop.call_later(_POLL_S, check)
+        else:
+            loop.add_reader(self._pidfd, check)
+
+    def kill(self) -> None:
+        """End it by SIGKILL; does nothing if it has ended."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kill it and free what it took here; a second call does nothing."""
+        self.kill()
+        self.wait(_KILL_LIMIT_S)
+        self._files.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def lower_priority(self) -> None:
+        """Let this process have the processors first if they are scarce; the child must have its own session.
+
+        Where the kernel shares the processors among sessions (autogroup), niceness counts only within one, so
+        this sets both. What the system refuses stays as it is.
+
+        Source: sched(7), "The autogroup feature".
+        """
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/autogroup").write_text(str(_NICENESS))
+
+    @property
+    def output(self) -> bytes:
+        """What it wrote to its standard output, if that is kept."""
+        return b"" if self._output is None else _read_tail(self._output, None)
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its standard error, or an empty text."""
+        tail = b"" if self._errors is None else _read_tail(self._errors, _MAX_TAIL_BYTES)
+        lines = tail.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:_MAX_LINE] if lines else ""
+
+    def explain_end(self) -> str:
+        """Return how it ended and its last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
+        code = self._process.poll()
+        how = "for an unknown reason" if code is None else describe_end(code)
+        return f"{how}: {self.last_line or 'it printed no message'}"
 
 
-def give_way(process: int) -> None:
-    """Let this process have the processors first where they are scarce; `process` leads a session of its own.
+class JsonChild(ChildProcess):
+    """A child that exchanges lines of JSON with this process on its channel."""
 
-    Where the kernel shares the processors among sessions (autogroup), niceness counts only within one, so the
-    whole session is told too. What the system refuses is left as it is.
+    def __init__(self, module: str, *arguments: str, own_session: bool = False) -> None:
+        """Start it, see `ChildProcess`.
 
-    Source: sched(7), "The autogroup feature".
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0) + _YIELDING)
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{process}/autogroup").write_text(str(_YIELDING))
+        Raises:
+            OSError: it cannot be started.
+        """
+        near, far = socket.socketpair()
+        with far, contextlib.ExitStack() as undo:
+            undo.enter_context(near)
+            super().__init__(module, *arguments, channel=far, own_session=own_session)
+            undo.pop_all()
+        self._near, self._lines = near, near.makefile("rw", encoding="ascii")
+
+    def send(self, document: Any, limit_s: float) -> None:
+        """Send one document.
+
+        Raises:
+            TimeoutError: the child did not read for `limit_s`.
+            OSError: it has ended.
+        """
+        self._near.settimeout(limit_s)
+        self._lines.write(f"{json.dumps(document)}\n")
+        self._lines.flush()
+
+    def receive(self, limit_s: float) -> Any:
+        """Return the next document.
+
+        Raises:
+            TimeoutError: nothing came for `limit_s`.
+            EOFError: the child has ended.
+            OSError: it has ended before it read everything.
+            ValueError: what it sent is not JSON.
+        """
+        self._near.settimeout(limit_s)
+        line = self._lines.readline()
+        if not line:
+            raise EOFError("it closed its channel")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Kill it and free what it took here."""
+        super().close()
+        with contextlib.suppress(OSError):  # what it did not read is flushed in vain
+            self._lines.close()
+        self._near.close()
 
 
-def end_with(parent: int) -> None:
-    """Let the kernel end this process when the process `parent`, that started it, ends in any way.
+def open_channel() -> socket.socket:
+    """Return this process's end of the channel to its parent; from now on it ends with the parent."""
+    end_with_parent()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    return channel
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process, a `ChildProcess`, once its parent ends in any way.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
-    with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end tells it too
+    with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end shows it too
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != int(os.environ[_PARENT]):
         os._exit(0)
+
+
+def _open_unnamed() -> IO[bytes]:
+    """Return a file without a name: in memory, or in a temporary folder where the system cannot do that."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("edgekit-child"), "w+b")
+    import tempfile  # which an idle service should not import
+
+    return tempfile.TemporaryFile()
+
+
+def _read_tail(file: IO[bytes], most_bytes: int | None) -> bytes:
+    """Return the end of a file, at most `most_bytes` of it, without moving the offset the child writes at."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    begin = 0 if most_bytes is None else max(0, size_bytes - most_bytes)
+    return os.pread(file.fileno(), size_bytes - begin, begin)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable once the process has ended, or None before Linux 5.3."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None

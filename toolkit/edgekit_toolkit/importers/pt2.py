@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import ModelError
-from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.child_process import ChildProcess, describe_end
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_toolkit.child_process import run_module
 from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
 from edgekit_toolkit.models.onnx import OnnxModel
 
 _ZIP: Final = b"PK\x03\x04"
 _TIME_LIMIT_S: Final = 600.0
+_MODULE: Final = "edgekit_toolkit.importers.pt2_child"
 
 
 def is_pt2(path: Path) -> bool:
@@ -63,32 +63,27 @@ def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel[Onnx
 
 
 def _export(program: Path, result: Path) -> None:
-    ended = run_module(
-        "edgekit_toolkit.importers.pt2_child",
-        str(program),
-        str(result),
-        folder=result.parent,
-        time_limit_s=_TIME_LIMIT_S,
-        # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
-        variables={"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"},
-    )
-    if ended is None:
+    # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.
+    variables = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+    words = (str(program), str(result))
+    with ChildProcess(_MODULE, *words, folder=result.parent, variables=variables) as child:
+        code, last_line = child.wait(_TIME_LIMIT_S), child.last_line or "no message"
+    if code is None:
         raise ModelError(
             f"{program}: torch did not export it within {_TIME_LIMIT_S:g} s; export it to ONNX yourself"
         )
-    if ended.exit_code == 0 and result.is_file():
+    if code == 0 and result.is_file():
         return
-    said = ended.last_words or "no message"
-    if ended.exit_code == MISSING_TORCH:
+    if code == MISSING_TORCH:
         raise ModelError(
-            f"{program}: a PyTorch exported program needs torch to be read ({said}): install its CPU"
+            f"{program}: a PyTorch exported program needs torch to be read ({last_line}): install its CPU"
             f" build from PyTorch's CPU index, then {install_command('pt2')} (docs/guide/install.md); or"
             " export it to ONNX where torch is: torch.onnx.export(program, dynamo=True).save('model.onnx')"
         )
-    if said.startswith("UnpicklingError"):
+    if last_line.startswith("UnpicklingError"):
         raise ModelError(
             f"{program}: holds pickled objects other than tensors, which could run code when they are loaded;"
             " save it again with torch.export.save, or export it to ONNX yourself if you trust it"
         )
-    how = f"was ended {describe_end(ended.exit_code)}" if ended.exit_code < 0 else said
+    how = f"was ended {describe_end(code)}" if code < 0 else last_line
     raise ModelError(f"{program}: torch cannot export it to ONNX: {how}")

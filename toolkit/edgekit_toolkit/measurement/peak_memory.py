@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from onnx import TensorProto, helper
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.system.child_process import describe_end
-from edgekit_toolkit.child_process import run_module
+from edgekit_runtime.system.child_process import ChildProcess, describe_end
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
 
+_MODULE: Final = "edgekit_toolkit.measurement.peak_memory_child"
 _PROC_STATUS = Path("/proc/self/status")
 
 
@@ -162,20 +162,17 @@ def _measure_child(
 
 
 def _run_child(request: Path, limits: MemoryLimits) -> int:
-    ended = run_module(
-        "edgekit_toolkit.measurement.peak_memory_child",
-        str(request),
-        folder=request.parent,
-        time_limit_s=limits.time_limit_s,
-    )
-    if ended is None:
+    with ChildProcess(_MODULE, str(request), folder=request.parent, output="keep") as child:
+        code = child.wait(limits.time_limit_s)
+        output, last_line = child.output, child.last_line
+    if code is None:
         raise BackendError(
             f"measuring memory took longer than {limits.time_limit_s:g} s; raise MemoryLimits.time_limit_s"
         )
-    if ended.exit_code < 0:
-        how = describe_end(ended.exit_code)
+    if code < 0:
+        how = describe_end(code)
         hint = " (often: out of memory)" if how.endswith("SIGKILL") else ""
         raise BackendError(f"the process that loads and runs the model was ended {how}{hint}")
-    if ended.exit_code > 0:
-        raise BackendError(f"the process that loads and runs the model failed: {ended.last_words}")
-    return int(json.loads(ended.output)["peak_bytes"])
+    if code > 0:
+        raise BackendError(f"the process that loads and runs the model failed: {last_line}")
+    return int(json.loads(output)["peak_bytes"])

@@ -5,11 +5,10 @@ next call can come in while those of the last are held. Several models, and clie
 time, take more than is estimated here.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -24,7 +23,7 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
-from edgekit_runtime.system.child_process import child_environment
+from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory, trivial_model
@@ -38,7 +37,6 @@ _NAME: Final = "trivial"
 _CALLS: Final = 5
 _READY_LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.05
-_END_LIMIT_S: Final = 10.0
 
 
 def with_measured_memory(run: Run, candidate_id: str) -> Run:
@@ -152,7 +150,7 @@ def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
 
     Args:
         package: signed by one of the keys.
-        keys: folder of trusted keys; a socket and a log are written beside it.
+        keys: folder of trusted keys; a socket is made beside it.
         name: of the model.
         feeds: input name -> array, of each call.
 
@@ -163,40 +161,19 @@ def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
     folder = keys.parent
     socket = str(folder / "socket")
     words = ("serve", "--package", str(package), "--keys", str(keys), "--unix-socket", socket, "--port", "0")
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "edgekit_runtime.cli", *words],
-            cwd=folder,
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        ) as process,
-    ):
-        try:
-            _wait_until_ready(process, socket, name, folder / "log")
-            with Client(socket) as client:
-                for _ in range(_CALLS):
-                    client.infer(name, feeds)
-            return peak_bytes(process.pid)
-        finally:
-            process.terminate()
-            try:
-                process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with ChildProcess("edgekit_runtime.cli", *words, folder=folder) as child:
+        _wait_until_ready(child, socket, name)
+        with Client(socket) as client:
+            for _ in range(_CALLS):
+                client.infer(name, feeds)
+        return peak_bytes(child.pid)
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", socket: str, name: str, log: Path) -> None:
+def _wait_until_ready(child: ChildProcess, socket: str, name: str) -> None:
     end_s = time.monotonic() + _READY_LIMIT_S
-    while time.monotonic() < end_s and process.poll() is None:
-        try:
-            with Client(socket) as client:
-                if client.ready(name):
-                    return
-        except EdgekitError:  # not there yet
-            pass
-        time.sleep(_POLL_S)
-    said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-    raise BackendError(f"the service was not ready within {_READY_LIMIT_S:g} s: {said[-1]}")
+    while time.monotonic() < end_s and child.wait(_POLL_S) is None:
+        with contextlib.suppress(EdgekitError), Client(socket) as client:  # it may not listen yet
+            if client.ready(name):
+                return
+    last_line = child.last_line or "it printed no message"
+    raise BackendError(f"the service was not ready within {_READY_LIMIT_S:g} s: {last_line}")

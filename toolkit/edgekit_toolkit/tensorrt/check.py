@@ -17,9 +17,8 @@ from typing import Any, Final
 import onnx
 
 from edgekit_runtime.errors import DataError
-from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.install_hint import python_here
-from edgekit_toolkit.child_process import run_module
 from edgekit_toolkit.onnx_graph.index import attribute
 from edgekit_toolkit.onnx_graph.traversal import is_control_flow, nodes, stored_tensors
 
@@ -120,12 +119,13 @@ def check_tensorrt(
 
 def _run_child(folder: Path, time_limit_s: float) -> str | None:
     """Run the check in `folder`; returns what went wrong, or None where `answer.json` was written."""
-    ended = run_module("edgekit_toolkit.tensorrt.child", folder=folder, time_limit_s=time_limit_s)
-    if ended is None:
-        return f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
-    if ended.exit_code == 0:
-        return None
-    return f"TensorRT ended {describe_end(ended.exit_code)}: {ended.last_words or 'it printed no message'}"
+    with ChildProcess("edgekit_toolkit.tensorrt.child", folder=folder) as child:
+        code = child.wait(time_limit_s)
+        if code is None:
+            return (
+                f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
+            )
+        return f"TensorRT ended {child.explain_end()}" if code else None
 
 
 def _no_answer(error: str) -> TensorRtCheck:

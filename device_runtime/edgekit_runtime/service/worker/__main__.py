@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import socket
-import sys
 from array import array
 from collections import deque
 from collections.abc import Coroutine
@@ -46,7 +45,7 @@ from edgekit_runtime.service.worker_wire.messages import (
 )
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 from edgekit_runtime.sessions.session import EngineMissingError
-from edgekit_runtime.system.child_process import end_with
+from edgekit_runtime.system.child_process import open_channel
 
 _DESCRIPTORS: Final = 3
 
@@ -237,15 +236,13 @@ def _end(_reason: str) -> None:
 
 def main() -> None:
     """Serve on the channel whose descriptor is the first argument, until it ends."""
-    connected = socket.socket(fileno=int(sys.argv[1]))
-    connected.set_inheritable(False)
+    connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
     _, extras, _, _ = connected.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
     order_file, package, table = array("i", extras[0][2])
     with os.fdopen(order_file) as file:
         file.seek(0)
         order = from_plain(Order, json.load(file))
-    end_with(order.parent)
     logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(SparingTracebacks(handler))

@@ -1,4 +1,4 @@
-"""What a worker process does to itself before it loads anything: limits, and an end with the service."""
+"""What a worker process does to itself before it loads anything: limits of memory and priority."""
 
 import faulthandler
 import os
@@ -13,7 +13,7 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Set the limits of this process; returns what the system did not allow, for people."""
+    """Set the limits of this process; returns a line for each that the system did not allow."""
     # A crash shows its Python stack, and is not followed by seconds of writing a core file, during which the
     # service could not see that the process is gone. Of 1 byte: a limit of 0 does not hold where cores are
     # piped to a program, see core(5).

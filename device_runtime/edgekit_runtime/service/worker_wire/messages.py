@@ -38,7 +38,6 @@ class Order:
     """What a worker is to do; it comes as JSON in a file, with the package and the memory of the leases.
 
     Attributes:
-        parent: process id of the service.
         config: of the service in the process, which does not listen.
         isolation: of this process.
         name: of the model.
@@ -48,7 +47,6 @@ class Order:
         connections: how many may be lent at one time.
     """
 
-    parent: int
     config: ServiceConfig
     isolation: Isolation
     name: str

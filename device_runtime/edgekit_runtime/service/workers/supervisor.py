@@ -227,7 +227,6 @@ class Workers:
             models={package.manifest.name: alone},
         )
         return Order(
-            parent=os.getpid(),
             config=config,
             isolation=isolation,
             name=package.manifest.name,

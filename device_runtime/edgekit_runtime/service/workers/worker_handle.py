@@ -3,11 +3,13 @@
 What becomes of the connections of a worker that died is decided by what it last said of each, see `leases`.
 """
 
+import contextlib
 import json
 import mmap
 import os
 import signal
 import socket
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -31,13 +33,12 @@ from edgekit_runtime.service.worker_wire.messages import (
     TrialWord,
     read_word,
 )
-from edgekit_runtime.service.workers.spawn import open_pidfd, start
-from edgekit_runtime.system.child_process import describe_end
+from edgekit_runtime.system.child_process import ChildProcess, describe_end
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.workers.process_group import IsolatedModel
 
-_POLL_S: Final = 0.01  # where the kernel does not tell of an exit
+_MODULE: Final = "edgekit_runtime.service.worker"
 _ENDING_S: Final = 2.0  # for a process that has closed its channel
 _RETRY_AFTER_S: Final = 1.0
 
@@ -88,13 +89,11 @@ class Worker:
         try:
             os.ftruncate(table, order.connections)
             self._states = mmap.mmap(table, order.connections)
-            self._process, near = start(order, package, table)
+            self._process, near = _start(order, package, table)
         finally:
             os.close(table)
         self._channel = Channel(self._loop, near, self._take, self._on_channel_end)
-        self._pidfd = open_pidfd(self._process.pid)
-        if self._pidfd is not None:
-            self._loop.add_reader(self._pidfd, self._on_exit)
+        self._process.call_at_end(self._loop, self._on_exit)
 
     @property
     def pid(self) -> int:
@@ -243,33 +242,19 @@ class Worker:
             return
         self._is_condemned, self._reason = True, reason
         self._process.kill()
-        if self._pidfd is None:
-            self._loop.call_later(_POLL_S, self._on_exit)
 
     def _on_channel_end(self, reason: str) -> None:
         if reason != CLOSED:
             self._condemn(reason)
-        elif self._pidfd is not None:
-            # A process that ends closes its channel just before; how it ended says more than that.
+        else:  # a process that ends closes its channel just before; how it ended tells more
             self._loop.call_later(_ENDING_S, self._condemn, reason)
-        else:
-            self._condemn(None)
 
-    def _on_exit(self) -> None:
-        code = self._process.poll()
-        if code is None:
-            if self._pidfd is None and not self.is_over:
-                self._loop.call_later(_POLL_S, self._on_exit)
-            return
-        if self.is_over:
-            return
+    def _on_exit(self, code: int) -> None:
         self.is_over = self._is_condemned = True
         self.has_trapped = code == -signal.SIGFPE
         self._channel.receive_rest()
         self._channel.close()
-        if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
+        self._process.close()
         lent, self._lent = self._lent, {}
         for index, one in lent.items():
             self._recover(one, self._states[index])
@@ -286,6 +271,30 @@ class Worker:
         if state != IDLE:
             error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
             connection.refuse(error)
+
+
+def _start(order: Order, package: int, table: int) -> tuple[ChildProcess, socket.socket]:
+    """Return a worker that was started, and this end of its channel.
+
+    Args:
+        order: what it is to do.
+        package: descriptor of the package.
+        table: descriptor of the memory of the leases.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far, contextlib.ExitStack() as undo:
+        undo.enter_context(near)
+        with os.fdopen(os.memfd_create("edgekit-order", os.MFD_CLOEXEC), "w") as file:
+            json.dump(to_plain(order), file)
+            file.flush()
+            passed = array("i", (file.fileno(), package, table))
+            near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        process = ChildProcess(_MODULE, output="log", channel=far)
+        undo.pop_all()
+    return process, near
 
 
 def _close(lent: _Lent) -> None:

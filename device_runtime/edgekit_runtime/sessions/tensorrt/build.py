@@ -1,10 +1,9 @@
 """Building engines in a process of their own, from the side of the session that waits for them."""
 
 import json
-import subprocess
-import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
-from edgekit_runtime.system.child_process import child_environment, describe_end
+from edgekit_runtime.system.child_process import ChildProcess
 
 BUILD_TIME_LIMIT_S: Final = 3600.0  # large models take tens of minutes on a Jetson Orin Nano
 _POLL_S: Final = 0.2
@@ -73,27 +72,12 @@ def build_engines(
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:
-    with (folder / "stderr.txt").open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgekit_runtime.sessions.tensorrt.child"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the library prints there
-            stderr=stderr,
-            cwd=folder,
-            env=child_environment(),
-        )
-    waited_s = 0.0
-    try:
-        while process.poll() is None:
-            if stop.wait(_POLL_S):
+    end_s = time.monotonic() + BUILD_TIME_LIMIT_S
+    with ChildProcess("edgekit_runtime.sessions.tensorrt.child", folder=folder) as child:
+        while (code := child.wait(_POLL_S)) is None:
+            if stop.is_set():
                 raise StoppedError
-            waited_s += _POLL_S
-            if waited_s >= BUILD_TIME_LIMIT_S:
+            if time.monotonic() > end_s:
                 raise BackendError(f"building engines took over {BUILD_TIME_LIMIT_S:g} s; shrink the model")
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        words = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        how = describe_end(process.returncode)
-        raise BackendError(f"building engines ended {how}: {words[-1] if words else 'no message'}")
+        if code:
+            raise BackendError(f"building engines ended {child.explain_end()}")

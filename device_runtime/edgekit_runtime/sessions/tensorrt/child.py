@@ -5,11 +5,9 @@ It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder
 process that it happens in, and because TensorRT gives back what it took for building only at the end of one.
 """
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +22,11 @@ from edgekit_runtime.sessions.tensorrt.network import (
     parse,
     remove_quantization,
 )
+from edgekit_runtime.system.child_process import end_with_parent
 
 # The builder walks the graph recursively: with the usual 8 MB a chain of 3000 nodes overflows the stack.
 STACK_BYTES: Final = 512 * 2**20
 _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def _add_timing(config: Any, folder: Path) -> Any:
 
 
 def _main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for it any more
+    end_with_parent()
     os.nice(_NICENESS)
     folder = Path.cwd()
     request: dict[str, Any] = json.loads((folder / "request.json").read_text(encoding="utf-8"))

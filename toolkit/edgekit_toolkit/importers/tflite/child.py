@@ -1,6 +1,6 @@
 """The process in which `tflite_trial` runs a model: `python -m edgekit_toolkit.importers.tflite.child BYTES`.
 
-It reads the model from the standard input, loads it and runs it on zeros, with at most BYTES of address
+It reads `model.tflite` in the working folder, loads it and runs it on zeros, with at most BYTES of address
 space. It exits with 0 where that worked, or prints why not to the standard error and exits with 1. Outputs
 that came out in another shape than the file records go to the standard output as JSON, a list of
 `importers.tflite_shapes.MadeOutput`; for them it runs once more, on noise. It imports nothing of ours, so
@@ -10,6 +10,7 @@ that it starts fast.
 import json
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ai_edge_litert.interpreter import Interpreter
 def _main(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    interpreter = Interpreter(model_content=sys.stdin.buffer.read(), num_threads=1)
+    interpreter = Interpreter(model_content=Path("model.tflite").read_bytes(), num_threads=1)
     interpreter.allocate_tensors()
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     recorded = {detail["index"]: detail["shape"].tolist() for detail in outputs}

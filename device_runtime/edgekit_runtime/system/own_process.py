@@ -1,0 +1,33 @@
+"""What a command of ours does to its own process: descriptors at the start, and an end at any time."""
+
+import logging
+import os
+import sys
+from typing import NoReturn
+
+
+def open_standard_descriptors() -> None:
+    """Open `/dev/null` for each standard descriptor that this process was started without.
+
+    Otherwise the next file or socket gets its number: engines print into it, and children cannot inherit it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # noqa: PERF203  # each is a try of its own
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free, which is this one
+            os.set_inheritable(descriptor, True)
+
+
+def end_now(exit_code: int) -> NoReturn:
+    """End this process at once, although threads of it still run in an engine.
+
+    Python would wait for such threads, or end while they run: an engine that then returns aborts the process.
+
+    Args:
+        exit_code: of the process.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
