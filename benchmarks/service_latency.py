@@ -372,7 +372,7 @@ def profile(folder: Path) -> None:
         def ask(times: int) -> None:
             for _ in range(times):
                 ours.sendall(request)
-                connection._receiver._on_readable(connection)  # what the loop would call
+                connection._on_readable()  # what the loop would call
                 ours.recv(65536)
 
         ask(1000)

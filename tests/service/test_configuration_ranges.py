@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.service.http.timer_wheel import ticks
+from edgekit_runtime.service.http.connection import ticks
 from edgekit_runtime.service.options.config import _SECTIONS, ServiceConfig, read_config
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, SchedulingLimits
 from edgekit_runtime.service.options.model_toml import _Canary, _Comparison, _Single

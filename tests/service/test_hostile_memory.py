@@ -212,7 +212,7 @@ def test_answers_that_nobody_reads_are_bounded(maker: PackageMaker, tmp_path: Pa
         for client in clients:
             client.sendall(infer_bytes(x))
         connections = service.service.http._connections
-        wait_for(lambda: service.call(lambda: all(c._receiver.body_bytes is None for c in connections)))
+        wait_for(lambda: service.call(lambda: all(c._parser.body_bytes is None for c in connections)))
         time.sleep(0.3)
         assert service.call(lambda: service.service.http.sending_bytes) <= 5 << 20
         assert ask(service, infer_bytes(X)).binary == Y

@@ -81,16 +81,16 @@ def test_pipelining_client_leaves_turns_to_others(linear: Running) -> None:
 
     def turn() -> None:
         now[0] += 1
-        if http.handle is count:
+        if http.handle_request is count:
             http.loop.call_soon(turn)
 
     def count(connection: Connection, _head: Any, _body: Any) -> None:
         answered[now[0]] += 1
-        connection.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.respond(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
-    handle = http.handle
+    handle = http.handle_request
     try:
-        linear.call(lambda: setattr(http, "handle", count))
+        linear.call(lambda: setattr(http, "handle_request", count))
         linear.call(lambda: http.loop.call_soon(turn))
         with linear.connect() as greedy:
             greedy.sendall(get_bytes("/any") * 1000)
@@ -100,7 +100,7 @@ def test_pipelining_client_leaves_turns_to_others(linear: Running) -> None:
         assert answered.total() == 1000
         assert max(answered.values()) <= 64
     finally:
-        linear.call(lambda: setattr(http, "handle", handle))
+        linear.call(lambda: setattr(http, "handle_request", handle))
 
 
 def test_lack_of_memory_for_a_body_is_answered_and_ends_the_connection(
@@ -226,11 +226,11 @@ def test_empty_output_behind_a_large_one_does_not_keep_the_loop_busy(odd: tuple[
     empty = np.zeros((0, 2), np.float32)
 
     def answer(connection: Connection) -> None:
-        connection.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n", large, empty)
+        connection.respond(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n", large, empty)
 
-    handle = service.service.http.handle
+    handle = service.service.http.handle_request
     try:
-        service.call(lambda: setattr(service.service.http, "handle", lambda c, _h, _b: answer(c)))
+        service.call(lambda: setattr(service.service.http, "handle_request", lambda c, _h, _b: answer(c)))
         with service.connect() as client:
             client.sendall(get_bytes("/any") * 2)
             replies = Replies(client)
@@ -238,22 +238,22 @@ def test_empty_output_behind_a_large_one_does_not_keep_the_loop_busy(odd: tuple[
             assert len(replies.next().body) == 4_000_000
             assert len(replies.next().body) == 4_000_000
     finally:
-        service.call(lambda: setattr(service.service.http, "handle", handle))
+        service.call(lambda: setattr(service.service.http, "handle_request", handle))
 
 
 def test_answer_of_very_many_parts_arrives(odd: tuple[Running, Oddity]) -> None:
     service, _ = odd
     parts = [np.full(3, number % 256, np.uint8) for number in range(3000)]
-    handle = service.service.http.handle
+    handle = service.service.http.handle_request
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n"
     try:
         service.call(
-            lambda: setattr(service.service.http, "handle", lambda c, _h, _b: c.answer(head, *parts))
+            lambda: setattr(service.service.http, "handle_request", lambda c, _h, _b: c.respond(head, *parts))
         )
         reply = ask(service, get_bytes("/any"))
         assert reply.body == b"".join(part.tobytes() for part in parts)
     finally:
-        service.call(lambda: setattr(service.service.http, "handle", handle))
+        service.call(lambda: setattr(service.service.http, "handle_request", handle))
 
 
 def test_connection_whose_request_took_long_still_times_out_when_idle(

@@ -24,7 +24,7 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
-from edgekit_runtime.service.http.request_head import Heads
+from edgekit_runtime.service.http.request_head import HeadCache
 from edgekit_runtime.service.options.http import HttpLimits
 
 
@@ -473,7 +473,7 @@ def test_release_and_adopt_lose_no_byte(linear: Running) -> None:
 
     before = http.screen
     linear.call(lambda: setattr(http, "screen", screen))
-    linear.call(lambda: setattr(http, "heads", (Heads(), Heads())))  # none that was cleared before
+    linear.call(lambda: setattr(http, "heads", (HeadCache(), HeadCache())))  # none that was cleared before
     try:
         with linear.connect() as client:
             data = get_bytes("/v2") + infer_bytes(X) + get_bytes("/v2/health/live")

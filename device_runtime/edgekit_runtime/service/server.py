@@ -17,7 +17,7 @@ from edgekit_runtime.service.api.routes import Routes
 from edgekit_runtime.service.http.access import read_token, refuse_stranger
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, listen_unix, take_inherited
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.models.registry import Registry
@@ -156,12 +156,14 @@ class Service:
         self._regions.remove_all()
         return has_closed and has_ended and not count_hung()
 
-    def _screen(self, connection: Connection, head: Head) -> bool:
-        """Turn away who may not ask; returns whether the request was passed on to a worker."""
+    def _screen(self, connection: Connection, head: RequestHead) -> bool:
+        """Refuse clients without access; return whether the connection was passed to a worker."""
         if not connection.is_local:
             refuse_stranger(head, self._token)
-        head.is_cleared = not self.workers.may_take(head)
-        return not head.is_cleared and self.workers.pass_on(connection, head)
+        if self.workers.may_take(head):
+            return self.workers.pass_on(connection, head)
+        head.clearance = self.http.clearance
+        return False
 
     def _open_remote(
         self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None

@@ -10,7 +10,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.infer_request import InferRequest
 from edgekit_runtime.protocol.json_tensors import Result, Sliced
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.models.entry import EvictedError
@@ -47,7 +47,7 @@ class InferRoutes:
         self._slicer = slicer
 
     def take(
-        self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
+        self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
         """Answer a request to a model, now or later.
 
@@ -76,7 +76,7 @@ class InferRoutes:
         served: Served,
         target: tuple[str, str | None],
         connection: Connection,
-        head: Head,
+        head: RequestHead,
         body: memoryview,
     ) -> Sliced[None]:
         """Read long JSON and run the model on it; begin again if another version serves by then."""
@@ -116,7 +116,7 @@ class InferRoutes:
         self, connection: Connection, codec: Codec, request: InferRequest, held: Held, answer: Answer
     ) -> None:
         if isinstance(answer, EdgekitError):
-            connection.answer_error(answer)
+            connection.respond_error(answer)
             return
         try:
             held_bytes = codec.measure_json(request, answer) if request.has_json_outputs else None
@@ -127,18 +127,18 @@ class InferRoutes:
                 return
             parts = codec.encode(request, answer, held)
         except EdgekitError as error:
-            connection.answer_error(error)
+            connection.respond_error(error)
         except Exception:  # of a third party's backend that returned what is no tensor
             _logger.exception("the outputs of %s are not what its package says", codec.name)
-            connection.answer_error(RequestError(500, "the model's outputs cannot be sent"))
+            connection.respond_error(RequestError(500, "the model's outputs cannot be sent"))
         else:
-            connection.answer(*parts)
+            connection.respond(*parts)
 
 
 def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Connection) -> Sliced[None]:
     parts = yield from _while_open(connection, encoding)
     if parts is not None:
-        connection.answer(*parts)
+        connection.respond(*parts)
 
 
 def _while_open(connection: Connection, work: Sliced[Result]) -> Sliced[Result | None]:
@@ -158,7 +158,7 @@ def _answering_failures(work: Sliced[None], connection: Connection) -> Sliced[No
     try:
         yield from work
     except EdgekitError as error:
-        connection.answer_error(error)
+        connection.respond_error(error)
     except Exception:
         _logger.exception("a request with long JSON failed inside the service")
-        connection.answer_error(RequestError(500, "the service failed; its log says why"))
+        connection.respond_error(RequestError(500, "the service failed; its log says why"))

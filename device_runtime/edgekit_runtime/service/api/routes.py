@@ -19,7 +19,7 @@ from edgekit_runtime.protocol.json_fields import load_small, take_parameters
 from edgekit_runtime.service.api.inference import InferRoutes
 from edgekit_runtime.service.api.shared_memory import RegionRoutes
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
 from edgekit_runtime.service.models.entry import EvictedError
 from edgekit_runtime.service.models.registry import Registry
@@ -30,7 +30,7 @@ from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import TensorSpec
 
-Action: TypeAlias = Callable[[Connection, Head, memoryview], None]
+Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
 
 _READ: Final = ("GET", "HEAD")
 _WRITE: Final = ("POST",)
@@ -63,7 +63,7 @@ class Routes:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, connection: Connection, head: Head, body: memoryview) -> None:
+    def handle(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
         """Answer the first request with this head, now or later; further ones go where `head.route` says.
 
         Raises:
@@ -72,7 +72,7 @@ class Routes:
         action = head.route = self._resolve(head)
         action(connection, head, body)
 
-    def _resolve(self, head: Head) -> Action:
+    def _resolve(self, head: RequestHead) -> Action:
         parts = [unquote(part) for part in head.path.strip("/").split("/")]
         found = self._find(parts)
         if found is None:
@@ -144,24 +144,24 @@ class Routes:
                 await self._registry.wait_for(name)
                 act()
             except EdgekitError as error:
-                connection.answer_error(error)
+                connection.respond_error(error)
             except Exception:
                 _logger.exception("loading model '%s' for a request failed inside the service", name)
-                connection.answer_error(RequestError(500, "the service failed; its log says why"))
+                connection.respond_error(RequestError(500, "the service failed; its log says why"))
 
         self._start(wait())
 
     # Everything else
 
-    def _answer_ready(self, connection: Connection, _head: Head, _body: memoryview) -> None:
+    def _answer_ready(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         is_ready = self._models.is_ready()
-        connection.answer(*make_json({"ready": is_ready}, 200 if is_ready else 503))
+        connection.respond(*make_json({"ready": is_ready}, 200 if is_ready else 503))
 
-    def _answer_metrics(self, connection: Connection, _head: Head, _body: memoryview) -> None:
+    def _answer_metrics(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         text = self._metrics()
-        connection.answer(make_head(200, CONTENT_TYPE, len(text)), text)
+        connection.respond(make_head(200, CONTENT_TYPE, len(text)), text)
 
-    def _answer_index(self, connection: Connection, _head: Head, body: memoryview) -> None:
+    def _answer_index(self, connection: Connection, _head: RequestHead, body: memoryview) -> None:
         wants_ready = len(body) > 0 and load_small(body).get("ready") is True
 
         async def list_models() -> list[dict[str, str]]:
@@ -178,7 +178,7 @@ class Routes:
         return {"name": "edgekit", "version": __version__, "extensions": extensions}
 
     def _answer_model(
-        self, name: str, version: str | None, connection: Connection, head: Head, body: memoryview
+        self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
         try:
             described = self._describe_model(name, version)
@@ -186,7 +186,7 @@ class Routes:
             again = functools.partial(self._answer_model, name, version, connection, head, body)
             self._when_loaded(name, connection, again)
             return
-        connection.answer(*make_json(described))
+        connection.respond(*make_json(described))
 
     def _describe_ready(self, name: str, version: str | None) -> dict[str, Any]:
         with contextlib.suppress(EvictedError):  # its next request loads it
@@ -209,7 +209,7 @@ class Routes:
         change: Callable[[str], Coroutine[Any, Any, None]],
         name: str,
         connection: Connection,
-        _head: Head,
+        _head: RequestHead,
         body: memoryview,
     ) -> None:
         """Load or unload; the answer comes when that is done."""
@@ -228,12 +228,12 @@ class Routes:
             try:
                 value = await work
             except EdgekitError as error:
-                connection.answer_error(error)
+                connection.respond_error(error)
             except Exception:
                 _logger.exception("%s failed inside the service", what)
-                connection.answer_error(RequestError(500, "the service failed; its log says why"))
+                connection.respond_error(RequestError(500, "the service failed; its log says why"))
             else:
-                connection.answer(*make_json({} if value is None else value))
+                connection.respond(*make_json({} if value is None else value))
 
         self._start(act())
 
@@ -246,9 +246,9 @@ class Routes:
 def _reply_with(make: Callable[[], Any]) -> Action:
     """Return an action that answers with the JSON of what `make` returns; nothing becomes an empty object."""
 
-    def act(connection: Connection, _head: Head, _body: memoryview) -> None:
+    def act(connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         value = make()
-        connection.answer(*make_json({} if value is None else value))
+        connection.respond(*make_json({} if value is None else value))
 
     return act
 

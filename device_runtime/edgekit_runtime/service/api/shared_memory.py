@@ -9,7 +9,7 @@ from typing import Any
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.json_fields import load_small, take_count
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_json
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 
@@ -48,7 +48,7 @@ class RegionRoutes:
         """Whether segments may be registered by their name alone."""
         return self._regions.allows_posix
 
-    def register(self, name: str, connection: Connection, _head: Head, body: memoryview) -> None:
+    def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
         """Take a region in: a memfd that came with the body, or a POSIX segment."""
         stated = load_small(body)
         key = stated.get("key")
@@ -71,16 +71,20 @@ class RegionRoutes:
             self._own(connection, region)
         else:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
-        connection.answer(*make_json({}))
+        connection.respond(*make_json({}))
 
-    def answer_status(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+    def answer_status(
+        self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
+    ) -> None:
         """Say what is registered, of one region or of all."""
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
         found = regions if name is None else [self._regions.find(name, is_local=is_local)]
-        connection.answer(*make_json([_describe_region(region) for region in found]))
+        connection.respond(*make_json([_describe_region(region) for region in found]))
 
-    def unregister(self, name: str | None, connection: Connection, _head: Head, _body: memoryview) -> None:
+    def unregister(
+        self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
+    ) -> None:
         """Forget one region, or all but the memfds of other connections.
 
         One that this client cannot use is left alone. Segments by key belong to nobody: a client of the
@@ -97,7 +101,7 @@ class RegionRoutes:
                 )
             if region.name == name or (name is None and (not region.is_mapped or region in owned)):
                 self._regions.remove(region)
-        connection.answer(*make_json({}))
+        connection.respond(*make_json({}))
 
     def _own(self, connection: Connection, region: Region) -> None:
         owned = connection.on_close

@@ -5,12 +5,12 @@ import os
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError, RequestError
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 
 _MIN_TOKEN_CHARACTERS: Final = 16
 
 
-def refuse_stranger(head: Head, token: bytes | None) -> None:
+def refuse_stranger(head: RequestHead, token: bytes | None) -> None:
     """Refuse a request that comes from a web page, or without the token.
 
     Args:
@@ -30,7 +30,7 @@ def refuse_stranger(head: Head, token: bytes | None) -> None:
         raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
 
 
-def _read_token(head: Head) -> bytes:
+def _read_token(head: RequestHead) -> bytes:
     """Return the header `Authorization` as we write it, empty where there is none of our scheme."""
     scheme, _, token = (head.authorization or b"").partition(b" ")
     return b"Bearer " + token.lstrip(b" ") if scheme.lower() == b"bearer" else b""

@@ -1,65 +1,100 @@
-"""One connection of a client: bytes in, requests out to the handler, answers back in order.
+"""One connection of a client: owns its socket, its deadline and its lease.
 
-It is driven by the event loop's readiness callbacks and calls the socket itself. One request is under way at
-a time; what a client sends ahead waits. It knows nothing of what requests mean.
+The event loop calls it when the socket is ready. It reads bytes, which the request parser turns into
+requests, hands these to the server's handler one at a time, and sends the responses in order; requests that a
+client sends ahead wait. It does not know what a request means.
 """
 
+import contextlib
 import logging
 import os
 import select
 import socket
+from array import array
+from asyncio import AbstractEventLoop
+from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, TypeAlias
 
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.protocol.rest import status_of
 from edgekit_runtime.service.http.lease import ANSWERING, IDLE, UNDER_WAY, Lease
 from edgekit_runtime.service.http.listeners import find_peer
-from edgekit_runtime.service.http.request_head import Head
-from edgekit_runtime.service.http.request_parser import Receiver
-from edgekit_runtime.service.http.response import make_error
-from edgekit_runtime.service.http.send_buffer import MAX_PARTS, Buffer, Outgoing
-from edgekit_runtime.service.http.timer_wheel import NEVER
+from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
+from edgekit_runtime.service.http.request_parser import Request, RequestParser
+from edgekit_runtime.service.http.response import CONTINUE, make_error
+from edgekit_runtime.service.http.send_buffer import MAX_PARTS, Buffer, SendBuffer
+from edgekit_runtime.service.options.http import HttpLimits
 
-if TYPE_CHECKING:
-    from edgekit_runtime.service.http.server import HttpServer
-
+TICK_S: Final = 0.5  # the unit of deadlines
+NEVER: Final = 1 << 62
+_READ_BYTES: Final = 64 << 10
+_MAX_AHEAD_BYTES: Final = 256 << 10  # of requests that wait for the present one
+_MAX_AT_ONCE: Final = 16  # requests of one connection in one turn of the loop, which others wait for
+_MAX_DESCRIPTORS: Final = 4  # that may arrive with one body
 _LINGER_S: Final = 2.0
 
 _logger = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[["Connection", RequestHead, memoryview], None]
+Screen: TypeAlias = Callable[["Connection", RequestHead], bool]
+
+
+class ConnectionOwner(Protocol):
+    """What all connections of a server share; see `HttpServer`."""
+
+    loop: AbstractEventLoop
+    limits: HttpLimits
+    heads: tuple[HeadCache, HeadCache]
+    handle_request: Handler
+    screen: Screen
+    clearance: int
+    tick: int
+    idle_ticks: int
+    receiving_bytes: int
+    sending_bytes: int
+    error_counts: Counter[int]
+    is_draining: bool
+    on_response_sent: "Callable[[Connection], None] | None"
+
+    def connection_made(self, connection: "Connection") -> None:
+        """Count a new connection."""
+
+    def connection_lost(self, connection: "Connection") -> None:
+        """Forget a connection that was closed or released."""
+
+
+def ticks(seconds: float) -> int:
+    """Return how many ticks last at least `seconds`."""
+    return int(seconds / TICK_S) + 2
 
 
 class Connection:
     """A client's connection, from when it is accepted or adopted until it is closed or released.
 
     Attributes:
-        is_local: whether it came over the Unix socket, whose permissions say who may.
-        descriptors: that came with the body under way; whoever takes one removes it from the list.
+        is_open: whether it was neither closed nor released.
+        is_local: whether the client came over the Unix socket, whose permissions say who may connect.
+        descriptors: descriptors that arrived with the body of the present request. A handler that keeps one
+            removes it from the list.
         on_close: called once when the connection ends here, or None.
         on_admit: called once the first request has passed the screen; None from then on, or from the start.
-        is_busy: a request is under way: it was handed to the handler, and its answer is not sent.
-        closes: no further request is taken.
-        is_lingering: the last answer is sent; what the client still sends is thrown away.
-        expires, looked_at: see `Timed`.
+        deadline_tick: the server's tick at which `on_timeout` is called.
+        is_busy: whether a request was handed to the handler and its response is not sent.
+        closes: whether no further request is read.
+        is_lingering: whether the last response is sent, and what the client still sends is thrown away.
     """
 
     __slots__ = (
-        *("_head", "_lease", "_moved", "_outgoing", "_receiver", "_server", "_socket", "closes"),
-        *(
-            "descriptors",
-            "expires",
-            "is_busy",
-            "is_lingering",
-            "is_local",
-            "looked_at",
-            "on_admit",
-            "on_close",
-        ),
+        *("_body_bytes", "_expected", "_has_ended", "_head", "_is_advancing", "_is_paused", "_is_yielding"),
+        *("_lease", "_moved_bytes", "_owner", "_parser", "_send_buffer", "_socket", "closes"),
+        *("deadline_tick", "descriptors", "is_busy", "is_lingering", "is_local", "is_open"),
+        *("on_admit", "on_close"),
     )
 
     def __init__(
         self,
-        server: "HttpServer",
+        owner: ConnectionOwner,
         connected: socket.socket,
         *,
         is_local: bool,
@@ -69,276 +104,439 @@ class Connection:
         on_admit: Callable[[], None] | None = None,
     ) -> None:
         """Take over `connected`, which must not block; see `HttpServer.adopt`."""
-        self._server = server
-        self._socket: socket.socket | None = connected
+        self._owner = owner
+        self._socket = connected
+        self.is_open = True
         self.is_local = is_local
         self.descriptors: list[int] = []
         self.on_close = on_close
         self.on_admit = on_admit
-        self.expires = self.looked_at = NEVER
         self._lease = lease
-        self._head: Head | None = None  # of the request under way
-        self._moved = 0  # of a body or an answer, when last looked at
-        self._outgoing: Outgoing | None = None
+        self._parser = RequestParser(owner.heads[is_local], owner.limits)
+        self._expected: RequestHead | None = None  # of the next request, if nothing of that has arrived
+        self._head: RequestHead | None = None  # of the request that is handled
+        self._body_bytes = 0  # that `receiving_bytes` counts
+        self._moved_bytes = 0  # of a body or a response, when its progress was last looked at
+        self._send_buffer: SendBuffer | None = None
         self.is_busy = self.closes = self.is_lingering = False
-        server.remember(self)
-        limits = server.limits
-        server.wheel.expire(self, limits.idle_timeout_s if on_admit is None else limits.read_timeout_s)
-        self._receiver = Receiver(self, server, connected, unread, lease)
+        self._has_ended = False  # the client sends nothing more
+        self._is_advancing = self._is_paused = False
+        self._is_yielding = False  # other connections have their turn
+        owner.connection_made(self)
+        limits = owner.limits
+        self._set_deadline(limits.idle_timeout_s if on_admit is None else limits.read_timeout_s)
+        owner.loop.add_reader(connected.fileno(), self._on_readable)
         if unread:
-            self._receiver.advance(self)
+            self._data_received(unread)
 
     def resume(self, unread: bytes) -> None:
-        """Go on with what was received before, of a connection that was adopted without it."""
+        """Continue with bytes that were received before, of a connection that was adopted without them."""
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
-        self._receiver.unread = unread
-        self._receiver.advance(self)
+        self._data_received(unread)
 
-    def admit(self) -> None:
-        """Count as a client that may ask: a request has passed the screen."""
+    # Receiving
+
+    def _on_readable(self) -> None:
+        lease, expected = self._lease, self._expected
+        if lease is not None and self._send_buffer is None:
+            lease.states[lease.index] = UNDER_WAY
+        if expected is None and (buffer := self._parser.get_buffer()) is not None:
+            self._receive_body(buffer)
+            return
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            if lease is not None and self.is_between_requests and not self._parser.unread:
+                lease.states[lease.index] = IDLE
+            return
+        except OSError:
+            self.close()
+            return
+        if (
+            expected is not None
+            # Clients repeat their requests: one with the head of the last needs neither parser nor screen.
+            and len(data) == expected.request_bytes
+            and expected.clearance == self._owner.clearance
+            and data.startswith(expected.data)
+        ):
+            self._expected = None
+            self._handle_request(expected, memoryview(data)[expected.size_bytes :])
+        elif data:
+            self._data_received(data)
+        else:
+            self._eof_received()
+
+    def _data_received(self, data: bytes) -> None:
+        if self.is_lingering:
+            return
+        self._expected = None
+        self._parser.receive_data(data)
+        if not (self.is_busy or self._is_yielding):
+            self._advance()
+        elif len(self._parser.unread) > _MAX_AHEAD_BYTES:
+            self._is_paused = True
+            self._owner.loop.remove_reader(self._socket.fileno())
+
+    def _eof_received(self) -> None:
+        """The client sends nothing more, but may still read."""
+        self._has_ended = True
+        if self.is_busy or self._is_yielding:
+            self._owner.loop.remove_reader(self._socket.fileno())
+        else:
+            self.close()
+
+    def _receive_body(self, buffer: memoryview) -> None:
+        """Receive a body of known length into its place."""
+        try:
+            if self._head is not None and self._head.passes_descriptor:
+                count = _receive_with_descriptors(self._socket, buffer, self.descriptors)
+            else:
+                count = self._socket.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except UnavailableError as error:
+            self.refuse(error)
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self.close()  # in the middle of a body: the client waits for no response
+            return
+        self._parser.buffer_updated(count)
+        self._advance()
+
+    def _resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._owner.loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _advance(self) -> None:
+        """Handle requests that have arrived, until one is under way or more bytes are needed."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        left = _MAX_AT_ONCE
+        try:
+            while not (self.is_busy or self.closes) and self._next_request():
+                left -= 1
+                if not left and self._parser.unread and not self.is_busy:
+                    self._is_yielding = True
+                    self._owner.loop.call_soon(self._end_turn)
+                    break
+        except EdgekitError as error:
+            self.refuse(error)
+        except MemoryError:
+            self.refuse(RequestError(503, "not enough memory for the body; try again", retry_after_s=1))
+        except Exception:
+            _logger.exception("a connection failed inside the service")
+            self.close()  # where its next request begins is not known
+        finally:
+            self._is_advancing = False
+        if self._has_ended and not (self.is_busy or self._is_yielding):
+            self.close()  # the rest of its requests will not arrive
+
+    def _end_turn(self) -> None:
+        """Continue after other connections had their turn."""
+        self._is_yielding = False
+        if self.is_open:
+            self._resume_reading()
+            self._advance()
+
+    def _next_request(self) -> bool:
+        """Hand the next request to the handler; return False where it has not arrived completely.
+
+        Raises:
+            EdgekitError: it is refused.
+            MemoryError: there is no memory for its body.
+        """
+        parser, owner = self._parser, self._owner
+        was_in_head = parser.is_in_head
+        event = parser.next_event()
+        if isinstance(event, RequestHead):
+            if event.clearance != owner.clearance and owner.screen(self, event):
+                return False  # released
+            if self.on_admit is not None:
+                self._admit()
+            self._head = event
+            event = parser.next_event()
+            if event is None:
+                self._begin_body()
+        if isinstance(event, Request):
+            self._count_body(0)
+            self._handle_request(event.head, event.body)
+            return True
+        if parser.body_bytes is not None:
+            self._count_body(parser.body_bytes)
+            if owner.receiving_bytes > owner.limits.max_receiving_bytes:
+                raise RequestError(503, "too many large bodies at one time; try again", retry_after_s=1)
+        elif parser.is_in_head and not was_in_head and self.on_admit is None:
+            self._set_deadline(owner.limits.read_timeout_s)  # else the time runs since the client connected
+        return False
+
+    def _begin_body(self) -> None:
+        """A head was accepted whose body has not arrived completely."""
+        if self._head is not None and self._head.expects_continue:
+            with contextlib.suppress(OSError):  # 25 bytes fit, or reading will show that the client is gone
+                self._socket.send(CONTINUE)
+        self._watch_progress(self._parser.body_bytes or 0)
+
+    def _count_body(self, received_bytes: int) -> None:
+        self._owner.receiving_bytes += received_bytes - self._body_bytes
+        self._body_bytes = received_bytes
+
+    def _discard_received(self) -> None:
+        self._count_body(0)
+        self._parser.clear()
+        self._expected = None
+
+    def _admit(self) -> None:
         on_admit, self.on_admit = self.on_admit, None
         if on_admit is not None:
             on_admit()
 
-    def screen_anew(self) -> None:
-        """Have requests screened again that have the head of the one before."""
-        for head in (self._head, self._receiver.expected):
-            if head is not None:
-                head.is_cleared = False
-
-    def begin(self, head: Head, body: memoryview) -> None:
-        """Have a request handled that has come whole."""
+    def _handle_request(self, head: RequestHead, body: memoryview) -> None:
         self._head = head
         self.is_busy = True
-        self.expires = NEVER
+        self.deadline_tick = NEVER
         try:
-            (head.route or self._server.handle)(self, head, body)
+            (head.route or self._owner.handle_request)(self, head, body)
         except EdgekitError as error:
-            self.answer_error(error)
+            self.respond_error(error)
         except Exception:
             _logger.exception("a request to %s failed inside the service", head.path)
-            self.answer_error(RequestError(500, "the service failed; its log says why"))
+            self.respond_error(RequestError(500, "the service failed; its log says why"))
 
-    # Answering
+    # Responding
 
     def refuse(self, error: EdgekitError) -> None:
-        """Answer with `error` and close, since where the next request begins is not known."""
-        self._receiver.discard()
+        """Respond with `error` and close, since where the next request begins is not known."""
+        self._discard_received()
+        self._head = None
         self.is_busy = self.closes = True
-        self.answer_error(error)
+        self.respond_error(error)
 
-    def answer_error(self, error: EdgekitError) -> None:
-        """Answer the request under way with `error`, which is counted."""
-        if self.is_busy and self._socket is not None:
-            self._server.error_counts[status_of(error)] += 1
-        self.answer(*make_error(error))
+    def respond_error(self, error: EdgekitError) -> None:
+        """Respond with `error`, which is counted."""
+        if self.is_busy and self.is_open:
+            self._owner.error_counts[status_of(error)] += 1
+        self.respond(*make_error(error))
 
-    def answer(self, *parts: Buffer) -> None:
-        """Send the answer to the request under way; does nothing when the connection is gone.
+    def respond(self, *parts: Buffer) -> None:
+        """Send the response to the present request; does nothing when the connection is gone.
 
         Args:
             parts: the head, as `make_head` returns it, and the body; C-contiguous, not to be changed until
                 they are sent.
         """
-        connected, asked = self._socket, self._head
-        if connected is None or not self.is_busy:
+        if not (self.is_busy and self.is_open):
             return
-        is_usual = asked is not None and asked.is_plain and not self.closes
-        if not is_usual or self._receiver.has_ended or self._server.is_draining:
-            parts = self._fit(asked, *parts)
+        head = self._head
+        is_usual = head is not None and head.is_plain and not self.closes
+        if not is_usual or self._has_ended or self._owner.is_draining:
+            parts = self._fit(head, *parts)
         size_bytes = 0
         for part in parts:
             size_bytes += len(part) if type(part) is bytes else part.nbytes  # type: ignore[union-attr]
         if self._lease is not None:
             self._lease.states[self._lease.index] = ANSWERING
         try:
-            sent = connected.sendmsg(parts) if len(parts) <= MAX_PARTS else 0  # type: ignore[arg-type]
+            sent = self._socket.sendmsg(parts) if len(parts) <= MAX_PARTS else 0  # type: ignore[arg-type]
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
             self.close()
             return
         if sent == size_bytes:
-            self._finish()
+            self._response_sent()
         else:
-            self._queue(Outgoing(parts, sent))
+            self._queue(SendBuffer(parts, sent))
 
-    def _fit(self, asked: Head | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
-        """Return the answer as the client takes it, and decide whether it is the last one."""
-        is_last = asked is None or not asked.keeps_alive or self._server.is_draining
-        if is_last or (self._receiver.has_ended and not self._receiver.unread):
+    def _fit(self, asked: RequestHead | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
+        """Return the response as the client understands it, and decide whether it is the last one."""
+        is_last = asked is None or not asked.keeps_alive or self._owner.is_draining
+        if is_last or (self._has_ended and not self._parser.unread):
             self.closes = True
         if self.closes or (asked is not None and asked.is_http_1_0):
             stated = b"\r\nConnection: close\r\n" if self.closes else b"\r\nConnection: keep-alive\r\n"
             head = bytes(head).replace(b"\r\n", stated, 1)
         return (head,) if asked is not None and asked.method == "HEAD" else (head, *body)
 
-    def _queue(self, outgoing: Outgoing) -> None:
-        server, connected, left_bytes = self._server, self._socket, outgoing.left_bytes
-        if server.sending_bytes and server.sending_bytes + left_bytes > server.limits.max_sending_bytes:
-            self.close()  # clients that do not take their answers fill the memory
-        elif connected is not None:
-            self._outgoing = outgoing
-            server.sending_bytes += left_bytes
-            self.watch_progress(left_bytes)
-            server.loop.add_writer(connected.fileno(), self._on_writable)
+    def _queue(self, buffer: SendBuffer) -> None:
+        owner, left_bytes = self._owner, buffer.left_bytes
+        if owner.sending_bytes and owner.sending_bytes + left_bytes > owner.limits.max_sending_bytes:
+            self.close()  # clients that do not read their responses fill the memory
+        else:
+            self._send_buffer = buffer
+            owner.sending_bytes += left_bytes
+            self._watch_progress(left_bytes)
+            owner.loop.add_writer(self._socket.fileno(), self._on_writable, buffer)
 
-    def _on_writable(self) -> None:
-        outgoing, connected = self._outgoing, self._socket
-        if outgoing is None or connected is None:
-            return
+    def _on_writable(self, buffer: SendBuffer) -> None:
         try:
-            self._server.sending_bytes -= outgoing.send(connected)
+            self._owner.sending_bytes -= buffer.send(self._socket)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
-        if not outgoing.left_bytes:
-            self._outgoing = None
-            self._server.loop.remove_writer(connected.fileno())
-            self._finish()
+        if not buffer.left_bytes:
+            self._send_buffer = None
+            self._owner.loop.remove_writer(self._socket.fileno())
+            self._response_sent()
 
-    def _finish(self) -> None:
-        """The answer is sent: go on with the next request, or part."""
+    def _response_sent(self) -> None:
+        """Continue with the next request, or close."""
         head, self._head = self._head, None
-        receiver, server = self._receiver, self._server
+        parser, owner = self._parser, self._owner
         self.is_busy = False
         if self.descriptors:
             self._close_descriptors()
         if self.closes:
-            self._part()
+            self._linger()
             return
-        if receiver.has_ended and not receiver.unread:
+        if self._has_ended and not parser.unread:
             self.close()
             return
-        self.expires = server.wheel.now + server.idle_ticks
+        self.deadline_tick = owner.tick + owner.idle_ticks
         if self._lease is not None:
-            self._lease.states[self._lease.index] = UNDER_WAY if receiver.unread else IDLE
-        if server.on_rest is not None:
-            server.on_rest(self)
+            self._lease.states[self._lease.index] = UNDER_WAY if parser.unread else IDLE
+        if owner.on_response_sent is not None:
+            owner.on_response_sent(self)
             return
-        if self.looked_at >= NEVER:  # the wheel looked while the request was under way
-            server.wheel.expire(self, server.limits.idle_timeout_s)
-        receiver.go_on(self, head)
+        if self._is_paused:
+            self._resume_reading()
+        if not parser.unread:
+            self._expected = head
+        elif not self._is_yielding:
+            self._advance()
 
-    # Ending
+    # Deadlines
 
-    def watch_progress(self, moved_bytes: int) -> None:
-        """Have a look now and then at how much of a body or an answer has moved: now `moved_bytes`."""
-        self._moved = moved_bytes
-        self._server.wheel.expire(self, self._server.limits.read_timeout_s)
+    def _set_deadline(self, after_s: float) -> None:
+        self.deadline_tick = self._owner.tick + ticks(after_s)
+
+    def _watch_progress(self, moved_bytes: int) -> None:
+        """Look later at how much of a body or a response has moved; it is `moved_bytes` now."""
+        self._moved_bytes = moved_bytes
+        self._set_deadline(self._owner.limits.read_timeout_s)
 
     def on_timeout(self) -> None:
-        """Say so to a client that is in the middle of a request; otherwise just close.
+        """Close; a client in the middle of a request is told why.
 
-        A body or an answer that makes progress gets more time.
+        A body or a response that makes progress gets more time.
         """
-        receiver = self._receiver
-        moved = receiver.body_bytes if self._outgoing is None else self._outgoing.left_bytes
-        if moved is not None and abs(moved - self._moved) >= self._server.limits.step_bytes:
-            self.watch_progress(moved)
-        elif not (self.is_busy or self.is_lingering) and (receiver.unread or receiver.body_bytes is not None):
+        parser, buffer = self._parser, self._send_buffer
+        moved_bytes = parser.body_bytes if buffer is None else buffer.left_bytes
+        if moved_bytes is not None and abs(moved_bytes - self._moved_bytes) >= self._owner.limits.step_bytes:
+            self._watch_progress(moved_bytes)
+        elif not (self.is_busy or self.is_lingering) and (parser.unread or parser.body_bytes is not None):
             self.refuse(RequestError(408, "the request did not arrive in time"))
         else:
             self.close()
 
-    def _part(self) -> None:
-        """Close so that the client can still read the last answer: unread data would reset the connection."""
-        connected = self._socket
-        if connected is None or self._receiver.has_ended or self.is_lingering:
+    # Ending
+
+    def _linger(self) -> None:
+        """Close so that the client can still read the last response: unread data would reset it."""
+        if self._has_ended or self.is_lingering:
             self.close()
             return
         self.is_lingering = True
-        self._receiver.discard()
-        self._server.wheel.expire(self, _LINGER_S)
+        self._discard_received()
+        self._set_deadline(_LINGER_S)
         try:
-            connected.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()
             return
-        self._receiver.unpause(self)
+        self._resume_reading()
 
     @property
     def has_left(self) -> bool:
         """Whether the client has gone, as far as that can be known.
 
-        Over TCP, one that sends nothing more counts as gone: the system does not tell it from one that has
-        closed.
+        Over TCP, a client that sends nothing more counts as gone: the system does not tell it from one that
+        has closed.
         """
-        connected = self._socket
-        if connected is None:
-            return True
-        if not self._receiver.has_ended:
-            return False
-        if connected.family != socket.AF_UNIX:
+        if not (self.is_open and self._has_ended):
+            return not self.is_open
+        if self._socket.family != socket.AF_UNIX:
             return True
         poll = select.poll()
-        poll.register(connected, 0)
+        poll.register(self._socket, 0)
         return bool(poll.poll(0))  # POLLHUP, or an error
 
     @property
     def peer_pid(self) -> int:
         """The process at the other end of a Unix socket; 0 where that is not known."""
-        if self._socket is None or self._socket.family != socket.AF_UNIX:
-            return 0
-        return find_peer(self._socket)
+        return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether it has neither ended nor been released."""
-        return self._socket is not None
+    def is_between_requests(self) -> bool:
+        """Whether it can be released: no request is handled or being received beyond its head."""
+        return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether the client has still to take some of an answer."""
-        return self._outgoing is not None
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether it can be released: no request is being received beyond its head, or answered."""
-        return self.is_open and not self.closes and not self.is_busy and self._receiver.body_bytes is None
-
-    def close_if_idle(self) -> None:
-        """Close unless a request is under way, which then is the last one."""
-        if not self.is_busy and self._receiver.body_bytes is None and not self._receiver.unread:
+    def close_when_idle(self) -> None:
+        """Close unless a request is under way, which is the last one then."""
+        if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 
     def close(self) -> None:
         """End the connection at once; a second call does nothing."""
-        connected = self._detach()
-        if connected is not None:
-            connected.close()
+        if self.is_open:
+            self._detach()
+            self._socket.close()
 
     def release(self) -> tuple[socket.socket, bytes]:
-        """Give the socket up to somebody else, together with what was received and not answered.
+        """Give up the socket; return it with the bytes that were received and not answered.
 
-        For `screen`, or between requests.
+        Call it in `screen`, or between requests.
         """
-        self.admit()
-        unread = self._receiver.unread
-        connected = self._detach()
-        if connected is None:
+        if not self.is_open:
             raise RequestError(500, "the connection is closed already")
-        return connected, unread
+        self._admit()
+        unread = self._parser.unread
+        self._detach()
+        return self._socket, unread
 
-    def _detach(self) -> socket.socket | None:
-        connected, self._socket, self._lease = self._socket, None, None
-        if connected is None:
-            return None
-        self._receiver.stop()
-        if self._outgoing is not None:
-            self._server.loop.remove_writer(connected.fileno())
-            self._server.sending_bytes -= self._outgoing.left_bytes
-            self._outgoing = None
+    def _detach(self) -> None:
+        owner, self.is_open, self._lease = self._owner, False, None
+        owner.loop.remove_reader(self._socket.fileno())
+        self._discard_received()
+        if self._send_buffer is not None:
+            owner.loop.remove_writer(self._socket.fileno())
+            owner.sending_bytes -= self._send_buffer.left_bytes
+            self._send_buffer = None
         self._close_descriptors()
-        self._server.forget(self)
+        owner.connection_lost(self)
         if self.on_close is not None:
             self.on_close()
-        return connected
 
     def _close_descriptors(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
+
+
+def _receive_with_descriptors(connected: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
+    """Receive into `buffer`, and add the descriptors that arrive to `descriptors`; return the bytes.
+
+    Raises:
+        OSError: nothing has arrived, or the connection failed.
+        UnavailableError: this process has no free descriptor for one that arrived.
+    """
+    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
+    count, extras, flags, _ = connected.recvmsg_into([buffer], room, socket.MSG_CMSG_CLOEXEC)
+    before = len(descriptors)
+    for level, kind, data in extras:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array("i")
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+            descriptors.extend(received)
+    if flags & socket.MSG_CTRUNC and len(descriptors) - before < _MAX_DESCRIPTORS:
+        raise UnavailableError("no descriptor is free here for what came with the body; try again", 1.0)
+    for descriptor in descriptors[_MAX_DESCRIPTORS:]:  # each byte may bring more
+        os.close(descriptor)
+    del descriptors[_MAX_DESCRIPTORS:]
+    return count

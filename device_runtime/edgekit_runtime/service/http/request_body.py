@@ -1,130 +1,128 @@
-"""The body of a request that does not come in one piece with its head: received straight to where it stays.
+"""The body of a request that does not arrive in one piece with its head. No sockets here.
 
-A body gives its bytes as a `memoryview`; what follows it is the next request's.
+Source: RFC 9112, section 7.1 (chunked transfer coding).
 """
 
-import os
-import socket
-from array import array
+import re
 from typing import Final
 
-from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.service.http.chunks import ChunkReader
+from edgekit_runtime.errors import RequestError
 from edgekit_runtime.tensors import allocate_aligned
 
-READ_BYTES: Final = 64 << 10
-_MAX_DESCRIPTORS: Final = 4
+_MAX_LINE_BYTES: Final = 256  # of a chunk size with its extensions, and of a trailer
+_MAX_TRAILERS: Final = 16
+# A size, then extensions, which are ignored. No bare line feed can hide in them.
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class SizedBody:
-    """A body whose length is known, in memory that is aligned for the first tensor.
+    """A body of known length, in memory that is aligned for its first tensor.
 
     Attributes:
-        data: all of it.
-        received_bytes: that have come.
-        rest: what follows it.
+        data: the whole body.
+        received_bytes: how much of it has arrived.
     """
 
-    __slots__ = ("_descriptors", "data", "received_bytes", "rest")
+    __slots__ = ("data", "received_bytes")
 
-    def __init__(self, size_bytes: int, json_bytes: int, begun: bytes, descriptors: list[int] | None) -> None:
-        """Make room for a body, of which `begun` has come with its head.
+    def __init__(self, size_bytes: int, json_bytes: int, begun: bytes) -> None:
+        """Allocate the body.
 
         Args:
-            size_bytes: of it.
+            size_bytes: length of the body.
             json_bytes: where its first tensor begins.
-            begun: its first bytes; may go on behind it.
-            descriptors: takes those that come with it, or None where none may.
+            begun: its first bytes, which arrived with the head.
         """
-        taken = min(len(begun), size_bytes)
         self.data = allocate_aligned(size_bytes, json_bytes)
-        self.data[:taken] = begun[:taken]
-        self.received_bytes = taken
-        self.rest = begun[taken:]
-        self._descriptors = descriptors
+        self.data[: len(begun)] = begun
+        self.received_bytes = len(begun)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it has come."""
+        """Whether all of it has arrived."""
         return self.received_bytes == len(self.data)
-
-    def receive(self, connected: socket.socket) -> None:
-        """Take what has come.
-
-        Raises:
-            OSError: nothing has come, or nothing more will.
-            UnavailableError: a descriptor has come that this process has no place for.
-        """
-        free = self.data[self.received_bytes :]
-        if self._descriptors is None:
-            count = connected.recv_into(free)
-        else:
-            count = _receive_with_descriptors(connected, free, self._descriptors)
-        if count == 0:
-            raise ConnectionResetError("the client ended in the middle of a body")
-        self.received_bytes += count
 
 
 class ChunkedBody:
-    """A body in chunks.
+    """A body in chunks; strict, since bytes that two readers read differently can smuggle a request.
 
     Attributes:
-        rest: what follows it.
+        is_whole: whether all of it has arrived.
     """
 
-    __slots__ = ("_chunks", "is_whole", "rest")
+    __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 
-    def __init__(self, max_bytes: int, begun: bytes) -> None:
-        """Begin one of at most `max_bytes`, of which `begun` has come with its head.
-
-        Raises:
-            RequestError: that is not in chunks, or too long.
-        """
-        self._chunks = ChunkReader(max_bytes)
+    def __init__(self, max_bytes: int) -> None:
+        """Begin a body of at most `max_bytes`."""
+        self._content = bytearray()
+        self._max_bytes = max_bytes
+        self._left_bytes = 0  # of the present chunk, with its line end
+        self._is_in_trailers = False
+        self._trailers = 0
         self.is_whole = False
-        self.rest = b""
-        self._feed(begun)
 
     @property
     def received_bytes(self) -> int:
-        """How much has come."""
-        return len(self._chunks.body)
+        """How much content has arrived."""
+        return len(self._content)
 
     @property
     def data(self) -> memoryview:
-        """What has come."""
-        return memoryview(self._chunks.body)
+        """The content that has arrived."""
+        return memoryview(self._content)
 
-    def receive(self, connected: socket.socket) -> None:
-        """Take what has come.
+    def receive_data(self, data: bytes) -> bytes:
+        """Take in `data`; return its end that is not used: part of a line, or what follows the body.
 
         Raises:
-            OSError: nothing has come, or nothing more will.
-            RequestError: it is not in chunks, or too long.
+            RequestError: malformed, or longer than allowed.
         """
-        data = connected.recv(READ_BYTES)
-        if not data:
-            raise ConnectionResetError("the client ended in the middle of a body")
-        self._feed(data)
+        at = 0
+        while True:
+            if self._left_bytes:
+                at = self._take_content(data, at)
+                if self._left_bytes:
+                    return data[at:]
+            end = data.find(b"\r\n", at, at + _MAX_LINE_BYTES + 2)
+            if end < 0:
+                if len(data) - at > _MAX_LINE_BYTES:
+                    raise RequestError(400, "chunked body: a line is too long")
+                return data[at:]
+            line, at = data[at:end], end + 2
+            if not self._is_in_trailers:
+                self._begin_chunk(line)
+            elif line:
+                self._skip_trailer(line)
+            else:
+                self.is_whole = True
+                return data[at:]
 
-    def _feed(self, data: bytes) -> None:
-        rest = self._chunks.feed(data)
-        if rest is not None:
-            self.is_whole, self.rest = True, rest
+    def _take_content(self, data: bytes, at: int) -> int:
+        content_bytes = min(self._left_bytes - 2, len(data) - at)
+        if content_bytes > 0:
+            self._content += memoryview(data)[at : at + content_bytes]
+            self._left_bytes -= content_bytes
+            at += content_bytes
+        if self._left_bytes == 2 and len(data) - at >= 2:
+            if data[at : at + 2] != b"\r\n":
+                raise RequestError(400, "chunked body: a chunk is longer than its size")
+            self._left_bytes, at = 0, at + 2
+        return at
 
+    def _begin_chunk(self, line: bytes) -> None:
+        match = _SIZE_LINE.fullmatch(line)
+        if match is None:
+            raise RequestError(400, f"chunked body: {line[:32]!r} is no size of a chunk")
+        size_bytes = int(match[1], 16)
+        if size_bytes == 0:
+            self._is_in_trailers = True
+            return
+        if len(self._content) + size_bytes > self._max_bytes:
+            raise RequestError(413, f"the body has more than {self._max_bytes} bytes, the limit here")
+        self._left_bytes = size_bytes + 2
 
-def _receive_with_descriptors(connected: socket.socket, free: memoryview, descriptors: list[int]) -> int:
-    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
-    count, extras, flags, _ = connected.recvmsg_into([free], room, socket.MSG_CMSG_CLOEXEC)
-    before = len(descriptors)
-    for level, kind, data in extras:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            received = array("i")
-            received.frombytes(data[: len(data) - len(data) % received.itemsize])
-            descriptors.extend(received)
-    if flags & socket.MSG_CTRUNC and len(descriptors) - before < _MAX_DESCRIPTORS:
-        raise UnavailableError("no descriptor is free here for what came with the body; try again", 1.0)
-    for descriptor in descriptors[_MAX_DESCRIPTORS:]:  # each byte may bring more
-        os.close(descriptor)
-    del descriptors[_MAX_DESCRIPTORS:]
-    return count
+    def _skip_trailer(self, line: bytes) -> None:
+        self._trailers += 1
+        if self._trailers > _MAX_TRAILERS or _TRAILER_LINE.fullmatch(line) is None:
+            raise RequestError(400, "chunked body: too many or malformed trailers")

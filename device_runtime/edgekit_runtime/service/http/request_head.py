@@ -43,7 +43,7 @@ def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
     return None
 
 
-class Head:
+class RequestHead:
     """What a request states before its body.
 
     Attributes:
@@ -59,30 +59,18 @@ class Head:
         has_origin: whether a web page sent it.
         has_foreign_host: whether it is for a name that may be anybody's: not an address, not one without a
             dot, not of localhost.
-        route: what the handler wants to be called in its place for requests with this very head, or None.
-        is_cleared: set by who screens requests, once none with this very head needs that any more.
-        is_plain: whether an answer goes as it is made: not to HTTP 1.0, not to `HEAD`, not as the last one.
-        size_bytes: of the head.
+        is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
+        data: the bytes of the head; empty where it is too long to be remembered.
+        size_bytes: length of the head.
+        request_bytes: length of a request with this head in one piece; -1 where it never comes in one piece.
+        route: handles all requests with this head; None until the first one was routed.
+        clearance: the server's `clearance` under which requests with this head need no screening.
     """
 
     __slots__ = (
-        "_data",
-        "_whole_bytes",
-        "authorization",
-        "body_bytes",
-        "expects_continue",
-        "has_foreign_host",
-        "has_origin",
-        "is_cleared",
-        "is_http_1_0",
-        "is_plain",
-        "json_bytes",
-        "keeps_alive",
-        "method",
-        "passes_descriptor",
-        "path",
-        "route",
-        "size_bytes",
+        *("authorization", "body_bytes", "clearance", "data", "expects_continue", "has_foreign_host"),
+        *("has_origin", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method"),
+        *("passes_descriptor", "path", "request_bytes", "route", "size_bytes"),
     )
 
     def __init__(self, data: bytes, parser: Any, url: bytes, fields: dict[bytes, bytes]) -> None:
@@ -110,31 +98,27 @@ class Head:
         self.has_origin = b"origin" in fields
         self.has_foreign_host = _is_foreign(host)
         self.route: Any = None
-        self.is_cleared = False
+        self.clearance = 0
         self.is_plain = self.keeps_alive and not self.is_http_1_0 and self.method != "HEAD"
         is_kept = len(data) <= _MAX_KEPT_BYTES
-        self._data = data if is_kept else b""
+        self.data = data if is_kept else b""
         is_one_piece = is_kept and self.body_bytes is not None and not self.passes_descriptor
-        self._whole_bytes = len(data) + (self.body_bytes or 0) if is_one_piece else -1
+        self.request_bytes = len(data) + (self.body_bytes or 0) if is_one_piece else -1
         if not self.is_http_1_0 and b"host" not in fields:
             raise RequestError(400, "the Host header is missing")
         if fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(415, "compressed bodies are not supported, send the body as it is")
 
-    def begins_all_of(self, data: bytes) -> bool:
-        """Return whether `data` is exactly one request that has this very head, and needs no screening."""
-        return len(data) == self._whole_bytes and self.is_cleared and data.startswith(self._data)
 
-
-class Heads:
-    """Parses heads; one for all connections of a server."""
+class HeadCache:
+    """Parses heads and remembers the last few hundred; shared by the connections of a server."""
 
     __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, Head] = {}
+        self._kept: dict[bytes, RequestHead] = {}
 
-    def parse(self, data: bytes) -> Head:
+    def parse(self, data: bytes) -> RequestHead:
         """Return what `data` states.
 
         Args:
@@ -151,11 +135,6 @@ class Heads:
                     self._kept.clear()  # as good as dropping the oldest, and without an order to keep
                 self._kept[data] = head
         return head
-
-    def screen_anew(self) -> None:
-        """Have all heads that are kept screened again."""
-        for head in self._kept.values():
-            head.is_cleared = False
 
 
 class _Collector:
@@ -187,7 +166,7 @@ class _Collector:
         self.is_complete = True
 
 
-def _parse(data: bytes) -> Head:
+def _parse(data: bytes) -> RequestHead:
     found = _Collector()
     parser = httptools.HttpRequestParser(found)
     is_early = True
@@ -209,7 +188,7 @@ def _parse(data: bytes) -> Head:
         raise RequestError(400, f"header {found.repeated.decode('latin-1')!r} stands twice")
     if found.count > MAX_HEADERS:
         raise RequestError(431, f"{found.count} headers, expected at most {MAX_HEADERS}")
-    return Head(data, parser, found.url, found.fields)
+    return RequestHead(data, parser, found.url, found.fields)
 
 
 def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:

@@ -1,4 +1,4 @@
-"""What a client has not yet taken of an answer."""
+"""What a client has not yet read of a response."""
 
 import itertools
 import socket
@@ -15,11 +15,11 @@ Buffer: TypeAlias = "bytes | memoryview | Array"
 MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
 
 
-class Outgoing:
-    """The parts of an answer that are still to be sent.
+class SendBuffer:
+    """The parts of a response that are still to be sent.
 
     Attributes:
-        left_bytes: of them.
+        left_bytes: their size.
     """
 
     __slots__ = ("_parts", "left_bytes")

@@ -1,6 +1,6 @@
-"""The HTTP server: listening sockets, accepting, and what all connections share.
+"""The HTTP server: listens, accepts, limits, times out and drains connections; see docs/adr/0013-service.md.
 
-It reads and writes sockets itself; see docs/adr/0013-service.md. What a request means is the handler's.
+It does not know what a request means: the handler does.
 """
 
 import asyncio
@@ -11,18 +11,14 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
 from edgekit_runtime.service.http.lease import Lease
-from edgekit_runtime.service.http.request_head import Head, Heads
+from edgekit_runtime.service.http.request_head import HeadCache
 from edgekit_runtime.service.http.response import make_error
-from edgekit_runtime.service.http.timer_wheel import Wheel, ticks
 from edgekit_runtime.service.options.http import HttpLimits
-
-Handle: TypeAlias = Callable[[Connection, Head, memoryview], None]
-Screen: TypeAlias = Callable[[Connection, Head], bool]
 
 _ACCEPTS_AT_ONCE: Final = 64
 _ACCEPT_PAUSE_S: Final = 0.1
@@ -34,40 +30,47 @@ _logger = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """Accepts connections and hands their requests to `handle`.
+    """Accepts connections and hands their requests to `handle_request`.
+
+    Deadlines are counted in ticks, not read from a clock: while the loop is held up, no client's bytes are
+    read, so that time counts against no client. One timer looks at all connections.
 
     Attributes:
-        handle: gets a connection, a head and the whole body; it, or what it sets going, calls
-            `connection.answer` once. An `EdgekitError` that it raises becomes the answer.
+        handle_request: gets a connection, a head and the whole body; it, or what it starts, calls
+            `connection.respond` once. An `EdgekitError` that it raises becomes the response.
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
-            True where it has released the connection.
-        loop, limits, wheel: shared by the connections.
-        heads: of connections over TCP, and of those over the Unix socket, who are screened otherwise.
-        idle_ticks: that a connection may be idle.
-        receiving_bytes: that have come of bodies that are not complete.
-        sending_bytes: of answers that clients have not yet taken.
-        error_counts: status -> answers that were errors.
-        is_draining: every answer from now on is the last of its connection.
-        on_rest: called after each answer, in the place of going on with the connection, or None.
-        lent: how many connections were released and are to come back.
+            True where it has released the connection. It sets `head.clearance` to that of the server where no
+            further request with this head needs screening.
+        clearance: changes when heads that were cleared must be screened again.
+        loop, limits: shared by the connections.
+        heads: of connections over TCP, and of those over the Unix socket, which are screened differently.
+        tick: how often the timer has fired while there were connections.
+        idle_ticks: how long a connection may be idle.
+        receiving_bytes: received of bodies that are not complete.
+        sending_bytes: of responses that clients have not yet read.
+        error_counts: status -> responses that were errors.
+        is_draining: every response from now on is the last of its connection.
+        on_response_sent: called after each response instead of continuing with the connection, or None.
+        lent: how many connections were released and will come back.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, handle: Handle, screen: Screen, limits: HttpLimits
+        self, loop: asyncio.AbstractEventLoop, handle_request: Handler, screen: Screen, limits: HttpLimits
     ) -> None:
         self.loop = loop
-        self.handle = handle
+        self.handle_request = handle_request
         self.screen = screen
         self.limits = limits
-        self.heads = (Heads(), Heads())
-        self.wheel = Wheel(loop)
+        self.heads = (HeadCache(), HeadCache())
+        self.clearance = 1
+        self.tick = 0
         self.receiving_bytes = self.sending_bytes = 0
         self.error_counts: Counter[int] = Counter()
         self.is_draining = False
-        self.on_rest: Callable[[Connection], None] | None = None
+        self.on_response_sent: Callable[[Connection], None] | None = None
         self.lent = 0
-        self._kinds: set[bool] = set()  # is_local, of all that listen
-        self._counts = {True: 0, False: 0}  # is_local -> connections, those that are lent among them
+        self._kinds: set[bool] = set()  # is_local of all listeners
+        self._counts = {True: 0, False: 0}  # is_local -> connections, including those that are lent
         self.idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
@@ -75,6 +78,7 @@ class HttpServer:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._warned_s = -_WARN_EVERY_S
         self._drained: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def connection_count(self) -> int:
@@ -82,24 +86,23 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Whether no further client is taken: over the Unix socket, or over TCP.
+        """Whether no further client is accepted: over the Unix socket, or over TCP.
 
-        Where both listen, a quarter of the places is kept for the other of the two, so that neither can lock
-        it out.
+        Where both listen, a quarter of the places is kept for the other one, so that neither can lock it out.
         """
         kept = self._max_connections // 4 if len(self._kinds) > 1 else 0
         is_over = self._counts[is_local] >= self._max_connections - kept
         return is_over or sum(self._counts.values()) >= self._max_connections
 
-    def expect(self, *, is_local: bool) -> None:
-        """Count on clients over the Unix socket, or over TCP; `listen` does, others that accept must."""
+    def expect_clients(self, *, is_local: bool) -> None:
+        """Keep places for clients over the Unix socket, or over TCP; `listen` calls it, too."""
         self._kinds.add(is_local)
 
     def listen(self, listener: socket.socket) -> None:
         """Accept from `listener`, a listening socket, from now on."""
         listener.setblocking(False)
         self._listeners.append(listener)
-        self.expect(is_local=listener.family == socket.AF_UNIX)
+        self.expect_clients(is_local=listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
     def adopt(
@@ -112,16 +115,16 @@ class HttpServer:
         on_close: Callable[[], None] | None = None,
         on_admit: Callable[[], None] | None = None,
     ) -> Connection:
-        """Serve a connection that somebody else has accepted.
+        """Serve a connection that was accepted elsewhere.
 
         Args:
-            connected: a stream socket; this owns it from now on.
+            connected: a stream socket; owned by the connection from now on.
             is_local: whether it came over the Unix socket.
             unread: what was received from it and not answered.
-            lease: where to say what happens to it, or None.
+            lease: where to note its state, or None.
             on_close: called once when it ends here, or None.
-            on_admit: called once its first request has passed the screen, for which it has
-                `read_timeout_s`; None where one has passed before.
+            on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
+                one has passed before.
         """
         connected.setblocking(False)
         return Connection(
@@ -134,32 +137,33 @@ class HttpServer:
             on_admit=on_admit,
         )
 
-    def remember(self, connection: Connection) -> None:
-        """A connection has begun."""
+    def connection_made(self, connection: Connection) -> None:
+        """Count a new connection."""
         self._connections.add(connection)
         self._counts[connection.is_local] += 1
+        if self._timer is None:
+            self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines)
 
-    def forget(self, connection: Connection) -> None:
-        """A connection has ended or was released."""
+    def connection_lost(self, connection: Connection) -> None:
+        """Forget a connection that was closed or released."""
         self._connections.discard(connection)
         self._counts[connection.is_local] -= 1
-        self.wheel.drop(connection)
         self._check_drained()
 
-    def screen_anew(self) -> None:
-        """Have every request screened again, also with heads that were cleared before."""
-        for heads in self.heads:
-            heads.screen_anew()
-        for connection in self._connections:
-            connection.screen_anew()
+    def _look_at_deadlines(self) -> None:
+        self.tick = tick = self.tick + 1
+        for connection in [each for each in self._connections if each.deadline_tick <= tick]:
+            connection.on_timeout()
+        is_needed = len(self._connections) > 0
+        self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None
 
     def lend(self, *, is_local: bool) -> None:
-        """A connection was released that will come back, or end elsewhere."""
+        """Count a connection that was released and will come back, or end elsewhere."""
         self.lent += 1
         self._counts[is_local] += 1
 
     def take_back(self, *, is_local: bool) -> None:
-        """A lent connection has come back, or ended."""
+        """Count a lent connection that has come back, or ended."""
         self.lent -= 1
         self._counts[is_local] -= 1
         self._check_drained()
@@ -170,14 +174,11 @@ class HttpServer:
             self._drained.set_result(None)
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept nothing more, answer what is under way, then close; for at most `timeout_s`."""
+        """Accept nothing more, finish the requests under way, then close; for at most `timeout_s`."""
         self.is_draining = True
-        for listener in self._listeners:
-            self.loop.remove_reader(listener.fileno())
-            listener.close()
-        self._listeners.clear()
+        self._stop_listening()
         for connection in list(self._connections):
-            connection.close_if_idle()
+            connection.close_when_idle()
         if self._connections or self.lent:
             self._drained = self.loop.create_future()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -186,16 +187,21 @@ class HttpServer:
 
     def close(self) -> None:
         """Close everything at once."""
+        self._stop_listening()
+        for connection in list(self._connections):
+            connection.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _stop_listening(self) -> None:
         for listener in self._listeners:
             self.loop.remove_reader(listener.fileno())
             listener.close()
         self._listeners.clear()
-        for connection in list(self._connections):
-            connection.close()
-        self.wheel.close()
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):

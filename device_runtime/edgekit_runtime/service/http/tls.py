@@ -62,7 +62,7 @@ class TlsListener:
         self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
         self._leaving: set[asyncio.Task[None]] = set()  # no longer counted, not quite gone
         listener.setblocking(False)
-        http.expect(is_local=False)
+        http.expect_clients(is_local=False)
         http.loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.access import refuse_stranger
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import Lease
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
@@ -142,7 +142,7 @@ class _Worker:
     def _forget(self, connection: Connection) -> None:
         self._channel.send(Kind.WORKER_CLOSED, INDEX.pack(self._indices.pop(connection)))
 
-    def _screen(self, connection: Connection, head: Head) -> bool:
+    def _screen(self, connection: Connection, head: RequestHead) -> bool:
         if not connection.is_local:
             refuse_stranger(head, self._token)
         target = parse_infer_path(head.path)
@@ -151,8 +151,8 @@ class _Worker:
             version = target[1]
             versions = self._registry.models.versions_of(self._name)
             if self._is_default if version is None else version in versions:
-                # For good: what comes once this is retired is given back unread. Versions come and go.
-                head.is_cleared = version is None
+                if version is None:  # versions come and go; a retired worker gives requests back unread
+                    head.clearance = self._http.clearance
                 return False
         self._give_back(connection)
         return True
@@ -168,9 +168,9 @@ class _Worker:
     def _retire(self) -> None:
         """Give all connections back, those that are in use after their answers."""
         self._is_retired = True
-        self._http.on_rest = self._give_back
+        self._http.on_response_sent = self._give_back
         for connection in list(self._indices):
-            if connection.is_at_rest:
+            if connection.is_between_requests:
                 self._give_back(connection)
 
     def _beat(self) -> None:

@@ -13,7 +13,7 @@ from edgekit_runtime.package.archive import Limits, OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.request_head import Head
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.observability.prometheus import Family
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
@@ -95,12 +95,12 @@ class Workers:
             return IsolatedLane(current, manifest)  # there is nothing to try, as the caller will find
         return self._open_beside(package, current, isolation)
 
-    def may_take(self, head: Head) -> bool:
+    def may_take(self, head: RequestHead) -> bool:
         """Return whether requests with this head can be for an isolated model."""
         target = parse_infer_path(head.path)
         return target is not None and target[0] in self._names
 
-    def pass_on(self, connection: Connection, head: Head) -> bool:
+    def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Return whether the request was passed to a worker, together with its connection."""
         target = parse_infer_path(head.path)
         if target is None or self.served is None:
@@ -193,7 +193,7 @@ class Workers:
             return
         if manifest.name not in self._names:  # for what the package holds, not by the configuration
             self._names.add(manifest.name)
-            self._http.screen_anew()
+            self._http.clearance += 1
         model: IsolatedModel | None = None
         try:
             from edgekit_runtime.service.workers import (

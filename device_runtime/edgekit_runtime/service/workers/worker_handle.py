@@ -233,7 +233,7 @@ class Worker:
         )
         self._http.take_back(is_local=lent.is_local)
         if self._http.is_draining:
-            connection.close_if_idle()
+            connection.close_when_idle()
         return connection
 
     def _condemn(self, reason: str | None) -> None:

@@ -1,11 +1,14 @@
-"""Time-outs of connections where the event loop is held up."""
+"""Deadlines of connections where the event loop is held up."""
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from edgekit_runtime.service.http.timer_wheel import NEVER, TICK_S, Wheel
+from edgekit_runtime.service.http.connection import TICK_S
+from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.options.http import HttpLimits
 
 
 class FakeLoop:
@@ -18,37 +21,40 @@ class FakeLoop:
         self.timer = callback
         return self
 
+    def add_reader(self, *_: Any) -> None:
+        pass
+
+    remove_reader = add_reader
+
     def go_off(self) -> None:
         callback, self.timer = self.timer, None
         assert callback is not None
         callback()
 
 
-class Item:
-    """Counts its time-outs."""
-
-    def __init__(self) -> None:
-        self.expires = self.looked_at = NEVER
-        self.timeouts = 0
-
-    def on_timeout(self) -> None:
-        self.timeouts += 1
-
-
 def test_time_in_which_the_loop_was_held_up_counts_against_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     loop: Any = FakeLoop()
-    wheel, before, after = Wheel(loop), Item(), Item()
-    wheel.expire(before, 10.0)
+    ignore: Any = None
+    server = HttpServer(loop, ignore, ignore, HttpLimits(idle_timeout_s=10.0))
+    pairs = [socket.socketpair() for _ in range(2)]
+    before = server.adopt(pairs[0][0], is_local=True)
     now_s += 30.0
-    wheel.expire(after, 10.0)  # in the turn that took so long
+    after = server.adopt(pairs[1][0], is_local=True)  # in the turn that took so long
     loop.go_off()
-    assert (before.timeouts, after.timeouts) == (0, 0)
+    assert before.is_open
+    assert after.is_open
     for _ in range(int(10.0 / TICK_S) - 1):
         loop.go_off()
-    assert (before.timeouts, after.timeouts) == (0, 0)
+    assert before.is_open
+    assert after.is_open
     for _ in range(3):
         if loop.timer is not None:
             loop.go_off()
-    assert (before.timeouts, after.timeouts) == (1, 1)
+    assert not before.is_open
+    assert not after.is_open
+    assert loop.timer is None
+    server.close()
+    for _, client in pairs:
+        client.close()
