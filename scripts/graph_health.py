@@ -40,7 +40,7 @@ MOST_FILES_OF_FOLDER = {
 BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
 
 # Faults that are known. These numbers only fall.
-ALLOWED = {"folders": 1, "imports": 5, "rings": 25, "classes": 18, "names": 74}
+ALLOWED = {"folders": 1, "imports": 3, "rings": 11, "classes": 6, "names": 60}
 
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:

@@ -17,11 +17,11 @@ from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 from edgekit_toolkit.quantize.sensitivity import (
     BlockNoise,
     Fidelity,
-    Release,
+    MixedPlan,
     blocks,
     decibel,
     measure_blocks,
-    release,
+    mixed_plans,
 )
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -90,13 +90,15 @@ def measured(
 
 def released(
     rng: np.random.Generator, bad: Sequence[int] = (1,), max_blocks: int = 8, scheme: Scheme = SYMMETRIC
-) -> tuple[list[Release], float]:
+) -> tuple[list[MixedPlan], float]:
     """Steps of the search on an outlier network, and the noise before the first."""
     model, samples = outlier_network(rng, bad), images(rng)
     plan = whole_plan(model, samples, scheme)
     fidelity = onnx_fidelity(model, samples, threads=1)
     noises = measured(model, plan, fidelity)
-    steps = release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=max_blocks, expired=never)
+    steps = mixed_plans(
+        partial(write_qdq, model), plan, noises, fidelity, max_blocks=max_blocks, expired=never
+    )
     return list(steps), fidelity.noise(write_qdq(model, plan))
 
 
@@ -161,10 +163,15 @@ def test_time_that_is_over_stops_measuring_and_releasing(rng: np.random.Generato
     assert [item.block for item in measured(model, plan, fidelity, clock(2))] == [("c0",), ("d0",)]
     noises = measured(model, plan, fidelity)
     assert (
-        list(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(0))) == []
+        list(mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(0)))
+        == []
     )
     assert (
-        len(list(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(1))))
+        len(
+            list(
+                mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(1))
+            )
+        )
         == 1
     )
 
@@ -177,7 +184,7 @@ def test_block_whose_noise_is_infinite_is_released_first(rng: np.random.Generato
         replace(item, noise=math.inf) if item.block == ("d1",) else item
         for item in measured(model, plan, fidelity)
     ]
-    first = next(release(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=never))
+    first = next(mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=never))
     assert first.blocks == (("d1",),)
 
 
@@ -186,7 +193,10 @@ def test_no_block_is_released_where_none_adds_noise(rng: np.random.Generator) ->
     plan = whole_plan(model, samples)
     fidelity = onnx_fidelity(model, samples, threads=1)
     silent = [replace(item, noise=0.0) for item in measured(model, plan, fidelity)]
-    assert list(release(partial(write_qdq, model), plan, silent, fidelity, max_blocks=8, expired=never)) == []
+    assert (
+        list(mixed_plans(partial(write_qdq, model), plan, silent, fidelity, max_blocks=8, expired=never))
+        == []
+    )
 
 
 def test_block_is_a_product_with_the_element_wise_kernels_after_it(rng: np.random.Generator) -> None:

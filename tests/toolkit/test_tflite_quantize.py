@@ -505,7 +505,7 @@ def test_layer_on_a_constant_is_not_quantized_at_run_time() -> None:
 def test_model_whose_input_and_output_share_a_name_is_left_as_it_is() -> None:
     lite = small_cnn()
     lite.graph.tensors[lite.place("y")].name = "x"
-    reason = LiteRtQuantizer(lite.content(), threads=1).bar()
+    reason = LiteRtQuantizer(lite.content(), threads=1).why_no_forms()
     assert reason is not None
     assert "both named 'x'" in reason
 

@@ -131,9 +131,9 @@ class _Counter:
         counter = _Counter(made, float_outputs=self._float_outputs, static=captured(body) & self._static)
         return made, counter.kernels()
 
-    def _static_tensors(self, given: Set[str]) -> set[str]:
+    def _static_tensors(self, inputs: Set[str]) -> set[str]:
         """Tensors that an engine computes once, when it loads the model."""
-        static = set(self._index.initializers) | given
+        static = set(self._index.initializers) | inputs
         for node in self._graph.node:
             has_shape_only = node.op_type in {"Shape", "Size", "Constant"}
             read = [*node.input, *(name for body in bodies(node) for name in captured(body))]

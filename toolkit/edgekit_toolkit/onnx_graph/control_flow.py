@@ -86,12 +86,12 @@ def _input_types(node: onnx.NodeProto, types: Types) -> list[onnx.TypeProto]:
     names = [name for name in (node.input[2:] if node.op_type == "Loop" else node.input) if name]
     if any(name not in types for name in names):
         raise _untyped(node)
-    given = [types[name] for name in names]
+    known = [types[name] for name in names]
     if node.op_type == "Loop":
         counter = helper.make_tensor_type_proto(onnx.TensorProto.INT64, [])
-        return [counter, helper.make_tensor_type_proto(onnx.TensorProto.BOOL, []), *given]
+        return [counter, helper.make_tensor_type_proto(onnx.TensorProto.BOOL, []), *known]
     scanned = attribute(node, "num_scan_inputs", 0)
-    states, sequences = given[: len(given) - scanned], given[len(given) - scanned :]
+    states, sequences = known[: len(known) - scanned], known[len(known) - scanned :]
     axes = attribute(node, "scan_input_axes", [0] * scanned)
     return [*states, *(_without(kind, axis) for kind, axis in zip(sequences, axes, strict=True))]
 

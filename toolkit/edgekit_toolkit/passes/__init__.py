@@ -3,6 +3,6 @@
 It chooses no numbers of lower precision: that is what `quantize` does.
 """
 
-from edgekit_toolkit.passes.pipeline import Optimised, Step, optimise
+from edgekit_toolkit.passes.pipeline import Optimised, PassResult, optimise
 
-__all__ = ["Optimised", "Step", "optimise"]
+__all__ = ["Optimised", "PassResult", "optimise"]

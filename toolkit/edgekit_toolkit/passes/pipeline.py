@@ -4,42 +4,22 @@ A pass whose result differs, grows or cannot be run is dropped and reported; the
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
 import onnx
 
-from edgekit_runtime.errors import BackendError, DataError, ModelError, RecipeError
+from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.onnx_graph.index import STANDARD_DOMAINS
 from edgekit_toolkit.onnx_graph.specs import batch_dims, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
-from edgekit_toolkit.passes import (
-    conv_transpose_to_depth,
-    convert_opset,
-    defer_depth_to_space,
-    distribute_gate,
-    drop_unused,
-    fix_batch,
-    fold_affine,
-    fold_constants,
-    fuse_hardswish,
-    merge_linear_convs,
-    ort_basic,
-    separate_weights,
-    share_weights,
-    simplify,
-    state_zero_points,
-)
+from edgekit_toolkit.passes.chain import Pass, chain
 from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds, scaled
-
-Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 # What a pass may add for what it saves elsewhere. More is a table that was computed and is now stored.
 MAX_GROWTH: Final = 0.05
@@ -57,7 +37,7 @@ NOTHING_TO_CHANGE: Final = "nothing to change"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PassResult:
     """What became of one pass.
 
     Attributes:
@@ -87,7 +67,7 @@ class Optimised:
     """A model with the outputs of its source, and how it came about."""
 
     model: onnx.ModelProto
-    steps: tuple[Step, ...]
+    steps: tuple[PassResult, ...]
 
 
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
@@ -112,67 +92,10 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     _check_batch(inputs, batch, feeds)
     judge = _Judge(source, feeds, doubled=batch is None)
     model, steps = source, []
-    for name, forms in _chain(batch):
+    for name, forms in chain(batch):
         model, step = _step(name, forms, model, judge)
         steps.append(step)
     return Optimised(model, tuple(steps))
-
-
-def replay(
-    source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
-) -> onnx.ModelProto:
-    """Return what `optimise` returned, from the names and forms of the steps that it applied; no comparison.
-
-    Raises:
-        RecipeError: there is no such pass or form, or one fails.
-    """
-    chain = dict(_chain(batch))
-    model = source
-    for name, form in applied:
-        if name not in chain or not 0 <= form < len(chain[name]):
-            raise RecipeError(
-                f"there is no pass {name!r} with form {form}; this recipe is of another edgekit"
-            )
-        try:
-            model = chain[name][form](model)
-        except Exception as error:  # foreign passes raise anything
-            raise RecipeError(
-                f"pass {name!r} fails: {error}; the recipe is of other tool versions"
-            ) from error
-    return model
-
-
-def _chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
-    """Return the passes in order, each with the lesser forms to fall back on."""
-    return [
-        ("separate_weights", [separate_weights.run]),
-        ("state_zero_points", [state_zero_points.run]),
-        ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
-        ("convert_opset", [convert_opset.run]),
-        ("fix_batch", [partial(fix_batch.run, batch=batch)]),
-        ("simplify", [simplify.run]),
-        (
-            "ort_basic",
-            [
-                ort_basic.run,
-                partial(ort_basic.run, fold_constants=False),
-                partial(ort_basic.run, disabled=WRONG_REWRITES),
-                partial(ort_basic.run, fold_constants=False, disabled=WRONG_REWRITES),
-            ],
-        ),
-        # Before the division by 6 in a hard-swish folds into the next convolution, where it is not found.
-        ("fuse_hardswish", [fuse_hardswish.run]),
-        ("fold_affine", [fold_affine.run]),
-        ("merge_linear_convs", [merge_linear_convs.run]),
-        ("distribute_gate", [distribute_gate.run]),
-        ("conv_transpose_to_depth", [conv_transpose_to_depth.run]),
-        (
-            "defer_depth_to_space",
-            [defer_depth_to_space.run, partial(defer_depth_to_space.run, may_widen=False)],
-        ),
-        ("share_weights", [share_weights.run]),
-        ("drop_unused", [drop_unused.run]),
-    ]
 
 
 class _Judge:
@@ -217,7 +140,7 @@ class _Attempt:
 
 def _step(
     name: str, forms: Sequence[Pass], model: onnx.ModelProto, judge: _Judge
-) -> tuple[onnx.ModelProto, Step]:
+) -> tuple[onnx.ModelProto, PassResult]:
     """Return the result of the first form that is kept, or `model`; and what became of the pass."""
     attempts: list[_Attempt] = []
     for form in forms:
@@ -225,7 +148,7 @@ def _step(
         if attempts[-1].model is not None or attempts[-1].reason == NOTHING_TO_CHANGE:
             break
     result = attempts[-1].model or model
-    step = Step(
+    step = PassResult(
         name,
         applied=attempts[-1].model is not None,
         reason=attempts[0].reason,

@@ -15,7 +15,7 @@ from edgekit_toolkit.quantize.clipping import least_error_range, percentile_rang
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
-from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel, measure_blocks, release
+from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel, measure_blocks, mixed_plans
 from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -66,10 +66,10 @@ def find_candidates(
         clock: seconds since any moment.
     """
     end = clock() + time_limit_s
-    name, given = quantizer.as_given()
+    name, given = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(given), decibel(0.0))
     found = Found([floats])
-    if (reason := quantizer.bar()) is not None:
+    if (reason := quantizer.why_no_forms()) is not None:
         found.dropped.append(f"all other forms: {reason}")
         return found
     samples = _fidelity_samples(quantizer, calibration)
@@ -82,7 +82,7 @@ def find_candidates(
             progress(f"building: {label}", None, None)
             found.add(label, quantizer, Form(kind), fidelity)
     if forms.STATIC_INT8 in kinds:
-        if (reason := quantizer.static_bar()) is None:
+        if (reason := quantizer.why_no_static_int8()) is None:
             search.add_static_forms(per_channel=per_channel)
         else:
             found.dropped.append(f"static int8: {reason}")
@@ -265,7 +265,7 @@ class _Search(Generic[M]):
                 f"sensitivity of {len(parts) - len(found.noises)} of {len(parts)} layers: no time left"
             )
         base = best.label.removeprefix("int8 ")
-        steps = release(
+        steps = mixed_plans(
             write, plan, found.noises, self.fidelity, max_blocks=_MAX_RELEASED, expired=self._is_over(end_s)
         )
         for count, step in enumerate(steps, start=1):

@@ -27,7 +27,7 @@ from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from edgekit_toolkit.passes.pipeline import replay
+from edgekit_toolkit.passes.chain import replay
 from edgekit_toolkit.quantize.forms import build
 
 

@@ -28,7 +28,7 @@ from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_re
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from edgekit_toolkit.passes.pipeline import Step, optimise
+from edgekit_toolkit.passes.pipeline import PassResult, optimise
 from edgekit_toolkit.passes.wrong_rewrites import find_wrong_rewrites
 from edgekit_toolkit.pipeline.candidate_set import Found
 from edgekit_toolkit.pipeline.candidates import find_candidates
@@ -166,7 +166,7 @@ def _prepare(request: Request, phases: _Phases) -> Prepared:
             decoding=decoding,
         )
     feeds = _parity_feeds(samples)
-    floats, steps, wrong = source.model, tuple[Step, ...](), None
+    floats, steps, wrong = source.model, tuple[PassResult, ...](), None
     if isinstance(floats, OnnxModel):
         with phases.phase("optimise"):
             optimised = optimise(floats.proto, batch=request.batch, feeds=feeds)

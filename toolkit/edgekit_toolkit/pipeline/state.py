@@ -18,7 +18,7 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.assemble import Assembled, Reference
 from edgekit_toolkit.packaging.recipe import Recipe
-from edgekit_toolkit.passes.pipeline import Step
+from edgekit_toolkit.passes.pipeline import PassResult
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites
 from edgekit_toolkit.pipeline.candidate_set import Found
 from edgekit_toolkit.pipeline.free_sizes import Size
@@ -97,7 +97,7 @@ class Prepared:
     sizes: Mapping[str, Size]
     samples: Samples
     feeds: Sequence[Feeds]
-    steps: Sequence[Step]
+    steps: Sequence[PassResult]
     wrong_rewrites: WrongRewrites | None
     floats: Model
     ranges: Ranges

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, float_tensors, reads
-from edgekit_toolkit.quantize.onnx.precise import Step, precise_steps
+from edgekit_toolkit.quantize.precise import OperatorNode, precise_operators
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
@@ -67,8 +67,8 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 
 def _precise(index: GraphIndex) -> set[str]:
     """First outputs of the nodes that stay in float for the sake of those behind them."""
-    steps: list[Step[str]] = [
-        Step(
+    nodes: list[OperatorNode[str]] = [
+        OperatorNode(
             node.op_type,
             [None if not name or name in index.initializers else name for name in _operands(node)],
             [name for name in node.output if name],
@@ -76,7 +76,7 @@ def _precise(index: GraphIndex) -> set[str]:
         )
         for node in index.graph.node
     ]
-    return {step.outputs[0] for step in precise_steps(steps, index.outputs) if step.outputs}
+    return {node.outputs[0] for node in precise_operators(nodes, index.outputs) if node.outputs}
 
 
 def _operands(node: onnx.NodeProto) -> list[str]:

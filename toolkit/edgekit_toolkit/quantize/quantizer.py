@@ -53,13 +53,13 @@ class Quantizer(Protocol[M]):
     @property
     def labels(self) -> Mapping[str, str]: ...  # noqa: D102  # see the class
 
-    def as_given(self) -> tuple[str, M]:
+    def source_form(self) -> tuple[str, M]:
         """Return what the model is called, and the model to package in its own precision."""
 
-    def bar(self) -> str | None:
+    def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None where some may be."""
 
-    def static_bar(self) -> str | None:
+    def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
 
     def batch(self) -> int:

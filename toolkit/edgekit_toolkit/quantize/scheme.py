@@ -70,24 +70,24 @@ _SMALLEST_RANGE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class QuantizationParams:
     """Scale (float32 [] or [channels]) and zero point (uint8, int8 or int32, same shape)."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[Any]
 
 
-def activation_params(low: float, high: float, scheme: Scheme) -> Affine:
+def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
     """Scale and zero point of an activation whose values lie in low..high; zero is always exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
     if scheme.symmetric:
         scale = np.float32(max(-low, high) / 127)
-        return Affine(np.asarray(scale), np.asarray(0, np.int8))
+        return QuantizationParams(np.asarray(scale), np.asarray(0, np.int8))
     scale = np.float32((high - low) / 255)
     zero = np.clip(np.rint(-low / np.float64(scale)), 0, 255)
-    return Affine(np.asarray(scale), np.asarray(zero, np.uint8))
+    return QuantizationParams(np.asarray(scale), np.asarray(zero, np.uint8))
 
 
 def quantize_weight(
@@ -95,7 +95,7 @@ def quantize_weight(
     axis: int | None,
     min_scale: NDArray[np.float64] | float = 0.0,
     weight_peak: int = 127,
-) -> tuple[NDArray[np.int8], Affine]:
+) -> tuple[NDArray[np.int8], QuantizationParams]:
     """Symmetric int8 of a weight tensor.
 
     Args:
@@ -121,4 +121,4 @@ def quantize_weight(
         along[axis] = -1
         shaped = scale.astype(np.float64).reshape(along)
     codes = np.clip(np.rint(values / shaped), -weight_peak, weight_peak).astype(np.int8)
-    return codes, Affine(scale, np.zeros(scale.shape, np.int8))
+    return codes, QuantizationParams(scale, np.zeros(scale.shape, np.int8))

@@ -143,7 +143,7 @@ def _noise(write: Callable[[Plan], M], plan: Plan, fidelity: Fidelity[M]) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class MixedPlan:
     """A plan in which some blocks run in float, and its noise."""
 
     plan: Plan
@@ -157,7 +157,7 @@ _RECHECKED = 3
 _MIN_GAIN = 0.01
 
 
-def release(
+def mixed_plans(
     write: Callable[[Plan], M],
     plan: Plan,
     noises: Sequence[BlockNoise],
@@ -165,7 +165,7 @@ def release(
     *,
     max_blocks: int,
     expired: Callable[[], bool],
-) -> Iterator[Release]:
+) -> Iterator[MixedPlan]:
     """Yield plans with one more block in float each, the best next block first.
 
     Args:
@@ -190,4 +190,4 @@ def release(
             return
         left.remove(item)
         gone, current, plan = (*gone, item.block), noise, trial
-        yield Release(plan, gone, noise)
+        yield MixedPlan(plan, gone, noise)

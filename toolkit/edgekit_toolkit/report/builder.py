@@ -215,13 +215,13 @@ def describe_accuracy(run: Run, place: int) -> dict[str, Any]:
         nothing = dict.fromkeys(("score", "baseline", "drop_points", "drop", "samples_needed"))
         return {"state": "not checked", **told, **nothing}
     one = held[place]
-    tally = scores.stated if one.held_back else scores.choosing
+    scored = scores.stated if one.held_back else scores.choosing
     state = "not checked" if most is None else one.state(most)
     return {
         "state": state,
         **told,
-        "score": tally.scores[place],
-        "baseline": tally.baseline,
+        "score": scored.scores[place],
+        "baseline": scored.baseline,
         "drop_points": one.drop.points,
         "drop": _drop(one),
         "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,

@@ -13,7 +13,7 @@ Label = Literal["measured", "modelled", "estimated"]
 State = Literal["ok", "over", "not resolved", "not checked"]
 
 
-class Figure(TypedDict):
+class ReportedFigure(TypedDict):
     """A number with its origin; `value` is None where there is no figure."""
 
     value: float | None
@@ -21,7 +21,7 @@ class Figure(TypedDict):
     on: str
 
 
-class Target(TypedDict):
+class ReportedTarget(TypedDict):
     """What the model was compiled for."""
 
     name: str
@@ -31,7 +31,7 @@ class Target(TypedDict):
     power_mode: str | None
 
 
-class Tensor(TypedDict):
+class ReportedTensor(TypedDict):
     """A tensor spec; a str in the shape is a named dynamic dimension."""
 
     name: str
@@ -39,7 +39,7 @@ class Tensor(TypedDict):
     shape: list[int | str]
 
 
-class Source(TypedDict):
+class ReportedSource(TypedDict):
     """The trained model that went in."""
 
     file: str
@@ -48,8 +48,8 @@ class Source(TypedDict):
     opset: int | None
     nodes: int
     parameters: int
-    inputs: list[Tensor]
-    outputs: list[Tensor]
+    inputs: list[ReportedTensor]
+    outputs: list[ReportedTensor]
 
 
 class Calibration(TypedDict):
@@ -83,7 +83,7 @@ class Data(TypedDict):
     evaluation: Evaluation
 
 
-class Step(TypedDict):
+class ReportedStep(TypedDict):
     """One optimisation step, applied or dropped, with the reason."""
 
     name: str
@@ -109,7 +109,7 @@ class Drop(TypedDict):
     held_back: bool
 
 
-class Candidate(TypedDict):
+class ReportedCandidate(TypedDict):
     """One variant of the model with its figures."""
 
     id: str
@@ -117,7 +117,7 @@ class Candidate(TypedDict):
     chosen: bool
     pareto: bool
     meets: bool
-    figures: dict[str, Figure]
+    figures: dict[str, ReportedFigure]
     drop: Drop | None
     violations: list[str]
     precision: dict[str, int]
@@ -151,13 +151,13 @@ class Accuracy(TypedDict):
 class LatencyToFloat(TypedDict):
     """Latency as a multiple of the float model's; `modelled` may be off by the factor `uncertainty`."""
 
-    modelled: Figure
+    modelled: ReportedFigure
     uncertainty: float
-    measured: Figure
-    measured_to_source: Figure
+    measured: ReportedFigure
+    measured_to_source: ReportedFigure
 
 
-class Outcome(TypedDict):
+class ReportedOutcome(TypedDict):
     """Packaged or refused, and why."""
 
     kind: Literal["packaged", "refused"]
@@ -221,7 +221,7 @@ class Provenance(TypedDict):
     recipe_sha256: str | None
 
 
-class Standing(TypedDict):
+class ReportedStanding(TypedDict):
     """How one engine did in a tournament."""
 
     backend: str
@@ -240,7 +240,7 @@ class CarriedVariant(TypedDict):
     name: str
     backend: str
     label: str
-    figures: dict[str, Figure]
+    figures: dict[str, ReportedFigure]
     drop: Drop | None
 
 
@@ -253,19 +253,19 @@ class Report(TypedDict):
     command: str
     name: str
     version: str
-    target: Target
-    source: Source
+    target: ReportedTarget
+    source: ReportedSource
     warnings: list[str]
     data: Data
-    steps: list[Step]
+    steps: list[ReportedStep]
     sizes: list[Size]
-    candidates: list[Candidate]
+    candidates: list[ReportedCandidate]
     set_aside: list[str]
-    tournament: list[Standing]
+    tournament: list[ReportedStanding]
     variants: list[CarriedVariant]
     budget: list[BudgetLine]
     accuracy: Accuracy
-    outcome: Outcome
+    outcome: ReportedOutcome
     layers: list[Layer]
     package: Package | None
     recipe: str | None
@@ -300,12 +300,12 @@ def _finite(value: Any, place: str, places: list[str]) -> Any:
     return value
 
 
-def find_candidate(report: Report, candidate_id: str | None) -> Candidate | None:
+def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidate | None:
     """Return the candidate with this id, or None."""
     return next((candidate for candidate in report["candidates"] if candidate["id"] == candidate_id), None)
 
 
-def subject_of(report: Report) -> Candidate | None:
+def subject_of(report: Report) -> ReportedCandidate | None:
     """Return the candidate that the budget speaks of: the chosen one, or the closest after a refusal."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

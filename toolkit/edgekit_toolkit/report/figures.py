@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
-    Candidate,
     Drop,
-    Figure,
     LatencyToFloat,
+    ReportedCandidate,
+    ReportedFigure,
     Size,
 )
 
@@ -150,7 +150,7 @@ def describe_accuracy(accuracy: Accuracy) -> str:
     return f"{text}. A limit of {limit} needs at least {needed:,} evaluation samples"
 
 
-def origin(figure: Figure) -> str:
+def origin(figure: ReportedFigure) -> str:
     """Return a figure's label and where it was taken: `estimated, rpi5`."""
     return f"{figure['label']}, {figure['on']}"
 
@@ -172,13 +172,13 @@ def show_sizes(sizes: Sequence[Size]) -> str:
     return ", ".join(f"{one['name']}={one['size']} ({one['from']})" for one in sizes)
 
 
-def common_origin(figures: Iterable[Figure]) -> Figure | None:
+def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
     """Return a figure whose label and place all figures with a value share, or None where they differ."""
     known = [figure for figure in figures if figure["value"] is not None]
     return known[0] if known and len({origin(figure) for figure in known}) == 1 else None
 
 
-def known_figures(candidates: Iterable[Candidate]) -> list[str]:
+def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
     """Return the names, in table order, for which some candidate has a value."""
     return [
         name

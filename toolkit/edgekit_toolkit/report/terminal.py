@@ -12,12 +12,12 @@ from edgekit_toolkit.console import clean
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
-    Candidate,
     CarriedVariant,
     Drop,
-    Figure,
     Report,
-    Standing,
+    ReportedCandidate,
+    ReportedFigure,
+    ReportedStanding,
     find_candidate,
     finite_report,
     subject_of,
@@ -213,9 +213,9 @@ def _print_candidates(report: Report, console: Console) -> None:
 
 
 def _print_table(
-    shown: Sequence[Candidate],
+    shown: Sequence[ReportedCandidate],
     names: Sequence[str],
-    shared: Mapping[str, Figure | None],
+    shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> None:
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -229,9 +229,9 @@ def _print_table(
 
 
 def _print_stacked(
-    shown: Sequence[Candidate],
+    shown: Sequence[ReportedCandidate],
     names: Sequence[str],
-    shared: Mapping[str, Figure | None],
+    shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> None:
     """Print each candidate on lines of its own: its name, then its figures with theirs."""
@@ -248,7 +248,7 @@ def _print_stacked(
         _print(console, f"    {', '.join(figures)}", indent=4)
 
 
-def _columns(shown: Sequence[Candidate]) -> list[str]:
+def _columns(shown: Sequence[ReportedCandidate]) -> list[str]:
     known = known_figures(shown)
     return [
         "host_latency" if name == "latency" and name not in known and "host_latency" in known else name
@@ -257,13 +257,16 @@ def _columns(shown: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def _heading(name: str, shared: Figure | None) -> Text:
+def _heading(name: str, shared: ReportedFigure | None) -> Text:
     note = "see cells" if shared is None else f"{shared['label']}\n{shorten(_plain(shared['on']), 12)}"
     return Text.assemble(_SHORT[name], "\n", (note, "not bold dim"))
 
 
 def _row(
-    candidate: Candidate, names: Sequence[str], shared: Mapping[str, Figure | None], console: Console
+    candidate: ReportedCandidate,
+    names: Sequence[str],
+    shared: Mapping[str, ReportedFigure | None],
+    console: Console,
 ) -> list[Text]:
     ascii_only = _ascii_only(console)
     sign = ">" if candidate["chosen"] else " " if candidate["meets"] else "x"
@@ -289,7 +292,10 @@ def _reach(points: float | None, drop: Drop) -> str:
 
 
 def _print_key(
-    report: Report, shown: Sequence[Candidate], shared: Mapping[str, Figure | None], console: Console
+    report: Report,
+    shown: Sequence[ReportedCandidate],
+    shared: Mapping[str, ReportedFigure | None],
+    console: Console,
 ) -> None:
     if report["sizes"]:
         sizes = f"Latency, memory and energy are for {show_sizes(report['sizes'])}"
@@ -310,7 +316,7 @@ def _print_key(
         _print(console, (_plain(f"tried and set aside: {'; '.join(report['set_aside'])}"), "dim"))
 
 
-def _print_tournament(found: Sequence[Standing], console: Console) -> None:
+def _print_tournament(found: Sequence[ReportedStanding], console: Console) -> None:
     if found:
         console.print()
         _print(console, ("Engines, in turns in fresh processes on this machine", "bold"))

@@ -158,18 +158,18 @@ def _trials(
         yield {**start, **dict(zip(rest, sizes, strict=True))}
 
 
-def _range(spec: TensorSpec, given: tuple[float, float] | None) -> tuple[float, float]:
+def _range(spec: TensorSpec, wanted: tuple[float, float] | None) -> tuple[float, float]:
     dtype = DTYPES[spec.dtype]
     if dtype.kind == "f":
-        low, high = given or DEFAULT_RANGE
+        low, high = wanted or DEFAULT_RANGE
         smallest, largest = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
     elif dtype.kind == "b":
-        low, high = given or (0, 1)
+        low, high = wanted or (0, 1)
         smallest, largest = 0, 1
     else:
         smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         is_image = dtype.itemsize == 1 and len(spec.shape) >= 3
-        low, high = given or ((smallest, largest) if is_image else (0, 1))
+        low, high = wanted or ((smallest, largest) if is_image else (0, 1))
     if not smallest <= low <= high <= largest:
         raise DataError(f"input '{spec.name}' ({spec.dtype}): {low}..{high} is not a range of its values")
     return low, high

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.quantize.litert.prepare import read_outputs, used_tensors
-from edgekit_toolkit.quantize.onnx.precise import Step, precise_steps
+from edgekit_toolkit.quantize.precise import OperatorNode, precise_operators
 from edgekit_toolkit.tflite.flatbuffer import (
     TYPES,
     Model,
@@ -60,8 +60,8 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 def _precise(model: Model) -> set[int]:
     """First outputs of the operators that stay in float for the sake of those behind them."""
     graph = model.subgraphs[0]
-    steps: list[Step[int]] = [
-        Step(
+    nodes: list[OperatorNode[int]] = [
+        OperatorNode(
             operator_name(model, operator),
             [
                 None if index < 0 or stored_bytes(model, graph.tensors[index]) else int(index)
@@ -73,7 +73,7 @@ def _precise(model: Model) -> set[int]:
         for operator in graph.operators
     ]
     ends = [int(index) for index in graph.outputs]
-    return {step.outputs[0] for step in precise_steps(steps, ends)}
+    return {node.outputs[0] for node in precise_operators(nodes, ends)}
 
 
 def _unbounded(model: Model) -> set[int]:

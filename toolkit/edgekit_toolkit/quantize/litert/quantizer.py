@@ -52,11 +52,11 @@ class LiteRtQuantizer:
     def _prepared(self) -> bytes:
         return prepare(self.model)
 
-    def as_given(self) -> tuple[str, bytes]:
+    def source_form(self) -> tuple[str, bytes]:
         """Return the file itself, byte for byte."""
         return "as it is" if self._find_codes() else "float32", self.model
 
-    def bar(self) -> str | None:
+    def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None where some may be."""
         if (reason := self._find_codes()) is not None:
             return reason
@@ -76,7 +76,7 @@ class LiteRtQuantizer:
             return f"an input and an output are both named '{min(names)}'; give them names of their own"
         return None
 
-    def static_bar(self) -> str | None:
+    def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
         count = len(parsed(self.model).subgraphs)
         return f"the model has {count} sub-graphs (control flow)" if count > 1 else None

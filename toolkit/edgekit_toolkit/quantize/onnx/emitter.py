@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, fresh_name
-from edgekit_toolkit.quantize.scheme import Affine
+from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
@@ -35,11 +35,11 @@ class Emitter:
         """Add a constant; returns its name."""
         return add_constant(self._index, stem, value)
 
-    def params(self, stem: str, params: Affine) -> tuple[str, str]:
+    def params(self, stem: str, params: QuantizationParams) -> tuple[str, str]:
         """Add scale and zero point; returns their names."""
         return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
 
-    def quantize(self, source: str, stem: str, params: Affine) -> Codes:
+    def quantize(self, source: str, stem: str, params: QuantizationParams) -> Codes:
         """Add a QuantizeLinear of tensor `source`."""
         scale, zero_point = self.params(stem, params)
         codes = fresh_name(self._index, f"{stem}_q")
@@ -88,7 +88,7 @@ class Emitter:
         self,
         name: str,
         values: NDArray[Any],
-        params: Affine,
+        params: QuantizationParams,
         *,
         axis: int | None = None,
         explicit_zero: bool = False,

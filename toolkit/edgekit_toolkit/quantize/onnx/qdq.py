@@ -21,7 +21,7 @@ from edgekit_toolkit.quantize.plan import (
     moves_codes,
     weight_axis,
 )
-from edgekit_toolkit.quantize.scheme import Affine, activation_params, quantize_weight
+from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
 
 # What onnxruntime's WeightBiasQuantization looks at.
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -54,7 +54,7 @@ class _Writer:
         self.graph = graph
         self.plan = plan
         self.index = GraphIndex(graph)
-        self.params: dict[str, Affine] = {}
+        self.params: dict[str, QuantizationParams] = {}
         self.kernels: list[onnx.NodeProto] = []
         self.produced: set[str] = set()  # tensors that leave an integer kernel
         # Tensor -> the one whose codes it shares, and how they are read.
@@ -164,7 +164,7 @@ class _Writer:
         direct = sum(list(reader.input).count(output) for reader in readers.values())
         return direct == len(self.index.consumers(output))
 
-    def _param(self, name: str) -> Affine:
+    def _param(self, name: str) -> QuantizationParams:
         if name not in self.params:
             low, high = live_range(self.index, name, *self.plan.ranges[name])
             self.params[name] = activation_params(low, high, self.plan.scheme)
@@ -222,7 +222,7 @@ class _Writer:
         key = (name, f"{channels} channels")
         if key not in self.pairs:
             params = self._param(name)
-            wide = Affine(np.full(channels, params.scale), np.full(channels, params.zero_point))
+            wide = QuantizationParams(np.full(channels, params.scale), np.full(channels, params.zero_point))
             stem = f"{name}_wide"
             codes = Codes(self._codes(name, "").codes, *self.emitter.params(stem, wide))
             self.pairs[key] = self.emitter.dequantize(codes, stem, axis=1)
@@ -306,5 +306,5 @@ class _Writer:
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
-        shared = Affine(np.asarray(scale), np.zeros(scale.shape, np.int32))
+        shared = QuantizationParams(np.asarray(scale), np.zeros(scale.shape, np.int32))
         copy.input[2] = self.emitter.constant(node.input[2], values, shared, axis=0 if scale.ndim else None)

@@ -55,13 +55,13 @@ class OnnxQuantizer:
         self.scheme = scheme
         self._threads = threads
 
-    def as_given(self) -> tuple[str, onnx.ModelProto]:
+    def source_form(self) -> tuple[str, onnx.ModelProto]:
         """Return the model itself, called after the floats that it computes in."""
         types = float_types(self.model)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"
         return label, build(self.model, Form(forms.FLOAT32)) or self.model
 
-    def bar(self) -> str | None:
+    def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None where some may be."""
         if self._is_quantized():  # codes of codes would only lose
             return "the model is already quantized"
@@ -78,7 +78,7 @@ class OnnxQuantizer:
             node.op_type == "DequantizeLinear" for node in nodes(self.model)
         )
 
-    def static_bar(self) -> str | None:
+    def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
         version = opset(self.model)
         if version >= _MIN_QDQ_OPSET:

@@ -1,8 +1,8 @@
 """Operators that cost nothing on codes: the same codes, read with another scale and zero point.
 
-Pure arithmetic on `Affine`. The kernel's own scale is enlarged where that makes the result exact: by at most
-an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes hold its
-slope.
+Pure arithmetic on `QuantizationParams`. The kernel's own scale is enlarged where that makes the result
+exact: by at most an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the
+codes hold its slope.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekit_toolkit.quantize.scheme import Affine
+from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 # A shift of fewer steps than this would change the scale by more than a few percent.
 _MIN_STEPS = 8
@@ -28,13 +28,13 @@ class Reread:
         low, high: where the codes saturate before that, or None where no code lies beyond.
     """
 
-    source: Affine
-    output: Affine
+    source: QuantizationParams
+    output: QuantizationParams
     low: int | None = None
     high: int | None = None
 
 
-def reread_shifted(params: Affine, factor: float, shift: float) -> Reread | None:
+def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> Reread | None:
     """Return how codes hold factor * x + shift, or None where they cannot.
 
     scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
@@ -59,7 +59,7 @@ def reread_shifted(params: Affine, factor: float, shift: float) -> Reread | None
     return Reread(_affine(scale, zero), _affine(scale * factor, zero - steps))
 
 
-def reread_hard_sigmoid(params: Affine, alpha: float, beta: float) -> Reread | None:
+def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
     """Return how codes hold clip(alpha * x + beta, 0, 1), or None where they cannot.
 
     Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
@@ -89,5 +89,5 @@ def reread_hard_sigmoid(params: Affine, alpha: float, beta: float) -> Reread | N
     )
 
 
-def _affine(scale: float, zero: int) -> Affine:
-    return Affine(np.asarray(np.float32(scale)), np.asarray(zero, np.uint8))
+def _affine(scale: float, zero: int) -> QuantizationParams:
+    return QuantizationParams(np.asarray(np.float32(scale)), np.asarray(zero, np.uint8))

@@ -1,6 +1,6 @@
 """The candidates: two Pareto plots and the table of all figures."""
 
-from edgekit_toolkit.report.document import Candidate, Report, Standing
+from edgekit_toolkit.report.document import Report, ReportedCandidate, ReportedStanding
 from edgekit_toolkit.report.figures import (
     FIGURES,
     byte_unit,
@@ -48,7 +48,7 @@ def candidates(report: Report) -> Markup:
     )
 
 
-def _plotted(found: list[Candidate], cost: str) -> list[int]:
+def _plotted(found: list[ReportedCandidate], cost: str) -> list[int]:
     return [
         index
         for index, candidate in enumerate(found)
@@ -78,12 +78,12 @@ def _plot(report: Report, cost: str) -> Markup:
     return el("figure", caption, pareto_plot(marks, x, y, key=f"plot-{cost}"), note)
 
 
-def _values(candidate: Candidate, cost: str) -> tuple[float, float]:
+def _values(candidate: ReportedCandidate, cost: str) -> tuple[float, float]:
     figures = candidate["figures"]
     return figures[cost]["value"] or 0.0, figures["score"]["value"] or 0.0
 
 
-def _origin(name: str, shown: list[Candidate]) -> Markup | None:
+def _origin(name: str, shown: list[ReportedCandidate]) -> Markup | None:
     title = FIGURES[name][0].lower()
     shared = common_origin(candidate["figures"][name] for candidate in shown)
     if shared is not None:
@@ -92,7 +92,7 @@ def _origin(name: str, shown: list[Candidate]) -> Markup | None:
     return el("span", f"{title} ", el("b", " and ".join(labels)), " · see table", class_="badge mixed")
 
 
-def _mark(candidate: Candidate, index: int, cost: str, closest: str | None) -> Mark:
+def _mark(candidate: ReportedCandidate, index: int, cost: str, closest: str | None) -> Mark:
     figures = candidate["figures"]
     lines = [f"{candidate['id']}: {candidate['label']}"]
     for name in (cost, "score"):
@@ -114,7 +114,7 @@ def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
     return Quantity(title, shown_unit, scaled, limit / factor, show(limit, unit))
 
 
-def _score_quantity(report: Report, shown: list[Candidate]) -> Quantity:
+def _score_quantity(report: Report, shown: list[ReportedCandidate]) -> Quantity:
     evaluation = report["data"]["evaluation"]
     baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and they have a baseline
     drop = next((line["max"] for line in report["budget"] if line["limit"] == "drop"), None)
@@ -129,7 +129,7 @@ def _score_quantity(report: Report, shown: list[Candidate]) -> Quantity:
     )
 
 
-def _score_reach(candidate: Candidate) -> tuple[float, float] | None:
+def _score_reach(candidate: ReportedCandidate) -> tuple[float, float] | None:
     """The interval of a candidate's drop, laid around its score, in percent."""
     points, drop = candidate["figures"]["drop"]["value"], candidate["drop"]
     if points is None or drop is None:
@@ -168,7 +168,7 @@ def _set_aside(found: list[str]) -> Markup | None:
     return el("p", f"Tried and set aside: {'; '.join(found)}.", class_="note") if found else None
 
 
-def _tournament(found: list[Standing]) -> Markup | None:
+def _tournament(found: list[ReportedStanding]) -> Markup | None:
     if not found:
         return None
     rows = [
@@ -192,7 +192,7 @@ def _tournament(found: list[Standing]) -> Markup | None:
     )
 
 
-def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest: bool) -> Markup:
+def _row(candidate: ReportedCandidate, index: int, labelled: dict[str, bool], *, closest: bool) -> Markup:
     cells = [
         figure_cell(
             candidate["figures"][name],
@@ -226,7 +226,7 @@ def _row(candidate: Candidate, index: int, labelled: dict[str, bool], *, closest
     )
 
 
-def _status(candidate: Candidate) -> str:
+def _status(candidate: ReportedCandidate) -> str:
     if candidate["violations"]:
         state = f"breaks {', '.join(candidate['violations'])}"
     else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgekit_toolkit.report.document import Layer, Load, Report, Step, Tensor
+from edgekit_toolkit.report.document import Layer, Load, Report, ReportedStep, ReportedTensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
 from edgekit_toolkit.report.page.markup import Markup, el, join
 from edgekit_toolkit.report.page.pieces import (
@@ -45,14 +45,14 @@ def steps(report: Report) -> Markup:
     )
 
 
-def _step_table(found: Sequence[Step], caption: str) -> Markup:
+def _step_table(found: Sequence[ReportedStep], caption: str) -> Markup:
     measured = badge(MEASURED)
     head = ("Step", "Result", "Reason", join("Largest error", measured), join("Size", measured), "Nodes")
     rows = [_step(step) for step in found]
     return table(head, rows, numeric=frozenset({3, 4, 5}), caption=caption, style="steps")
 
 
-def _step(step: Step) -> Markup:
+def _step(step: ReportedStep) -> Markup:
     applied = step["applied"]
     idle = not applied and step["reason"] == NOTHING_TO_CHANGE
     result = "✔ applied" if applied else "· not needed" if idle else "✖ dropped"
@@ -234,7 +234,7 @@ def origin(report: Report) -> Markup:
     )
 
 
-def _tensors(tensors: Sequence[Tensor]) -> Markup:
+def _tensors(tensors: Sequence[ReportedTensor]) -> Markup:
     lines = [
         el("div", code(f"{spec['name']}: {spec['dtype']} [{', '.join(str(size) for size in spec['shape'])}]"))
         for spec in tensors

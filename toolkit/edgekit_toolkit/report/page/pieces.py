@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from edgekit_toolkit.report.document import Drop, Figure, Label
+from edgekit_toolkit.report.document import Drop, Label, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
 from edgekit_toolkit.report.page.markup import Markup, el, join
 
-MEASURED: Figure = {"value": 0, "label": "measured", "on": "host"}
+MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
 """Origin of what the toolkit counts and measures itself: file sizes, parity, scores."""
-COUNTED: Figure = {"value": 0, "label": "modelled", "on": "host"}
+COUNTED: ReportedFigure = {"value": 0, "label": "modelled", "on": "host"}
 """Origin of what follows from shapes: multiply-accumulates."""
 
 _MEANING = {
@@ -18,7 +18,7 @@ _MEANING = {
 }
 
 
-def badge(figure: Figure, *, what: str | None = None) -> Markup:
+def badge(figure: ReportedFigure, *, what: str | None = None) -> Markup:
     """Return the visible origin of a figure: its label and where it was taken."""
     label, on = figure["label"], figure["on"]
     return el(
@@ -79,7 +79,7 @@ def number(text: str, *, title: str | None = None, style: str = "", extra: str |
 
 
 def figure_cell(
-    figure: Figure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
+    figure: ReportedFigure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
 ) -> Markup:
     """Return a figure as a cell, with its own badge where the column has no common one.
 
@@ -108,7 +108,7 @@ def _interval(drop: Drop | None) -> Markup | None:
     return el("small", f" {low:.2f} to {high:.2f}", title=title)
 
 
-def badged_heading(title: str, figures: Iterable[Figure]) -> tuple[Markup, bool]:
+def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
     """Return a column heading, and whether each cell needs its own badge because origins differ."""
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None

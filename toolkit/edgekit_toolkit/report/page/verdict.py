@@ -1,6 +1,6 @@
 """The top of the page: name, warnings, the decision, and each figure against its limit."""
 
-from edgekit_toolkit.report.document import BudgetLine, Candidate, Report, find_candidate, subject_of
+from edgekit_toolkit.report.document import BudgetLine, Report, ReportedCandidate, find_candidate, subject_of
 from edgekit_toolkit.report.figures import (
     FIGURES,
     LIMITS,
@@ -97,7 +97,7 @@ def _binding(report: Report) -> Markup:
     return join(el("dl", *parts, class_="facts"), _reach(report, closest))
 
 
-def _reach(report: Report, closest: Candidate | None) -> Markup | None:
+def _reach(report: Report, closest: ReportedCandidate | None) -> Markup | None:
     """Show each limit on its own: what the closest candidate has, and the best that any reached."""
     if not report["budget"]:
         return None
@@ -106,7 +106,7 @@ def _reach(report: Report, closest: Candidate | None) -> Markup | None:
     return table(head, rows, numeric=frozenset({1, 2, 3}), caption="Each limit on its own")
 
 
-def _reach_row(report: Report, line: BudgetLine, closest: Candidate | None) -> Markup:
+def _reach_row(report: Report, line: BudgetLine, closest: ReportedCandidate | None) -> Markup:
     name = line["limit"]
     known = [
         (figure["value"], candidate["id"], figure)
@@ -153,7 +153,7 @@ def budget(report: Report) -> Markup:
     return section("Budget", el("div", *tiles, class_="tiles"), key="budget", intro=intro)
 
 
-def _tile(report: Report, name: str, line: BudgetLine | None, subject: Candidate | None) -> Markup:
+def _tile(report: Report, name: str, line: BudgetLine | None, subject: ReportedCandidate | None) -> Markup:
     title, unit = FIGURES[name]
     figure = None if subject is None else subject["figures"][name]
     value = line["value"] if line is not None else None if figure is None else figure["value"]
@@ -190,7 +190,9 @@ def _against(line: BudgetLine | None) -> Markup:
     )
 
 
-def _context(report: Report, name: str, value: float | None, subject: Candidate | None) -> list[Markup]:
+def _context(
+    report: Report, name: str, value: float | None, subject: ReportedCandidate | None
+) -> list[Markup]:
     """Return what a value holds for and compares with: sizes, the source's size and score, host latency."""
     compared = _compared(report, name, value, subject)
     if name not in {"latency", "memory", "energy"} or value is None or not report["sizes"]:
@@ -198,7 +200,9 @@ def _context(report: Report, name: str, value: float | None, subject: Candidate 
     return [*compared, el("p", el("span", f"for {show_sizes(report['sizes'])}"), class_="context")]
 
 
-def _compared(report: Report, name: str, value: float | None, subject: Candidate | None) -> list[Markup]:
+def _compared(
+    report: Report, name: str, value: float | None, subject: ReportedCandidate | None
+) -> list[Markup]:
     if subject is None:
         return []
     if name == "size" and value:

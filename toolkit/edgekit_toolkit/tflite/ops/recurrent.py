@@ -60,7 +60,7 @@ def write_recurrent(step: Step) -> None:
 def _check(step: Step) -> None:
     kind, steps = step.node.op_type, step.shape(0)[0]
     lengths = step.value(4)
-    given = step.attribute("activations")
+    stated = step.attribute("activations")
     usual = [name.lower() for name in _DEFAULTS[kind]]
     faults = {
         f"{steps} steps are more than the {MAX_STEPS} that are written out": steps > MAX_STEPS,
@@ -70,8 +70,8 @@ def _check(step: Step) -> None:
         "peepholes are not covered": step.has(7),
         "sequence_lens shorter than the sequence are not covered": step.has(4)
         and (lengths is None or bool((lengths != steps).any())),
-        f"activations other than {usual} are not covered": given is not None
-        and [_text(name) for name in given] != usual * (len(given) // len(usual)),
+        f"activations other than {usual} are not covered": stated is not None
+        and [_text(name) for name in stated] != usual * (len(stated) // len(usual)),
     }
     found = [fault for fault, holds in faults.items() if holds]
     if found:

@@ -18,7 +18,7 @@ _SPREADING: Final = frozenset({"RSQRT", "RECIPROCAL"})
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[T]):
+class OperatorNode(Generic[T]):
     """One operator.
 
     Attributes:
@@ -45,29 +45,29 @@ class Step(Generic[T]):
         return op in _SPREADING or (op == "DIV" and self.inputs[0] is None)
 
 
-def precise_steps(steps: Sequence[Step[T]], ends: Collection[T]) -> list[Step[T]]:
+def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
     """Return the operators that stay in float.
 
     They are those whose results only reach what asks for relative precision, and those that read reciprocals;
     matrix products are never among them.
 
     Args:
-        steps: operators in topological order.
+        nodes: operators in topological order.
         ends: tensors that the caller sees.
     """
-    readers: dict[T, list[tuple[Step[T], int]]] = {}
-    for step in steps:
-        for position, tensor in enumerate(step.inputs):
+    readers: dict[T, list[tuple[OperatorNode[T], int]]] = {}
+    for node in nodes:
+        for position, tensor in enumerate(node.inputs):
             if tensor is not None:
-                readers.setdefault(tensor, []).append((step, position))
-    spread = {tensor for step in steps if step.spreads for tensor in step.outputs}
-    kept: dict[int, Step[T]] = {}
-    for step in reversed(steps):
-        if step.product:
+                readers.setdefault(tensor, []).append((node, position))
+    spread = {tensor for node in nodes if node.spreads for tensor in node.outputs}
+    kept: dict[int, OperatorNode[T]] = {}
+    for node in reversed(nodes):
+        if node.product:
             continue
-        reached = [reader for tensor in step.outputs for reader in readers.get(tensor, ())]
+        reached = [reader for tensor in node.outputs for reader in readers.get(tensor, ())]
         asked = all(one.sharp == position or id(one) in kept for one, position in reached)
-        only_asked = bool(reached) and asked and not set(step.outputs) & set(ends)
-        if only_asked or spread & set(step.inputs):
-            kept[id(step)] = step
+        only_asked = bool(reached) and asked and not set(node.outputs) & set(ends)
+        if only_asked or spread & set(node.inputs):
+            kept[id(node)] = node
     return list(kept.values())

@@ -1,0 +1,85 @@
+"""The optimisation passes in their order, and how to apply them once more without comparing anything."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import onnx
+
+from edgekit_runtime.errors import RecipeError
+from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
+from edgekit_toolkit.passes import (
+    conv_transpose_to_depth,
+    convert_opset,
+    defer_depth_to_space,
+    distribute_gate,
+    drop_unused,
+    fix_batch,
+    fold_affine,
+    fold_constants,
+    fuse_hardswish,
+    merge_linear_convs,
+    ort_basic,
+    separate_weights,
+    share_weights,
+    simplify,
+    state_zero_points,
+)
+
+Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
+
+
+def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
+    """Return the passes in order, each with the lesser forms to fall back on."""
+    return [
+        ("separate_weights", [separate_weights.run]),
+        ("state_zero_points", [state_zero_points.run]),
+        ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
+        ("convert_opset", [convert_opset.run]),
+        ("fix_batch", [partial(fix_batch.run, batch=batch)]),
+        ("simplify", [simplify.run]),
+        (
+            "ort_basic",
+            [
+                ort_basic.run,
+                partial(ort_basic.run, fold_constants=False),
+                partial(ort_basic.run, disabled=WRONG_REWRITES),
+                partial(ort_basic.run, fold_constants=False, disabled=WRONG_REWRITES),
+            ],
+        ),
+        # Before the division by 6 in a hard-swish folds into the next convolution, where it is not found.
+        ("fuse_hardswish", [fuse_hardswish.run]),
+        ("fold_affine", [fold_affine.run]),
+        ("merge_linear_convs", [merge_linear_convs.run]),
+        ("distribute_gate", [distribute_gate.run]),
+        ("conv_transpose_to_depth", [conv_transpose_to_depth.run]),
+        (
+            "defer_depth_to_space",
+            [defer_depth_to_space.run, partial(defer_depth_to_space.run, may_widen=False)],
+        ),
+        ("share_weights", [share_weights.run]),
+        ("drop_unused", [drop_unused.run]),
+    ]
+
+
+def replay(
+    source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
+) -> onnx.ModelProto:
+    """Return what `optimise` returned, from the names and forms of the steps that it applied; no comparison.
+
+    Raises:
+        RecipeError: there is no such pass or form, or one fails.
+    """
+    passes = dict(chain(batch))
+    model = source
+    for name, form in applied:
+        if name not in passes or not 0 <= form < len(passes[name]):
+            raise RecipeError(
+                f"there is no pass {name!r} with form {form}; this recipe is of another edgekit"
+            )
+        try:
+            model = passes[name][form](model)
+        except Exception as error:  # foreign passes raise anything
+            raise RecipeError(
+                f"pass {name!r} fails: {error}; the recipe is of other tool versions"
+            ) from error
+    return model
