@@ -227,7 +227,7 @@ def measure_small(process: "subprocess.Popen[str]", path: str, seconds: float) -
         shared[...] = x
         client.infer("small", feed, timeout_s=10.0)
         request = (
-            make_template(InferOptions("small", None, 0, 10.0), feed, [None], None, HOST).start + x.tobytes()
+            make_template(InferOptions("small", None, 0, 10.0), feed, [None], (), HOST).start + x.tobytes()
         )
         send_prepared = send_repeatedly(stack, path, request)
         pin(process.pid)
@@ -257,9 +257,7 @@ def measure_large(
         shared[...] = x
         client.infer("first", {"x": shared})
         place = client._place(shared)
-        request = make_template(
-            InferOptions("first", None, 0, 10.0), {"x": shared}, [place], None, HOST
-        ).start
+        request = make_template(InferOptions("first", None, 0, 10.0), {"x": shared}, [place], (), HOST).start
         pin(process.pid)
         times = take_turns(
             {
@@ -387,7 +385,7 @@ def profile(folder: Path) -> None:
 def record_request(name: str, x: Any) -> bytes:
     """Return the bytes that the client sends."""
     return (
-        make_template(InferOptions("small", None, 0, None), {name: x}, [None], None, HOST).start + x.tobytes()
+        make_template(InferOptions("small", None, 0, None), {name: x}, [None], (), HOST).start + x.tobytes()
     )
 
 

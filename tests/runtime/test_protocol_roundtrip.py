@@ -92,7 +92,7 @@ def receive(parts: tuple[Any, ...]) -> tuple[ResponseHead, memoryview]:
 @given(named_arrays(is_finite=False))
 def test_binary_request_of_the_client_is_decoded_to_its_arrays(inputs: dict[str, Array]) -> None:
     options = InferOptions("m", None, 3, 0.5)
-    template = make_template(options, inputs, [None] * len(inputs), None, "Host: localhost\r\n")
+    template = make_template(options, inputs, [None] * len(inputs), (), "Host: localhost\r\n")
     sent = template.start + b"".join(array.tobytes() for array in inputs.values())
     assert len(sent) == template.size_bytes
     head, _, body = sent.partition(b"\r\n\r\n")

@@ -12,9 +12,7 @@ from edgekit_runtime.client.addresses import Address
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.client.requests import (
     InferOptions,
-    Place,
     RequestTemplate,
-    Target,
     check_arrays,
     check_timeout,
     make_template,
@@ -23,6 +21,7 @@ from edgekit_runtime.client.requests import (
 from edgekit_runtime.client.responses import Layout, load_json, make_error, read_response
 from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.protocol.infer_request import RequestedOutput, SharedPlace
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, model_path, region_path, repository_path
 from edgekit_runtime.tensors import Array
 
@@ -32,7 +31,7 @@ _MAX_KEPT: Final = 64
 class Client:
     """Talks to one service over one connection; for one thread at a time.
 
-    A connection that the service closed while it was idle is made anew without a word.
+    If the service closed the connection while it was idle, the client connects again.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Client:
             address: path of a Unix socket, `host:port` or `https://host:port`; by default the socket of this
                 device's service.
             token: for TCP.
-            timeout_s: of a request where none is given; at most 1e6.
+            timeout_s: the default of a request, at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
 
         Raises:
@@ -65,7 +64,7 @@ class Client:
         self._timeout_s = timeout_s
         self._fields = "Host: localhost\r\n" + token_line(token)
         self._requests: dict[object, RequestTemplate] = {}
-        self._shared: list[SharedMemory] = []
+        self._shared: dict[str, SharedMemory] = {}  # by the name of its region
 
     def infer(
         self,
@@ -148,7 +147,7 @@ class Client:
         if not self._link.passes_descriptors:
             raise TransportError("shared memory needs a Unix socket; connect to the path of one")
         memory = SharedMemory(tuple(shape), np.dtype(dtype))
-        self._shared.append(memory)
+        self._shared[memory.name] = memory
         return memory.array
 
     def release(self, array: Array) -> None:
@@ -162,10 +161,9 @@ class Client:
         place = self._place(array)
         if place is None:
             raise DataError("release: expected an array from shared() of this client, not released before")
-        memory = place[0]
-        self._shared.remove(memory)
+        memory = self._shared.pop(place.region)
         self._requests = {
-            key: template for key, template in self._requests.items() if memory not in template.memories
+            key: template for key, template in self._requests.items() if memory.name not in template.regions
         }
         is_known = memory.connection == self._link.connection
         memory.close()
@@ -174,7 +172,7 @@ class Client:
                 self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return what the service says of a model, or of itself."""
+        """Return the metadata of a model, or of the service."""
         found: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
         return found
 
@@ -193,7 +191,7 @@ class Client:
         return lines
 
     def load(self, name: str) -> None:
-        """Have the service load the installed versions of a model, in the place of those it serves."""
+        """Have the service replace the versions of a model that it serves by those that are installed now."""
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
@@ -203,7 +201,7 @@ class Client:
     def close(self) -> None:
         """Disconnect; the service forgets the shared memory of this client."""
         self._link.close()
-        for memory in self._shared:
+        for memory in self._shared.values():
             memory.close()
         self._shared.clear()
         self._requests.clear()
@@ -229,7 +227,7 @@ class Client:
         timeout_s: float | None,
     ) -> dict[str, Array]:
         layout = template.layout
-        found: Any = self._ask(parts, template.size_bytes, timeout_s, layout, template.memories)
+        found: Any = self._ask(parts, template.size_bytes, timeout_s, layout, template.regions)
         if layout is not None and found is layout:
             return layout.read(outputs)
         head, body = found
@@ -242,16 +240,18 @@ class Client:
         size_bytes: int,
         timeout_s: float | None,
         layout: Layout | None = None,
-        memories: Sequence[SharedMemory] = (),
+        regions: Sequence[str] = (),
     ) -> Any:
         """Return head and body of the answer, or `layout` where it is one of those."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         link = self._link
         for _ in range(2):
-            for memory in memories:
-                if memory.connection != link.connection and not memory.register(
-                    link, self._fields, timeout_s
-                ):
+            for region in regions:
+                memory = self._shared.get(region)
+                if memory is None:
+                    raise DataError("an array of this call was released; bind again")
+                is_known = memory.connection == link.connection
+                if not is_known and not memory.register(link, self._fields, timeout_s):
                     break
             else:
                 found: Any = link.ask(parts, size_bytes, timeout_s, layout)
@@ -262,35 +262,36 @@ class Client:
                 return found
         raise TransportError("the service closes every connection before it answers")
 
-    def _place(self, array: Array) -> Place | None:
-        for memory in self._shared:
+    def _place(self, array: Array) -> SharedPlace | None:
+        for memory in self._shared.values():
             offset = memory.offset_of(array)
             if offset is not None:
-                return memory, offset
+                return SharedPlace(memory.name, offset, array.nbytes)
         return None
 
-    def _targets(self, outputs: Mapping[str, Array]) -> tuple[Target, ...]:
-        targets = []
-        for name, array in outputs.items():
-            place = self._place(array)
-            if place is None:
-                raise DataError(f"output '{name}': expected an array from shared(), without gaps")
-            targets.append((name, *place, array.nbytes, array.dtype))
-        return tuple(targets)
+    def _requested_output(self, name: str, array: Array) -> RequestedOutput:
+        place = self._place(array)
+        if place is None:
+            raise DataError(f"output '{name}': expected an array from shared(), without gaps")
+        return RequestedOutput(name, is_binary=False, shared=place)
 
     def _prepare(
         self, options: InferOptions, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None
     ) -> tuple[RequestTemplate, list[Any]]:
         """Return the request, and its parts: bytes and arrays."""
         arrays = list(inputs.values())
-        places: Sequence[Place | None] = (None,) * len(arrays)
+        places: Sequence[SharedPlace | None] = (None,) * len(arrays)
         if self._shared:
             places = tuple([self._place(array) for array in arrays])
-        targets = None if outputs is None else self._targets(outputs)
-        key = (options, targets, places, *inputs, *[(array.dtype, array.shape) for array in arrays])
+        asked: tuple[RequestedOutput, ...] = ()
+        sizes: list[object] = [(array.dtype, array.shape) for array in arrays]
+        if outputs is not None:
+            asked = tuple([self._requested_output(name, array) for name, array in outputs.items()])
+            sizes += [array.dtype for array in outputs.values()]
+        key = (options, asked, places, *inputs, *sizes)
         template = self._requests.get(key)
         if template is None:
-            template = make_template(options, inputs, places, targets, self._fields)
+            template = make_template(options, inputs, places, asked, self._fields)
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
             self._requests[key] = template

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from edgekit_runtime.client.responses import Layout
-from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.protocol.infer_request import (
     InferRequest,
@@ -21,10 +20,6 @@ from edgekit_runtime.tensors import Array
 
 MAX_TIMEOUT_S: Final = 1e6  # poll() counts milliseconds in 31 bits
 
-Place: TypeAlias = tuple[SharedMemory, int]  # and the offset in it
-# Name of an output, its place, and size and dtype of the array there.
-Target: TypeAlias = tuple[str, SharedMemory, int, int, "np.dtype[Any]"]
-
 
 @dataclass(slots=True, eq=False)
 class RequestTemplate:
@@ -33,13 +28,13 @@ class RequestTemplate:
     Attributes:
         start: its head and JSON.
         size_bytes: of the whole request.
-        memories: that it names, which the service must know.
+        regions: of shared memory that it names; the service must know them.
         layout: of its last response, or None.
     """
 
     start: bytes
     size_bytes: int
-    memories: tuple[SharedMemory, ...] = ()
+    regions: tuple[str, ...] = ()
     layout: Layout | None = None
 
 
@@ -61,8 +56,8 @@ class InferOptions(NamedTuple):
 def make_template(
     options: InferOptions,
     inputs: Mapping[str, Array],
-    places: Sequence[Place | None],
-    targets: Sequence[Target] | None,
+    places: Sequence[SharedPlace | None],
+    outputs: tuple[RequestedOutput, ...],
     fields: str,
 ) -> RequestTemplate:
     """Return a request without its binary data.
@@ -71,7 +66,7 @@ def make_template(
         options: which model to run, and when.
         inputs: input name -> array.
         places: of each input in shared memory, None for one that is sent.
-        targets: the outputs that go to shared memory; None for all outputs as binary data.
+        outputs: those that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
 
     Raises:
@@ -79,16 +74,12 @@ def make_template(
     """
     if options.timeout_s is not None:
         check_timeout(options.timeout_s)
-    tensors: list[InferTensor] = []
-    for (name, array), place in zip(inputs.items(), places, strict=True):
-        shared = None if place is None else SharedPlace(place[0].name, place[1], array.nbytes)
-        tensors.append(InferTensor(name, array.dtype, array.shape, shared=shared))
     request = InferRequest(
-        tuple(tensors),
         tuple(
-            RequestedOutput(name, is_binary=False, shared=SharedPlace(memory.name, offset, size_bytes))
-            for name, memory, offset, size_bytes, _ in targets or ()
+            InferTensor(name, array.dtype, array.shape, shared=place)
+            for (name, array), place in zip(inputs.items(), places, strict=True)
         ),
+        outputs,
         priority=options.priority,
         timeout_us=None if options.timeout_s is None else max(1, int(options.timeout_s * 1e6)),
     )
@@ -99,9 +90,9 @@ def make_template(
         f"Content-Length: {len(text) + request.binary_bytes}\r\n\r\n"
     )
     start = head.encode("latin-1") + text
-    memories = [place[0] for place in places if place is not None]
-    memories += [memory for _, memory, *_ in targets or ()]
-    return RequestTemplate(start, len(start) + request.binary_bytes, tuple(dict.fromkeys(memories)))
+    named = (*places, *(output.shared for output in outputs))
+    regions = tuple({place.region: None for place in named if place is not None})
+    return RequestTemplate(start, len(start) + request.binary_bytes, regions)
 
 
 def token_line(token: str | None) -> str:

@@ -79,10 +79,7 @@ class SharedMemory:
         Raises:
             RequestError: the service refused it.
             TransportError: the service cannot be reached, or does not answer in time.
-            DataError: it was given back.
         """
-        if self.descriptor < 0:
-            raise DataError("an array of this call was released, so the service has it no more; bind again")
         link.connect(timeout_s)
         connection = link.connection
         body = json.dumps({"key": self.name, "offset": 0, "byte_size": self.size_bytes}).encode()

@@ -8,12 +8,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.errors import DataError, RequestError
-from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, find_dtype
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import show, take_count, take_flag, take_parameters
 from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
@@ -24,8 +24,7 @@ NamedDimension: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """A free dimension, and the inputs and axes that have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPlace:
+class SharedPlace(NamedTuple):
     """A place in shared memory.
 
     Attributes:
@@ -256,13 +255,11 @@ def _take_name(entry: object, known: Mapping[str, object], taken: Mapping[str, o
 
 def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) -> InferTensor:
     where = f"input '{spec.name}'"
-    dtype_name = find_dtype(entry.get("datatype"), where)
-    if dtype_name != spec.dtype:
-        raise RequestError(
-            400, f"{where}: datatype is {entry.get('datatype')}, expected {DATATYPE_OF_DTYPE[spec.dtype]}"
-        )
+    datatype, expected = entry.get("datatype"), DATATYPE_OF_DTYPE[spec.dtype]
+    if datatype != expected:
+        raise RequestError(400, f"{where}: datatype is {show(datatype)}, expected {expected}")
     shape = _take_shape(entry, spec, where)
-    dtype = DTYPES[dtype_name]
+    dtype = DTYPES[spec.dtype]
     size_bytes = math.prod(shape) * dtype.itemsize
     parameters = take_parameters(entry, where)
     shared = _take_place(parameters, where)

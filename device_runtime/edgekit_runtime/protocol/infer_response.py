@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from edgekit_runtime.errors import RequestError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, DTYPE_OF_DATATYPE
@@ -10,24 +10,7 @@ from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, Re
 from edgekit_runtime.protocol.json_tensors import Sliced, read_values, write_values
 from edgekit_runtime.tensors import DTYPES, Array
 
-_FEW_VALUES: Final = 128  # are written at once
-_MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
 _dump = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def measure_json(request: InferRequest, outputs: Mapping[str, Array], limit_bytes: int) -> int | None:
-    """Return how much memory a response with many values in its JSON takes at most, or None for few values.
-
-    Args:
-        request: that is answered.
-        outputs: of the model.
-        limit_bytes: of the JSON.
-    """
-    arrays = [outputs[each.name] for each in request.outputs if not each.is_binary and each.shared is None]
-    values = sum(array.size for array in arrays)
-    if values <= _FEW_VALUES:
-        return None
-    return sum(array.nbytes for array in arrays) + min(values * _MAX_VALUE_CHARACTERS, limit_bytes)
 
 
 def encode_response(

@@ -16,7 +16,7 @@ from edgekit_runtime.protocol.infer_request import (
     decode_request,
     find_named_dimensions,
 )
-from edgekit_runtime.protocol.infer_response import encode_response, measure_json
+from edgekit_runtime.protocol.infer_response import encode_response
 from edgekit_runtime.protocol.json_fields import load_object
 from edgekit_runtime.protocol.json_tensors import NumberArray, Sliced, finish, load_document
 from edgekit_runtime.protocol.rest import HEADER_LENGTH
@@ -29,6 +29,8 @@ _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
 _INDEX_BYTES: Final = 4  # no engine takes indices of fewer
 _MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
+_FEW_VALUES: Final = 128  # are written to JSON at once
+_MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
 _MAX_KEPT_HEADS: Final = 32  # of one request: a model with free sizes has responses of many shapes
 
 Held: TypeAlias = Mapping[str, Region]
@@ -174,7 +176,12 @@ class Codec:
 
     def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
         """Return how much memory the JSON of a long response takes at most, or None for a short one."""
-        return measure_json(request, outputs, self._max_json_response_bytes)
+        arrays = [outputs[one.name] for one in request.outputs if not one.is_binary and one.shared is None]
+        values = sum(array.size for array in arrays)
+        if values <= _FEW_VALUES:
+            return None
+        text_bytes = min(values * _MAX_VALUE_CHARACTERS, self._max_json_response_bytes)
+        return text_bytes + sum(array.nbytes for array in arrays)
 
     def _cut_json(self, body: memoryview, json_bytes: int | None) -> bytes:
         json_bytes = len(body) if json_bytes is None else json_bytes
