@@ -19,7 +19,6 @@ from edgekit_toolkit.passes import (
     fold_constants,
     optimise,
     ort_basic,
-    pipeline,
     separate_weights,
     share_weights,
     simplify,
@@ -464,7 +463,7 @@ def bloated(model):
     ],
 )
 def test_faulty_pass_is_dropped_with_its_reason_and_the_rest_goes_on(monkeypatch, faulty, reason):
-    monkeypatch.setattr(pipeline.simplify, "run", faulty)
+    monkeypatch.setattr(simplify, "run", faulty)
     source = conv_net()
     result = optimise(source, batch=None, feeds=feeds_of(source))
     dropped = step(result, "simplify")
