@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.service.api.metrics_page import write_metrics
-from edgekit_runtime.service.api.routes import Routes
+from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import read_token, refuse_stranger
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, listen_unix, take_inherited
@@ -92,9 +92,9 @@ class Service:
             drain_timeout_s=config.inference.drain_timeout_s,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
-        routes = Routes(self.registry, self._regions, self._write_metrics, slicer)
+        router = Router(self.registry, self._regions, self._write_metrics, slicer)
         self._watching: Watching | None = None
-        self.http = HttpServer(loop, routes.handle, self._screen, config.http)
+        self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Workers(self.http, self._regions, config, source.limits, self._token)
         self.workers.served = self.registry
         self._socket_file: SocketFile | None = None

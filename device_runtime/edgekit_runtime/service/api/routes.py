@@ -1,4 +1,4 @@
-"""Which request goes where: the addresses of the protocol, and what answers them.
+"""The router: which request goes where, and the requests about server, models and repository.
 
 Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model_repository, statistics and
     shared_memory.
@@ -7,17 +7,16 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model
 import asyncio
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_small, take_parameters
-from edgekit_runtime.service.api.inference import InferRoutes
-from edgekit_runtime.service.api.shared_memory import RegionRoutes
+from edgekit_runtime.service.api.inference import InferenceHandler
+from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
@@ -31,6 +30,7 @@ from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import TensorSpec
 
 Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
+Route: TypeAlias = tuple[tuple[str, ...], Action]  # methods, and what handles them
 
 _READ: Final = ("GET", "HEAD")
 _WRITE: Final = ("POST",)
@@ -40,16 +40,14 @@ _EXTENSIONS: Final = (
 # Backend -> PROJECT_FORMAT, as the protocol has it; it names none for LiteRT.
 _PLATFORMS: Final = {"ort": "onnx_onnxv1", "tensorrt": "tensorrt_plan", "litert": "litert_tflite"}
 
-_logger = logging.getLogger(__name__)
 
-
-class Routes:
-    """Answers requests from the registry."""
+class Router:
+    """Handles requests from the registry."""
 
     def __init__(
         self, registry: Registry, regions: Regions, metrics: Callable[[], bytes], slicer: Slicer
     ) -> None:
-        """Make the routes.
+        """Make the router.
 
         Args:
             registry: of the models.
@@ -58,21 +56,17 @@ class Routes:
             slicer: reads and writes long JSON.
         """
         self._registry, self._models = registry, registry.models
-        self._inference = InferRoutes(registry.models, self._when_loaded, slicer)
-        self._memory = RegionRoutes(regions)
+        self._inference = InferenceHandler(registry.models, self._when_loaded, slicer)
+        self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
-        """Answer the first request with this head, now or later; further ones go where `head.route` says.
+    def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
+        """Handle the first request with this head; `head.route` handles further ones.
 
         Raises:
-            EdgekitError: the answer is this error.
+            EdgekitError: the response is this error.
         """
-        action = head.route = self._resolve(head)
-        action(connection, head, body)
-
-    def _resolve(self, head: RequestHead) -> Action:
         parts = [unquote(part) for part in head.path.strip("/").split("/")]
         found = self._find(parts)
         if found is None:
@@ -80,113 +74,132 @@ class Routes:
         methods, action = found
         if head.method not in methods:
             raise MethodError(head.method, head.path[:200], methods)
-        return action
+        head.route = action
+        action(connection, head, body)
 
-    def _find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
+    def _find(self, parts: list[str]) -> Route | None:
+        bind, memory = functools.partial, self._memory
         match parts:
             case ["v2"]:
-                return _READ, _reply_with(self._describe_server)
+                return _READ, _respond_with(self._describe_server)
             case ["v2", "health", "live"]:
-                return _READ, _reply_with(lambda: {"live": True})
+                return _READ, _respond_with(lambda: {"live": True})
             case ["v2", "health", "ready"]:
-                return _READ, self._answer_ready
+                return _READ, self._respond_ready
             case ["metrics"]:
-                return _READ, self._answer_metrics
+                return _READ, self._respond_metrics
             case ["v2", "models", "stats"]:
-                return _READ, _reply_with(lambda: _describe_statistics(self._models.served()))
+                return _READ, _respond_with(lambda: _describe_statistics(self._models.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:
                 return self._find_model(name, version, rest)
             case ["v2", "models", name, *rest] if len(rest) <= 1:
                 return self._find_model(name, None, rest)
             case ["v2", "repository", "index"]:
-                return _WRITE, self._answer_index
+                return _WRITE, self._respond_index
             case ["v2", "repository", "models", name, "load"]:
-                return _WRITE, functools.partial(self._change, self._registry.load, name)
+                return _WRITE, bind(self._change, self._registry.load, name)
             case ["v2", "repository", "models", name, "unload"]:
-                return _WRITE, functools.partial(self._change, self._registry.unload, name)
-            case ["v2", "systemsharedmemory", *rest]:
-                return self._find_memory(rest)
+                return _WRITE, bind(self._change, self._registry.unload, name)
+            case ["v2", "systemsharedmemory", "status"]:
+                return _READ, bind(memory.respond_status, None)
+            case ["v2", "systemsharedmemory", "region", name, "status"]:
+                return _READ, bind(memory.respond_status, name)
+            case ["v2", "systemsharedmemory", "region", name, "register"]:
+                return _WRITE, bind(memory.register, name)
+            case ["v2", "systemsharedmemory", "region", name, "unregister"]:
+                return _WRITE, bind(memory.unregister, name)
+            case ["v2", "systemsharedmemory", "unregister"]:
+                return _WRITE, bind(memory.unregister, None)
         return None
 
-    def _find_model(
-        self, name: str, version: str | None, rest: list[str]
-    ) -> tuple[tuple[str, ...], Action] | None:
+    def _find_model(self, name: str, version: str | None, rest: list[str]) -> Route | None:
         match rest:
             case ["infer"]:
-                return _WRITE, functools.partial(self._inference.take, name, version)
+                return _WRITE, functools.partial(self._inference.handle_request, name, version)
             case []:
-                return _READ, functools.partial(self._answer_model, name, version)
+                return _READ, functools.partial(self._respond_model, name, version)
             case ["ready"]:
-                return _READ, _reply_with(lambda: self._describe_ready(name, version))
+                return _READ, _respond_with(lambda: self._describe_ready(name, version))
             case ["stats"]:
-                return _READ, _reply_with(lambda: _describe_statistics([self._models.find(name, version)]))
+                return _READ, _respond_with(lambda: _describe_statistics([self._models.find(name, version)]))
         return None
 
-    def _find_memory(self, rest: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        match rest:
-            case ["status"]:
-                return _READ, functools.partial(self._memory.answer_status, None)
-            case ["region", name, "status"]:
-                return _READ, functools.partial(self._memory.answer_status, name)
-            case ["region", name, "register"]:
-                return _WRITE, functools.partial(self._memory.register, name)
-            case ["region", name, "unregister"]:
-                return _WRITE, functools.partial(self._memory.unregister, name)
-            case ["unregister"]:
-                return _WRITE, functools.partial(self._memory.unregister, None)
-        return None
-
-    def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
-        """Do `act` once a model is loaded again that was unloaded for others."""
-
-        async def wait() -> None:
-            try:
-                await self._registry.wait_for(name)
-                act()
-            except EdgekitError as error:
-                connection.respond_error(error)
-            except Exception:
-                _logger.exception("loading model '%s' for a request failed inside the service", name)
-                connection.respond_error(RequestError(500, "the service failed; its log says why"))
-
-        self._start(wait())
-
-    # Everything else
-
-    def _answer_ready(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
+    def _respond_ready(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         is_ready = self._models.is_ready()
         connection.respond(*make_json({"ready": is_ready}, 200 if is_ready else 503))
 
-    def _answer_metrics(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
+    def _respond_metrics(self, connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         text = self._metrics()
         connection.respond(make_head(200, CONTENT_TYPE, len(text)), text)
 
-    def _answer_index(self, connection: Connection, _head: RequestHead, body: memoryview) -> None:
+    def _respond_index(self, connection: Connection, _head: RequestHead, body: memoryview) -> None:
         wants_ready = len(body) > 0 and load_small(body).get("ready") is True
 
-        async def list_models() -> list[dict[str, str]]:
-            return [
+        async def respond() -> None:
+            lines = [
                 {"name": line.name, "version": line.version, "state": line.state, "reason": line.reason}
                 for line in await self._registry.index()
                 if not wants_ready or line.state == "READY"
             ]
+            connection.respond(*make_json(lines))
 
-        self._answer_later(connection, list_models(), "listing the models")
+        self._start(connection, respond())
 
-    def _describe_server(self) -> dict[str, Any]:
-        extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
-        return {"name": "edgekit", "version": __version__, "extensions": extensions}
-
-    def _answer_model(
+    def _respond_model(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
         try:
             described = self._describe_model(name, version)
         except EvictedError:
-            again = functools.partial(self._answer_model, name, version, connection, head, body)
+            again = functools.partial(self._respond_model, name, version, connection, head, body)
             self._when_loaded(name, connection, again)
             return
         connection.respond(*make_json(described))
+
+    def _change(
+        self,
+        change: Callable[[str], Coroutine[Any, Any, None]],
+        name: str,
+        connection: Connection,
+        _head: RequestHead,
+        body: memoryview,
+    ) -> None:
+        """Load or unload a model; respond once that is done."""
+        stated = take_parameters(load_small(body), "the request") if len(body) else {}
+        if "config" in stated or any(key.startswith("file:") for key in stated):
+            raise RequestError(
+                400, "models come from signed packages: config and files in a request are refused"
+            )
+
+        async def respond() -> None:
+            await change(name)
+            connection.respond(*make_json({}))
+
+        self._start(connection, respond())
+
+    def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
+        """Call `act` once a model is loaded again that was unloaded for others."""
+
+        async def wait() -> None:
+            await self._registry.wait_for(name)
+            act()
+
+        self._start(connection, wait())
+
+    def _start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` for a request; respond with the error if it fails."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._finish, connection))
+
+    def _finish(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            connection.respond_error(error)
+
+    def _describe_server(self) -> dict[str, Any]:
+        extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
+        return {"name": "edgekit", "version": __version__, "extensions": extensions}
 
     def _describe_ready(self, name: str, version: str | None) -> dict[str, Any]:
         with contextlib.suppress(EvictedError):  # its next request loads it
@@ -204,51 +217,12 @@ class Routes:
             "outputs": [_describe_tensor(spec) for spec in served.codec.outputs],
         }
 
-    def _change(
-        self,
-        change: Callable[[str], Coroutine[Any, Any, None]],
-        name: str,
-        connection: Connection,
-        _head: RequestHead,
-        body: memoryview,
-    ) -> None:
-        """Load or unload; the answer comes when that is done."""
-        stated = take_parameters(load_small(body), "the request") if len(body) else {}
-        if "config" in stated or any(key.startswith("file:") for key in stated):
-            raise RequestError(
-                400, "models come from signed packages: config and files in a request are refused"
-            )
 
-        self._answer_later(connection, change(name), f"changing model '{name}'")
-
-    def _answer_later(self, connection: Connection, work: Coroutine[Any, Any, Any], what: str) -> None:
-        """Answer with the JSON of what `work` returns; nothing becomes an empty object."""
-
-        async def act() -> None:
-            try:
-                value = await work
-            except EdgekitError as error:
-                connection.respond_error(error)
-            except Exception:
-                _logger.exception("%s failed inside the service", what)
-                connection.respond_error(RequestError(500, "the service failed; its log says why"))
-            else:
-                connection.respond(*make_json({} if value is None else value))
-
-        self._start(act())
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _reply_with(make: Callable[[], Any]) -> Action:
-    """Return an action that answers with the JSON of what `make` returns; nothing becomes an empty object."""
+def _respond_with(make: Callable[[], dict[str, Any]]) -> Action:
+    """Return an action that responds with the JSON of what `make` returns."""
 
     def act(connection: Connection, _head: RequestHead, _body: memoryview) -> None:
-        value = make()
-        connection.respond(*make_json({} if value is None else value))
+        connection.respond(*make_json(make()))
 
     return act
 

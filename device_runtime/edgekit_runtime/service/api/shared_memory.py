@@ -35,8 +35,8 @@ class _Owned:
             self._further()
 
 
-class RegionRoutes:
-    """Answers requests about regions; a memfd ends with the connection that registered it."""
+class SharedMemoryHandler:
+    """Handles requests about regions; a memfd ends with the connection that registered it."""
 
     __slots__ = ("_regions",)
 
@@ -73,7 +73,7 @@ class RegionRoutes:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
         connection.respond(*make_json({}))
 
-    def answer_status(
+    def respond_status(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
         """Say what is registered, of one region or of all."""

@@ -301,11 +301,8 @@ class Connection:
         self.deadline_tick = NEVER
         try:
             (head.route or self._owner.handle_request)(self, head, body)
-        except EdgekitError as error:
+        except Exception as error:
             self.respond_error(error)
-        except Exception:
-            _logger.exception("a request to %s failed inside the service", head.path)
-            self.respond_error(RequestError(500, "the service failed; its log says why"))
 
     # Responding
 
@@ -316,8 +313,12 @@ class Connection:
         self.is_busy = self.closes = True
         self.respond_error(error)
 
-    def respond_error(self, error: EdgekitError) -> None:
-        """Respond with `error`, which is counted."""
+    def respond_error(self, error: BaseException) -> None:
+        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
+        if not isinstance(error, EdgekitError):
+            path = "an unknown path" if self._head is None else self._head.path
+            _logger.error("a request to %s failed inside the service", path, exc_info=error)
+            error = RequestError(500, "the service failed; its log says why")
         if self.is_busy and self.is_open:
             self._owner.error_counts[status_of(error)] += 1
         self.respond(*make_error(error))
