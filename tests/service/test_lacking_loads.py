@@ -217,12 +217,12 @@ def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
 def test_version_is_tried_later_where_the_one_in_use_has_no_process(
     maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
-        monkeypatch.setattr(worker_handle, "start", fail)
+        monkeypatch.setattr(worker_handle, "ChildProcess", fail)
         lives = find_model(service).lives
         kill(service, signal.SIGKILL)
         # A load before the loss is noticed goes to the process that is ending.

@@ -4,10 +4,8 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.runtime.conftest import PackageMaker
@@ -16,7 +14,7 @@ from tests.service.wiring_parts import load, statistics
 from tests.service.worker_parts import ask_again, asking, find_model, find_pids, running_isolated
 from tests.waiting import is_running, wait_for
 
-from edgekit_runtime.service.workers import worker_handle
+from edgekit_runtime.system import child_process
 
 CONNECTIONS = 6
 REQUEST = infer_bytes(X)
@@ -117,31 +115,10 @@ def test_swap_of_all_processes_under_load_loses_no_request(maker: PackageMaker, 
         wait_for(lambda: not any(is_running(pid) for pid in old), "the end of the old processes")
 
 
-class LateProcess:
-    """A process of which the first question after its end is asked too early, as on a busy machine."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self._is_early = True
-        self.pid = process.pid
-        self.kill = process.kill
-
-    def poll(self) -> int | None:
-        is_early, self._is_early = self._is_early, False
-        return None if is_early else self._process.wait()
-
-
 def test_end_of_a_process_is_noticed_where_the_kernel_has_no_descriptor_for_it(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = worker_handle.start
-
-    def start_late(*given: Any) -> tuple[LateProcess, socket.socket]:
-        process, near = start(*given)
-        return LateProcess(process), near
-
-    monkeypatch.setattr(worker_handle, "open_pidfd", lambda _pid: None)  # before Linux 5.3
-    monkeypatch.setattr(worker_handle, "start", start_late)
+    monkeypatch.setattr(child_process, "_open_pidfd", lambda _pid: None)  # before Linux 5.3
     with running_isolated(maker, tmp_path) as service:
         await_processes(service, 1)
         (lost,) = find_pids(service)
