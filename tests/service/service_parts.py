@@ -20,7 +20,7 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.models.lifecycle import Source
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.tensors import TensorSpec

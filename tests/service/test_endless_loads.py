@@ -29,9 +29,9 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, SlotError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.models.lifecycle import Source
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.options.rollout import Rollout
@@ -247,7 +247,7 @@ def test_memory_of_a_model_that_is_loading_is_given_to_no_other(
     packages = tmp_path / "packages"
     packages.mkdir()
     path = write_hanging(maker, packages, "endless")
-    cap = ModelMemory(max_bytes=int(1.5 * estimate_bytes([Servable("endless", "1.0.0", path)])))
+    cap = ModelMemory(max_bytes=int(1.5 * estimate_bytes([Servable("endless", "1.0.0", path, "")])))
     config = make_config(tmp_path, memory=cap)
     source = PackageFiles([packages], maker.trust)
     started: list[Running] = []

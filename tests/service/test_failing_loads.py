@@ -12,8 +12,8 @@ from tests.service.wiring_parts import index, infer, load, write
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.models.lifecycle import Source
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving.lane_factory import Stacking
 from edgekit_runtime.sessions.ort import OrtSession

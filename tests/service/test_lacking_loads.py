@@ -253,7 +253,7 @@ def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_
         raise UnavailableError("not now")
 
     slots.install(write(maker, tmp_path, "2.0.0"))
-    monkeypatch.setattr(InstalledModels, "reopen", fail)
+    monkeypatch.setattr(InstalledModels, "open_again", fail)
     with serving(slots, rollout=ENDLESS) as service:
         assert ask(service, INFER).status == 503
         monkeypatch.undo()

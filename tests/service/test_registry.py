@@ -358,7 +358,7 @@ def test_service_without_models_is_live_and_ready(maker: PackageMaker, tmp_path:
 
 
 def test_policy_chooses_the_newest_or_the_named() -> None:
-    installed = [Servable("m", version, Path(version)) for version in ("1.0", "1.2", "1.10", "2.0-rc1")]
+    installed = [Servable("m", version, Path(version), "") for version in ("1.0", "1.2", "1.10", "2.0-rc1")]
     chosen = VersionPolicy(latest=2).choose("m", installed)
     assert [package.version for package in chosen] == ["2.0-rc1", "1.10"]
     chosen = VersionPolicy(specific=("1.0", "1.10")).choose("m", installed)

@@ -68,7 +68,7 @@ def hang(service: Running, gate: Gate) -> socket.socket:
 
 def cap_for_one(path: Path) -> ModelMemory:
     """Return a cap that holds one model of the package at `path`, and half of another."""
-    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Servable("m", "1", path)])), load_wait_s=20.0)
+    return ModelMemory(max_bytes=int(1.5 * estimate_bytes([Servable("m", "1", path, "")])), load_wait_s=20.0)
 
 
 def test_unloading_a_model_that_hangs_ends_and_is_said(
@@ -266,7 +266,7 @@ def test_instances_that_tuning_found_count_each(
     tuned = Tuned("throughput", {}, instances)
     keep_tuned(read_unverified_manifest(path).manifest, choice, tuned)
     write(maker, packages, "1.0.0", name="other", backend=choice)
-    cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Servable("linear", "1.0.0", path)])))
+    cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Servable("linear", "1.0.0", path, "")])))
     models = {"linear": ModelOptions(isolation=isolation)}
     with serve(maker, packages, memory=cap, models=models) as service:
         assert len(service.call(service.service.registry.models.served)) == left

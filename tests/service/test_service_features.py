@@ -133,7 +133,7 @@ def test_malformed_reference_costs_the_drift_statistics_only(maker: PackageMaker
 def cap_for(packages: Path, models: int) -> ModelMemory:
     """Return a cap that holds so many of the models in `packages`."""
     path = next(packages.glob("*.edgepkg"))
-    return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Servable("m", "1", path)])))
+    return ModelMemory(max_bytes=int((models + 0.5) * estimate_bytes([Servable("m", "1", path, "")])))
 
 
 def write_models(maker: PackageMaker, packages: Path, count: int) -> list[str]:

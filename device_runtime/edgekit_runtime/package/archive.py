@@ -199,11 +199,14 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
 
     view = _map_file(path, limits)
     try:
-        manifest, key_id, members = _check_package(view, verify, limits, str(path))
+        members = read_members(view, str(path), limits.max_members)
+        manifest, key_id = _read_signed_manifest(view, members, verify, limits, str(path))
+        _check_artifacts(view, members, manifest, str(path))
     except BaseException:
         view.release()
         raise
-    return OpenedPackage(path, manifest, key_id, view=view, members=members)
+    contents = {member.name: member for member in members[2:]}
+    return OpenedPackage(path, manifest, key_id, view=view, members=contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +224,18 @@ class UnverifiedManifest:
     claimed_key_id: str
 
 
-def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> UnverifiedManifest:
+def read_unverified_manifest(
+    path: Path, limits: Limits = DEFAULT_LIMITS, *, check_artifacts: bool = True
+) -> UnverifiedManifest:
     """Return what the package at `path` says of itself, WITHOUT verifying who signed it.
 
-    For showing it to people who decide whether to trust that key; use `read_package` for everything else. All
-    other checks of `read_package` are made.
+    For showing it to a user who decides whether to trust that key, and for listing packages; use
+    `read_package` for everything else. All other checks of `read_package` are made.
 
     Args:
         path: of the package file.
         limits: bounds on sizes and counts.
+        check_artifacts: False leaves the artifacts unread, which takes most of the time.
 
     Raises:
         PackageError: as `read_package` does, but not for a key that is not trusted or a wrong signature.
@@ -240,7 +246,10 @@ def read_unverified_manifest(path: Path, limits: Limits = DEFAULT_LIMITS) -> Unv
         return read_unverified(envelope, PACKAGE_PREDICATE_TYPE, where)
 
     with _map_file(path, limits) as view:
-        manifest, key_id, _ = _check_package(view, read, limits, str(path))
+        members = read_members(view, str(path), limits.max_members)
+        manifest, key_id = _read_signed_manifest(view, members, read, limits, str(path))
+        if check_artifacts:
+            _check_artifacts(view, members, manifest, str(path))
     return UnverifiedManifest(manifest, key_id)
 
 
@@ -259,16 +268,6 @@ def _map_file(path: Path, limits: Limits) -> memoryview:
     except (OSError, ValueError, OverflowError) as cause:
         check_lack(cause, f"cannot read package {path}")
         raise PackageError(f"cannot read package {path}: {cause}") from cause
-
-
-def _check_package(
-    view: memoryview, read_envelope: _ReadEnvelope, limits: Limits, where: str
-) -> tuple[Manifest, str, dict[str, Member]]:
-    """Return the manifest, the key id and the artifacts by name, after all checks."""
-    members = read_members(view, where, limits.max_members)
-    manifest, key_id = _read_signed_manifest(view, members, read_envelope, limits, where)
-    _check_artifacts(view, members, manifest, where)
-    return manifest, key_id, {member.name: member for member in members[2:]}
 
 
 def _read_signed_manifest(

@@ -7,6 +7,7 @@ Source: docs/explanation/slots.md.
 """
 
 import contextlib
+import functools
 import logging
 import stat
 from collections.abc import Iterator
@@ -119,29 +120,34 @@ class ModelFolder:
         """
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
-    def load(self) -> FoundState:
+    def load(self, written: Installed | None = None) -> FoundState:
         """Return the state, or a new one made from the packages where it is missing or damaged.
 
         Nothing is written.
+
+        Args:
+            written: a package that was just written and verified; it is not read again for a new state, which
+                leaves it out.
 
         Raises:
             UnavailableError: it cannot be read, or not be made, now.
         """
         where = self.path / STATE_NAME
+        find = functools.partial(self._find_packages, written)
         try:
             state = parse_state(read_own_file(where, _MAX_STATE_BYTES), str(where))
         except FileNotFoundError:
-            found = self._find_packages()
+            found = find()
             return FoundState(found, None if found.current is None else f"{where}: is missing")
         except (DamagedStateError, ForeignFileError) as cause:
-            return FoundState(self._find_packages(), str(cause))
+            return FoundState(find(), str(cause))
         except NewerStateError as cause:
-            return FoundState(self._find_packages(), str(cause), replaceable=False)
+            return FoundState(find(), str(cause), replaceable=False)
         except OSError as cause:  # the disk may give it out the next time
             problem = f"{where}: cannot be read: {cause.strerror}"
-            return FoundState(self._find_packages(), problem, replaceable=False)
+            return FoundState(find(), problem, replaceable=False)
         if state.model != self.model:
-            return FoundState(self._find_packages(), f"{where}: is of model '{state.model}'")
+            return FoundState(find(), f"{where}: is of model '{state.model}'")
         return FoundState(state)
 
     def record(self, loaded: FoundState, state: ModelState) -> None:
@@ -231,7 +237,7 @@ class ModelFolder:
         with hold(self.path):
             yield
 
-    def _open(self, path: Path, item: Installed) -> OpenedPackage:
+    def _open(self, path: Path, item: Installed | None = None) -> OpenedPackage:
         try:
             status = path.lstat()
         except OSError as cause:
@@ -241,18 +247,19 @@ class ModelFolder:
             raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
         package = self._reading.open(path)
         found = package.manifest
-        if found.name != self.model or identify(found).sha256 != item.sha256:
+        if found.name != self.model or (item is not None and identify(found).sha256 != item.sha256):
             package.close()
+            expected = self.model if item is None else f"{self.model} {item.version}"
             raise SlotError(
-                f"{path}: holds {found.name} {found.version}, not the {self.model} {item.version} that was"
-                " installed; install the package again"
+                f"{path}: holds {found.name} {found.version}, not the {expected} that was installed; install"
+                " the package again"
             )
         return package
 
     def _list_names(self) -> list[str]:
         return sorted(path.name for path in self.path.iterdir())
 
-    def _find_packages(self) -> ModelState:
+    def _find_packages(self, written: Installed | None) -> ModelState:
         """Return a state of the packages that are there whole: the newest two in the slots, both unproven.
 
         Raises:
@@ -267,6 +274,8 @@ class ModelFolder:
             names = []
         for prefix, found in ((_SLOT, slots), (_FACTORY, factories)):
             packages = [name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)]
+            known = None if written is None else _file_name(written, factory=prefix == _FACTORY)
+            packages = [name for name in packages if name != known]
             for name in packages[:_MAX_FOUND]:
                 with _passing_bad_ones():
                     found.append(self._recognise(self.path / name, factory=prefix == _FACTORY))
@@ -276,11 +285,10 @@ class ModelFolder:
         return ModelState(model=self.model, active=active, spare=spare, factory=factory)
 
     def _recognise(self, path: Path, *, factory: bool) -> Installed:
-        with self._reading.open(path) as package:
+        with self._open(path) as package:
             item = identify(package.manifest)
         if path.name != _file_name(item, factory=factory):
             raise SlotError(f"{path}: is not named after its content")
-        self._open(path, item).close()
         return Installed(version=item.version, sha256=item.sha256, health=HEALTHY) if factory else item
 
 

@@ -7,19 +7,18 @@ Source: docs/explanation/slots.md.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.errors import SlotError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
-from edgekit_runtime.slots.examine import Place, examine
-from edgekit_runtime.slots.folder import FoundState, Reading, identify
+from edgekit_runtime.slots.folder import FoundState, ModelFolder, Reading, identify
 from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
@@ -48,6 +47,23 @@ class Receipt:
     version: str
     active: bool
     state: ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One package.
+
+    Attributes:
+        name: `active`, `spare` or `factory`.
+        installed: its entry in the state.
+        path: where it lies.
+        problem: why it cannot be opened, or None.
+    """
+
+    name: str
+    installed: Installed
+    path: Path
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,7 @@ class Slots:
         """
         folder = self._folders.find(model)
         loaded = folder.load()
-        return loaded, examine(folder, loaded)
+        return loaded, tuple(_examine(folder, loaded.state))
 
     def choose(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
         """Return what to open, and record nothing.
@@ -122,6 +138,18 @@ class Slots:
                 if folder.load() == loaded:
                     raise
         raise SlotError(f"{folder.path}: changes all the time; try again")
+
+    def list_candidates(
+        self, model: str, version: str | None = None, *, counted: Collection[str] = ()
+    ) -> tuple[tuple[Installed, Path], ...]:
+        """Return what `choose` would try and where each lies, best first; no package is opened.
+
+        Raises:
+            SlotError: no such model or version.
+        """
+        folder = self._folders.find(model)
+        state = transitions.give_up(folder.load().state, self.max_begun, counted)
+        return tuple((item, folder.locate(state, item)) for item in select(state, version))
 
     def begin_start(
         self,
@@ -289,7 +317,7 @@ class Slots:
                     folder.sweep(loaded.state)
                 is_new = folder.keep(package, new, factory=factory)
                 try:
-                    state = self._change(model, change)
+                    state = self._change(model, change, written=new if is_new else None)
                 except SlotError:
                     if is_new and not folder.may_name(new):
                         folder.drop(new, factory=factory)
@@ -299,10 +327,12 @@ class Slots:
         active = state.current is not None and state.current.sha256 == new.sha256
         return Receipt(model=model, version=new.version, active=active, state=state)
 
-    def _change(self, model: str, change: Callable[[ModelState], ModelState]) -> ModelState:
+    def _change(
+        self, model: str, change: Callable[[ModelState], ModelState], written: Installed | None = None
+    ) -> ModelState:
         folder = self._folders.find(model)
         with folder.lock():
-            loaded = folder.load()
+            loaded = folder.load(written)
             state = change(loaded.state)
             folder.record(loaded, state)
         return state
@@ -311,3 +341,15 @@ class Slots:
     def _folders(self) -> ModelFolders:
         reading = Reading(trust=self.trust, limits=self.limits, target=self.target)
         return ModelFolders(self.folder, reading, self.disk)
+
+
+def _examine(folder: ModelFolder, state: ModelState) -> Iterator[Place]:
+    for name, item in (("active", state.active), ("spare", state.spare), ("factory", state.factory)):
+        if item is None:
+            continue
+        problem = None
+        try:
+            folder.open(state, item).close()
+        except EdgekitError as cause:
+            problem = str(cause)
+        yield Place(name, item, folder.locate(state, item), problem)

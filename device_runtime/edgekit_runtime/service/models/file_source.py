@@ -5,30 +5,34 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, TypeAlias
 
-from edgekit_runtime.errors import PackageError
-from edgekit_runtime.package.archive import DEFAULT_LIMITS, read_package, read_unverified_manifest
-from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.errors import PackageError, SignatureError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
+from edgekit_runtime.service.models.source import Load, open_listed
 from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
 
-_SUFFIX = ".edgepkg"
+_Key: TypeAlias = tuple[Path, int, int]
+"""Of a file as it is now: path, time of the last change and inode."""
+
+_SUFFIX: Final = ".edgepkg"
 
 _logger = logging.getLogger(__name__)
 
 
 class PackageFiles:
-    """A `Source` of given files, and of all packages in given folders, looked at anew each time.
+    """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
-    What a package says of its name is believed here without a signature; opening verifies it. As long as this
-    lives, a version that was opened and not rejected is followed by no older one: an old package is signed,
-    too, and files have no state that tells a way back from an attack.
+    Listing reads a package's name and version without verifying them; opening verifies everything. Once a
+    version was opened and not rejected, no older one follows it until the service restarts: an old package is
+    signed, too, and files have no state that tells a rollback from an attack.
     """
 
-    __slots__ = ("_opened", "_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
+    __slots__ = ("_damaged", "_opened", "_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
 
     def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
         """Take the packages at `paths`; what goes later is said in the log.
@@ -44,8 +48,9 @@ class PackageFiles:
             _stat(path)
         self._paths = tuple(paths)
         self._trust, self.limits = trust, DEFAULT_LIMITS
-        self._seen: dict[tuple[Path, int, int], Servable] = {}
-        self._rejected: set[tuple[Path, int, int]] = set()
+        self._seen: dict[_Key, Servable] = {}
+        self._rejected: set[_Key] = set()
+        self._damaged: dict[_Key, str] = {}  # with what is wrong
         self._unreadable: dict[Path, str] = {}
         self._opened: set[tuple[str, str]] = set()  # names and versions
 
@@ -61,32 +66,29 @@ class PackageFiles:
             RequestError: there are none, or not a version that is asked for.
             UnavailableError: one cannot be read now.
         """
-        found = [package for package in self._read() if package.name == name]
-        if not found and self._unreadable:
-            reasons = "; ".join(self._unreadable.values())
-            raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
-        return policy.choose(name, found)
+        return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
-        opened: list[Loaded] = []
-        chosen = self.find(name, policy)
-        if not policy.specific:
-            self._check_age(chosen[0])
+        opened = self._open_packages(name, policy)
+        loaded: list[Loaded] = []
         try:
-            for package in chosen:
-                opened.append(self.reopen(package.path, load))  # noqa: PERF401  # to close them in between
+            for package in opened:
+                loaded.append(load(package))  # noqa: PERF401
         except BaseException:
-            for loaded in opened:
-                loaded.close()
+            for one in loaded:
+                one.close()
             raise
-        self._opened.update((name, package.version) for package in chosen)
-        return opened
+        finally:
+            for package in opened:
+                package.close()
+        self._opened.update((name, package.manifest.version) for package in opened)
+        return loaded
 
-    def reopen(self, path: Path, load: Load) -> Loaded:
-        """Return the model of the package at `path`."""
-        with read_package(path, self._trust) as package:
-            return load(package)
+    def open_again(self, package: Servable, load: Load) -> Loaded:
+        """Return the model of a package that was served before."""
+        with open_listed(package, self._trust, self.limits) as opened:
+            return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
         """Nothing: files have no state."""
@@ -106,6 +108,36 @@ class PackageFiles:
             self._rejected.update(own)
         return bool(others)
 
+    def _list(self, name: str) -> dict[_Key, Servable]:
+        found = {key: package for key, package in self._read_keys() if package.name == name}
+        accepted = {key: package for key, package in found.items() if key not in self._rejected}
+        if not accepted and self._unreadable:
+            reasons = "; ".join(self._unreadable.values())
+            raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
+        return accepted
+
+    def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:
+        """Return the packages that `policy` chooses, verified; damaged files are passed by from now on."""
+        while True:
+            listed = self._list(name)
+            chosen = policy.choose(name, list(listed.values()))
+            if not policy.specific:
+                self._check_age(chosen[0])
+            opened: list[OpenedPackage] = []
+            try:
+                for package in chosen:
+                    opened.append(open_listed(package, self._trust, self.limits))
+            except BaseException as error:
+                for one in opened:
+                    one.close()
+                # A wrong signature may be an attack: no older version is served instead.
+                if not isinstance(error, PackageError) or isinstance(error, SignatureError):
+                    raise
+                key = next(key for key, listed_one in listed.items() if listed_one is package)
+                self._damaged[key] = str(error)
+            else:
+                return opened
+
     def _check_age(self, package: Servable) -> None:
         opened = tuple(self._opened)  # other models are opened meanwhile, on other threads
         newest = max((one for name, one in opened if name == package.name), key=sort_key, default=None)
@@ -119,7 +151,7 @@ class PackageFiles:
     def _read(self) -> list[Servable]:
         return [package for key, package in self._read_keys() if key not in self._rejected]
 
-    def _read_keys(self) -> list[tuple[tuple[Path, int, int], Servable]]:
+    def _read_keys(self) -> list[tuple[_Key, Servable]]:
         files = []
         for path in self._paths:
             files += _list_packages(path) if path.is_dir() else [path]
@@ -138,15 +170,17 @@ class PackageFiles:
             raise problem
         return found
 
-    def _describe(self, path: Path) -> tuple[tuple[Path, int, int], Servable]:
+    def _describe(self, path: Path) -> tuple[_Key, Servable]:
         status = _stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise PackageError(f"cannot read package {path}: it is no file")
         key = (path, status.st_mtime_ns, status.st_ino)
+        if key in self._damaged:
+            raise PackageError(self._damaged[key])
         found = self._seen.get(key)
         if found is None:
-            manifest = read_unverified_manifest(path).manifest
-            found = Servable(manifest.name, manifest.version, path)
+            manifest = read_unverified_manifest(path, check_artifacts=False).manifest
+            found = Servable(manifest.name, manifest.version, path, manifest.sha256)
         return key, found
 
 

@@ -12,13 +12,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, load
 from edgekit_runtime.service.serving.served_version import Served
 
@@ -73,10 +73,12 @@ class Keeper:
         opened = await self.on_thread(functools.partial(self.source.open, name, options.policy, load_one))
         return [self.make_served(loaded) for loaded in opened]
 
-    async def reopen(self, path: Path, options: ModelOptions) -> Served:
-        """Return the version whose package lies at `path`."""
+    async def open_again(self, package: Servable, options: ModelOptions) -> Served:
+        """Return a version that was served before."""
         load_one = functools.partial(load, options=options, open_remote=self._open_remote)
-        return self.make_served(await self.on_thread(functools.partial(self.source.reopen, path, load_one)))
+        return self.make_served(
+            await self.on_thread(functools.partial(self.source.open_again, package, load_one))
+        )
 
     async def list_names(self) -> Sequence[str]:
         """Return the names of all installed models; waits for the disk, and for no model that is loading.

@@ -41,7 +41,7 @@ def estimate_bytes(packages: Iterable[Servable], options: ModelOptions | None = 
     total = 0
     for package in packages:
         with contextlib.suppress(PackageError):  # opening it says what is wrong
-            manifest = read_unverified_manifest(package.path).manifest
+            manifest = read_unverified_manifest(package.path, check_artifacts=False).manifest
             sessions = count_sessions(manifest, options.instances) * count_processes(options.isolation)
             total += model_bytes(manifest, package.path, options.governor, sessions)
     return total

@@ -7,7 +7,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
@@ -21,7 +20,7 @@ from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.version_policy import VersionPolicy
+from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, explained, settle
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.serving.served_version import Served
@@ -273,7 +272,7 @@ class Registry:
         size_bytes = sum(loaded.memory_bytes for loaded in before)
         try:
             async with self._room.make(name, LoadPlan("resource", size_bytes, for_others=True)):
-                back = await self._reopen([loaded.path for loaded in before], options)
+                back = await self._open_again(before, options)
         except MemoryCapError as error:
             _logger.warning("what served before waits for its next request: %s", error)
             model.is_evicted = True
@@ -282,12 +281,14 @@ class Registry:
             model.put_in(back)
             self._keeper.confirm_later(back)
 
-    async def _reopen(self, paths: Sequence[Path], options: ModelOptions) -> list[Served]:
+    async def _open_again(self, before: Sequence[Loaded], options: ModelOptions) -> list[Served]:
         back = []
-        for path in paths:
+        for loaded in before:
+            manifest = loaded.manifest
+            package = Servable(manifest.name, manifest.version, loaded.path, manifest.sha256)
             try:
-                back.append(await self._keeper.reopen(path, options))
-            except EdgekitError as error:  # noqa: PERF203  # each is a try of its own
+                back.append(await self._keeper.open_again(package, options))
+            except EdgekitError as error:  # each is a try of its own
                 _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
         return back
 

@@ -80,7 +80,7 @@ class Rollouts:
         if proven is None or proven.version == newest.version:
             return False
         try:
-            model.put_in([await self._keeper.reopen(proven.path, options)])
+            model.put_in([await self._keeper.open_again(proven, options)])
         except UnavailableError:  # it may be opened later, and without it the new one would have no trial
             raise
         except EdgekitError as error:

@@ -6,11 +6,9 @@ takes its place.
 
 import logging
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.service.models.source import Load, open_listed
 from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
@@ -39,8 +37,9 @@ class InstalledModels:
         """Return the packages that `policy` chooses."""
         found = []
         for version in policy.ordered() or (None,):
-            with (choice := self._slots.choose(name, version, counted=self._begun)).package:
-                found.append(Servable(name, choice.version, choice.path))
+            candidates = self._slots.list_candidates(name, version, counted=self._begun)
+            item, path = next((pair for pair in candidates if pair[1].exists()), candidates[0])
+            found.append(Servable(name, item.version, path, item.sha256))
         return found
 
     def find_proven(self, name: str) -> Servable | None:
@@ -48,11 +47,9 @@ class InstalledModels:
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
-        others = [other for other in (state.spare, state.factory) if other is not None]
-        for other in others:
+        for other, path in self._slots.list_candidates(name):
             if other.health == HEALTHY and other.version != state.current.version:
-                with (choice := self._slots.choose(name, other.version)).package:
-                    return Servable(name, choice.version, choice.path)
+                return Servable(name, other.version, path, other.sha256)
         return None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
@@ -70,10 +67,10 @@ class InstalledModels:
             raise
         return opened
 
-    def reopen(self, path: Path, load: Load) -> Loaded:
-        """Return the model of the package at `path`."""
-        with read_package(path, self._slots.trust, self._slots.limits) as package:
-            return load(package)
+    def open_again(self, package: Servable, load: Load) -> Loaded:
+        """Return the model of a package that was served before."""
+        with open_listed(package, self._slots.trust, self._slots.limits) as opened:
+            return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
         """Record that `version` serves well."""

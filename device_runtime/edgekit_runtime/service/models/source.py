@@ -1,12 +1,13 @@
 """What the service needs of the place where packages lie: slots, files, or what a worker was given."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from edgekit_runtime.package.archive import Limits, OpenedPackage
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.archive import Limits, OpenedPackage, read_package
 from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.trust.dsse import Verifier
 
 Load: TypeAlias = Callable[[OpenedPackage], Loaded]
 """Opens the sessions of a verified package and tests them; the package may be closed after that."""
@@ -51,7 +52,7 @@ class Source(Protocol):
             EdgekitError: that says why nothing can be served; nothing stays open then.
         """
 
-    def reopen(self, path: Path, load: Load) -> Loaded:
+    def open_again(self, package: Servable, load: Load) -> Loaded:
         """Return the model of a package that was served before.
 
         Raises:
@@ -72,3 +73,16 @@ class Source(Protocol):
         Raises:
             EdgekitError: it cannot be recorded.
         """
+
+
+def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
+    """Return a package that was listed, verified.
+
+    Raises:
+        PackageError: it is not whole, or another one lies there by now; see `read_package` for the others.
+    """
+    package = read_package(listed.path, trust, limits)
+    if package.manifest.sha256 != listed.sha256:
+        package.close()
+        raise PackageError(f"{listed.path}: was replaced while it was being loaded; load the model again")
+    return package

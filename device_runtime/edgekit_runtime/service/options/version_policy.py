@@ -13,16 +13,18 @@ SwapOrder: TypeAlias = Literal["availability", "resource"]
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """A package that may be served.
+    """A package that may be served, as its source lists it: nothing of it is verified yet.
 
     Attributes:
         name, version: of the model.
         path: of the package.
+        sha256: of its manifest.
     """
 
     name: str
     version: str
     path: Path
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)

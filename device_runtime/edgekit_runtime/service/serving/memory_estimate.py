@@ -40,7 +40,7 @@ def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None
     stated = _stated_bytes(manifest.figures)
     copies = sessions if governor is None else sessions * max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants
-        return copies * needed_bytes([Servable(manifest.name, manifest.version, path)])
+        return copies * _PER_PACKAGE_BYTE * _size_bytes(path)
     if governor is None:
         return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgekit_runtime.errors import DigestError
-from edgekit_runtime.package.archive import Limits, read_package
-from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.package.archive import Limits
+from edgekit_runtime.service.models.source import Load, open_listed
 from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import Given
@@ -16,13 +16,13 @@ from edgekit_runtime.trust.dsse import Statement, read_unverified
 class _Verdict:
     """A `Verifier` of packages whose signatures the service has verified."""
 
-    def __init__(self, given: Iterable[Given]) -> None:
-        self._digests = {one.manifest_sha256 for one in given}
+    def __init__(self, manifest_sha256: str) -> None:
+        self._sha256 = manifest_sha256
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return what the envelope says, where it is about one of those packages."""
+        """Return what the envelope says, where it is about the package of that manifest."""
         statement, key_id = read_unverified(envelope, predicate_type, where)
-        if statement.sha256 not in self._digests:
+        if statement.sha256 != self._sha256:
             raise DigestError(f"{where}: the file has changed since it was verified; load the model again")
         return statement, key_id
 
@@ -57,7 +57,10 @@ class GivenPackages:
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
         """Return the newest package that was handed over."""
-        packages = [Servable(self._name, version, path) for version, (_, path) in self._given.items()]
+        packages = [
+            Servable(self._name, version, path, given.manifest_sha256)
+            for version, (given, path) in self._given.items()
+        ]
         return policy.choose(name, packages)[:1]
 
     def find_proven(self, _name: str) -> Servable | None:
@@ -66,13 +69,12 @@ class GivenPackages:
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return the newest version, see `Source`."""
-        return [self.reopen(package.path, load) for package in self.find(name, policy)]
+        return [self.open_again(package, load) for package in self.find(name, policy)]
 
-    def reopen(self, path: Path, load: Load) -> Loaded:
-        """Return the model of the package at `path`, which must be the one that was handed over."""
-        verdict = _Verdict(given for given, where in self._given.values() if where == path)
-        with read_package(path, verdict, self.limits) as package:
-            return load(package)
+    def open_again(self, package: Servable, load: Load) -> Loaded:
+        """Return the model of a package, which must be the one that was handed over."""
+        with open_listed(package, _Verdict(package.sha256), self.limits) as opened:
+            return load(opened)
 
     def confirm(self, _name: str, _version: str) -> None:
         """Nothing: the service confirms."""
