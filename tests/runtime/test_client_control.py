@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.client import addresses
+from edgekit_runtime.client import link
 from edgekit_runtime.client.control import load_installed, read_index, read_metrics
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.system import paths
@@ -129,7 +129,7 @@ def test_service_that_does_not_answer_is_waited_for_in_bounds(
         waited.append(timeout_s)
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(addresses, "limit_time", time_out)
+    monkeypatch.setattr(link, "limit_time", time_out)
     if use == "ask":
         assert read_index(tmp_path / "a.sock") is None
     elif use == "tell":

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.client.addresses import Address
-from edgekit_runtime.client.link import Link
+from edgekit_runtime.client.link import Address, Link
 from edgekit_runtime.client.requests import (
     InferOptions,
     RequestTemplate,
@@ -242,7 +241,7 @@ class Client:
         layout: Layout | None = None,
         regions: Sequence[str] = (),
     ) -> Any:
-        """Return head and body of the answer, or `layout` where it is one of those."""
+        """Return head and body of the response, or `layout` where the response is one of those."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         link = self._link
         for _ in range(2):

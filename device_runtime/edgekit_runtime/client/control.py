@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.client.addresses import Address
-from edgekit_runtime.client.link import Link, Response
+from edgekit_runtime.client.link import Address, Link, Response
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
 

@@ -1,4 +1,4 @@
-"""One connection to a service: a request out, its answer in, and a new one where the old one went away."""
+"""One connection to a service: a request out, its response in, and a new connection after one that closed."""
 
 import socket
 import sys
@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.client.addresses import Address, connect, limit_time
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.tensors import allocate_aligned
 
@@ -18,11 +17,57 @@ _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _MAX_KEPT: Final = 64
 _CONTINUE: Final = 100
+_TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
+_MAX_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service is.
+
+    Attributes:
+        path: of a Unix socket, or None.
+        host, port: of TCP.
+        is_tls: whether to speak TLS.
+        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
+    """
+
+    path: str | None = None
+    host: str = ""
+    port: int = 0
+    is_tls: bool = False
+    ca_file: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, ca_file: str | None = None) -> "Address":
+        """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
+
+        Raises:
+            TransportError: it is none of these.
+        """
+        if text.startswith("unix:"):
+            return cls(path=text.removeprefix("unix:"))
+        scheme, has_scheme, rest = text.partition("://")
+        if not has_scheme and ("/" in text or ":" not in text):
+            return cls(path=text)
+        host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
+        if (has_scheme and scheme not in ("http", "https")) or not host or not _is_port(port):
+            raise TransportError(
+                f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
+            )
+        return cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
+
+    def __str__(self) -> str:
+        return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text[:6]) <= _MAX_PORT
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What stands before the body of an answer.
+    """What stands before the body of a response.
 
     Attributes:
         status: of HTTP.
@@ -62,7 +107,7 @@ class Link:
 
     Attributes:
         connection: its number, 0 while there is none.
-        memory: that answers are received into, if they fit.
+        memory: responses are received into it if they fit.
     """
 
     __slots__ = (
@@ -93,7 +138,7 @@ class Link:
             TransportError: the service cannot be reached.
         """
         if self._socket is None:
-            self._socket = connect(self._address, timeout_s)
+            self._socket = _connect(self._address, timeout_s)
             self._was_used = False
             self._timeout_s = 0.0
             self._made += 1
@@ -124,8 +169,7 @@ class Link:
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:
-            TransportError: the service cannot be reached, takes too long, or answers with something else
-                than HTTP.
+            TransportError: the service cannot be reached, takes too long, or does not speak HTTP.
         """
         if self._socket is None:
             self.connect(timeout_s)
@@ -178,7 +222,7 @@ class Link:
         return final
 
     def _receive(self, connected: Any, data: bytes, until_s: float) -> Response:
-        """Return the answer that begins with `data`."""
+        """Return the response that begins with `data`."""
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
             more = connected.recv(_READ_BYTES) if data else b""
             if not more or len(data) > _MAX_HEAD_BYTES:
@@ -213,6 +257,43 @@ class Link:
                 self._heads.clear()
             self._heads[data] = head
         return head
+
+
+def _connect(address: Address, timeout_s: float) -> socket.socket:
+    """Return a connection to a service.
+
+    Raises:
+        TransportError: it cannot be reached.
+    """
+    try:
+        if address.path is not None:
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                # A socket that does not block cannot stand in the queue of one that is busy.
+                limit_time(connected, timeout_s)
+                connected.connect(address.path)
+            except BaseException:
+                connected.close()
+                raise
+            return connected
+        connected = socket.create_connection((address.host, address.port), timeout_s)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.is_tls:
+            import ssl
+
+            context = ssl.create_default_context(cafile=address.ca_file)
+            return context.wrap_socket(connected, server_hostname=address.host)
+        connected.settimeout(None)
+    except (OSError, UnicodeError) as cause:  # the latter of names that no host can have
+        raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
+    return connected
+
+
+def limit_time(connected: socket.socket, timeout_s: float) -> None:
+    """Let the kernel keep the time: Python's own time-outs ask poll() before each call."""
+    value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) -> None:

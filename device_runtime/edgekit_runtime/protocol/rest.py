@@ -20,7 +20,6 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """The header that states how much of a body is JSON; binary data follow."""
 
 REPOSITORY_INDEX: Final = "/v2/repository/index"
-_MAX_KEPT_CHARACTERS: Final = 512
 _MAX_MESSAGE: Final = 2000  # characters: a message may quote what a client sent
 
 
@@ -45,21 +44,15 @@ def region_path(name: str, action: str) -> str:
     return f"/v2/systemsharedmemory/region/{quote_segment(name)}/{action}"
 
 
+@functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
     """Return name and version of the model that an inference at `path` asks for, or None for another path."""
-    return _parse_infer_path(path) if len(path) > _MAX_KEPT_CHARACTERS else _recall_infer_path(path)
-
-
-def _parse_infer_path(path: str) -> tuple[str, str | None] | None:
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer"]:
             return name, None
         case ["v2", "models", name, "versions", version, "infer"]:
             return name, version
     return None
-
-
-_recall_infer_path = functools.lru_cache(256)(_parse_infer_path)
 
 
 def status_of(error: EdgekitError) -> int:

@@ -1,9 +1,9 @@
-"""Memory that clients share with the service: registered once, then named in requests in the place of data.
+"""Memory that clients share with the service: they register it once, then requests name it.
 
-A memfd is mapped: it must be sealed against shrinking, since reading a mapping beyond the end of its file
-ends the process. So does a hole in one of huge pages where the system has none left, so those are refused; a
-hole in ordinary memory is filled with zeros. A POSIX segment cannot be sealed, so it is read and written with
-calls that can only come short.
+A memfd is mapped. It must be sealed against shrinking, since a read beyond the end of a mapped file ends the
+process. A hole in a file of huge pages does the same where the system has none left, so those are refused; a
+hole in ordinary memory is filled with zeros. A POSIX segment cannot be sealed, so it is not mapped, but read
+and written with calls that return short.
 """
 
 import fcntl
@@ -62,9 +62,7 @@ class Region:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
         except (OSError, ValueError) as cause:
             check_lack(cause, f"region '{self.name}': cannot be mapped")
-            raise RequestError(
-                400, f"region '{self.name}': cannot be mapped to read and write: {cause}"
-            ) from cause
+            raise _refusal(self.name, f"cannot be mapped to read and write: {cause}") from cause
         self.is_mapped = True
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], offset_bytes: int) -> Array:
@@ -83,7 +81,7 @@ class Region:
             return array if array.flags.aligned else array.copy()
         array = np.empty(shape, dtype)
         if size_bytes and os.preadv(self.descriptor, [_view(array)], start) != size_bytes:
-            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+            raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
         return array
 
     def write(self, array: Array, offset_bytes: int) -> None:
@@ -100,13 +98,13 @@ class Region:
         if self.descriptor < 0:
             raise RequestError(400, f"region '{self.name}' was unregistered before the answer came")
         if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
-            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+            raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
         try:
             written_bytes = os.pwritev(self.descriptor, [_view(array)], start) if array.size else 0
         except OSError as cause:  # a segment with holes, and no memory left to fill them
-            raise RequestError(400, f"region '{self.name}': cannot be written: {cause.strerror}") from cause
+            raise _refusal(self.name, f"cannot be written: {cause.strerror}") from cause
         if written_bytes != array.nbytes:
-            raise RequestError(400, f"region '{self.name}': its segment '{self.key}' has become smaller")
+            raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
 
     def fileno(self) -> int:
         """Return the descriptor of its file, or -1 once it is closed."""
@@ -194,19 +192,12 @@ class Regions:
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as cause:
-            raise RequestError(
-                400, f"region '{name}': the descriptor is no memfd that can be sealed"
-            ) from cause
+            raise _refusal(name, "the descriptor is no memfd that can be sealed") from cause
         if not seals & fcntl.F_SEAL_SHRINK:
-            raise RequestError(
-                400,
-                f"region '{name}': the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering",
-            )
+            raise _refusal(name, "the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering")
         if os.fstatvfs(descriptor).f_bsize > mmap.PAGESIZE:
-            raise RequestError(
-                400,
-                f"region '{name}': the memfd has huge pages, which a hole in it takes away; make it without"
-                " MFD_HUGETLB",
+            raise _refusal(
+                name, "the memfd has huge pages, which a hole in it takes away; make it without MFD_HUGETLB"
             )
         _check_size(name, descriptor, offset_bytes + size_bytes)
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)
@@ -223,24 +214,22 @@ class Regions:
             UnavailableError: it cannot be opened now.
         """
         if not self._limits.allows_posix:
-            raise RequestError(
-                400,
-                f"region '{name}': no descriptor came with the request, and segments by key are not allowed"
+            raise _refusal(
+                name,
+                "no descriptor came with the request, and segments by key are not allowed"
                 " here; pass a memfd over the Unix socket, or set allows_posix",
             )
         self._check_new(name, offset_bytes, size_bytes)
         match = _POSIX_KEY.fullmatch(key)
         if match is None or match[1] in (".", ".."):
-            raise RequestError(400, f"region '{name}': {key!r} is no key of a segment")
+            raise _refusal(name, f"{key!r} is no key of a segment")
         try:
             descriptor = os.open(
                 _POSIX_FOLDER / match[1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             )
         except OSError as cause:
             check_lack(cause, f"region '{name}': cannot open segment '{key}'")
-            raise RequestError(
-                400, f"region '{name}': cannot open segment '{key}': {cause.strerror}"
-            ) from cause
+            raise _refusal(name, f"cannot open segment '{key}': {cause.strerror}") from cause
         try:
             _check_size(name, descriptor, offset_bytes + size_bytes)
         except BaseException:
@@ -282,15 +271,12 @@ class Regions:
         if len(self._regions) >= limits.max_regions:
             raise RequestError(400, f"{limits.max_regions} regions are registered, the limit here")
         if offset_bytes < 0 or size_bytes < 1:
-            raise RequestError(
-                400,
-                f"region '{name}': offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1",
-            )
+            raise _refusal(name, f"offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1")
         used_bytes = sum(region.offset_bytes + region.size_bytes for region in self)
         if used_bytes + offset_bytes + size_bytes > limits.max_region_bytes:
-            raise RequestError(
-                400,
-                f"region '{name}': {size_bytes} bytes more than the {used_bytes} that are registered, the"
+            raise _refusal(
+                name,
+                f"{size_bytes} bytes more than the {used_bytes} that are registered, the"
                 f" limit here is {limits.max_region_bytes}",
             )
 
@@ -306,11 +292,15 @@ class Regions:
         most_bytes = limits.max_region_bytes - limits.max_region_bytes // 4
         used_bytes = sum(region.offset_bytes + region.size_bytes for region in own)
         if len(own) >= most or used_bytes + needed_bytes > most_bytes:
-            raise RequestError(
-                400,
-                f"region '{name}': this process has {len(own)} regions of {used_bytes} bytes, the limit here"
+            raise _refusal(
+                name,
+                f"this process has {len(own)} regions of {used_bytes} bytes, the limit here"
                 f" for one process is {most} regions of {most_bytes} bytes",
             )
+
+
+def _refusal(name: str, reason: str) -> RequestError:
+    return RequestError(400, f"region '{name}': {reason}")
 
 
 def _view(array: Array) -> memoryview:
@@ -320,8 +310,6 @@ def _view(array: Array) -> memoryview:
 def _check_size(name: str, descriptor: int, needed_bytes: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise RequestError(400, f"region '{name}': not a file of memory")
+        raise _refusal(name, "not a file of memory")
     if status.st_size < needed_bytes:
-        raise RequestError(
-            400, f"region '{name}': its memory has {status.st_size} bytes, expected {needed_bytes} at least"
-        )
+        raise _refusal(name, f"its memory has {status.st_size} bytes, expected {needed_bytes} at least")
