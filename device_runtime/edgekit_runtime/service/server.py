@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
-from edgekit_runtime.service.http.access import read_token, refuse_stranger
+from edgekit_runtime.service.http.access import check_access, read_token
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.listeners import SocketFile, listen_tcp, listen_unix, take_inherited
+from edgekit_runtime.service.http.listeners import SocketFile, inherit_listeners, listen_tcp, listen_unix
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.models.catalogue import Catalogue
@@ -107,7 +107,7 @@ class Service:
             TransportError: an address is in use or cannot be used.
         """
         listen = self._config.listen
-        inherited = take_inherited()
+        inherited = inherit_listeners()
         listeners = list(inherited)
         if listen.unix_socket and not inherited:
             path = Path(listen.unix_socket)
@@ -159,7 +159,7 @@ class Service:
     def _screen(self, connection: Connection, head: RequestHead) -> bool:
         """Refuse clients without access; return whether the connection was passed to a worker."""
         if not connection.is_local:
-            refuse_stranger(head, self._token)
+            check_access(head, self._token)
         if self.workers.may_take(head):
             return self.workers.pass_on(connection, head)
         head.clearance = self.http.clearance

@@ -1,4 +1,4 @@
-"""Who may ask over TCP."""
+"""Access control of requests over TCP: no web pages, and the bearer token."""
 
 import hmac
 import os
@@ -10,28 +10,28 @@ from edgekit_runtime.service.http.request_head import RequestHead
 _MIN_TOKEN_CHARACTERS: Final = 16
 
 
-def refuse_stranger(head: RequestHead, token: bytes | None) -> None:
+def check_access(head: RequestHead, token: bytes | None) -> None:
     """Refuse a request that comes from a web page, or without the token.
 
     Args:
         head: of a request over TCP.
-        token: what its header `Authorization` must be, but for the case of `Bearer`; or None.
+        token: the expected header `Authorization`, as `read_token` returns it; None where no token is set.
 
     Raises:
-        RequestError: it is refused.
+        RequestError: the request is refused.
     """
     if head.has_origin:
-        # Any web page that is open on this machine can reach a loopback address.
+        # A web page that is open on this machine can reach a loopback address.
         raise RequestError(403, "requests from web pages are refused: the Origin header is set")
     if token is None and head.has_foreign_host:
-        # A page needs no Origin to read from its own name, which its owner can let point here.
+        # DNS rebinding: a page sends no Origin to its own name, which its owner can point to this machine.
         raise RequestError(403, "the Host header is not a name of this machine; use its address")
-    if token is not None and not hmac.compare_digest(_read_token(head), token):
+    if token is not None and not hmac.compare_digest(_normalize_token(head), token):
         raise RequestError(401, "the bearer token is missing or wrong; send Authorization: Bearer TOKEN")
 
 
-def _read_token(head: RequestHead) -> bytes:
-    """Return the header `Authorization` as we write it, empty where there is none of our scheme."""
+def _normalize_token(head: RequestHead) -> bytes:
+    """Return the header `Authorization` in the form of `read_token`; empty for another scheme or none."""
     scheme, _, token = (head.authorization or b"").partition(b" ")
     return b"Bearer " + token.lstrip(b" ") if scheme.lower() == b"bearer" else b""
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.protocol.rest import status_of
-from edgekit_runtime.service.http.lease import ANSWERING, IDLE, UNDER_WAY, Lease
+from edgekit_runtime.service.http.lease import IDLE, RESPONDING, UNDER_WAY, Lease
 from edgekit_runtime.service.http.listeners import find_peer
 from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
 from edgekit_runtime.service.http.request_parser import Request, RequestParser
@@ -340,7 +340,7 @@ class Connection:
         for part in parts:
             size_bytes += len(part) if type(part) is bytes else part.nbytes  # type: ignore[union-attr]
         if self._lease is not None:
-            self._lease.states[self._lease.index] = ANSWERING
+            self._lease.states[self._lease.index] = RESPONDING
         try:
             sent = self._socket.sendmsg(parts) if len(parts) <= MAX_PARTS else 0  # type: ignore[arg-type]
         except (BlockingIOError, InterruptedError):

@@ -1,22 +1,22 @@
-"""What a process says of a connection that it uses but another one owns, in memory that both see.
+"""The state of a connection that was lent to a worker, in memory that it shares with the service.
 
-It must be true at every moment at which the process can die, so it is written before what it announces.
+It must be true whenever the worker can die, so the worker writes it before it does what it announces.
 """
 
 from typing import Final
 
-IDLE: Final = 0  # nothing received that is not answered
-UNDER_WAY: Final = 1  # a request is being received or worked on, or waits in a buffer
-ANSWERING: Final = 2  # a part of an answer may have been sent
-HANDED: Final = 3  # on its way to the process
+IDLE: Final = 0  # every request that was received has its response
+UNDER_WAY: Final = 1  # a request is being received or handled, or waits in a buffer
+RESPONDING: Final = 2  # a part of a response may have been sent
+HANDED: Final = 3  # on its way to the worker
 
 
 class Lease:
-    """The byte of one connection.
+    """Where the state of one connection is written.
 
     Attributes:
-        states: of all connections; written to in place, since a call would cost as much again.
-        index: of this one.
+        states: one byte for each connection; written in place, since a call would double the cost.
+        index: of this connection.
     """
 
     __slots__ = ("index", "states")

@@ -24,11 +24,11 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """The file of a Unix socket that listens: this one, not another one that comes to lie at its path.
+    """Identity of the file of a listening Unix socket; another file may replace it at its path.
 
     Attributes:
-        path: of the file.
-        device, inode: of the file. While its socket is open, no other file gets this inode.
+        path: path of the file.
+        device, inode: as `stat` has them. While the socket is open, no other file gets this inode.
     """
 
     path: Path
@@ -37,13 +37,13 @@ class SocketFile:
 
     @classmethod
     def find(cls, path: Path) -> "SocketFile":
-        """Return the file that lies at `path` now."""
+        """Return the file that is at `path` now."""
         status = path.lstat()
         return cls(path, status.st_dev, status.st_ino)
 
     def remove(self) -> None:
-        """Remove the file; another one at its path stays."""
-        with contextlib.suppress(OSError), _alone_in(self.path.parent):  # the folder may be gone, too
+        """Remove the file, unless another one has replaced it."""
+        with contextlib.suppress(OSError), _locked(self.path.parent):  # the folder may be gone, too
             if SocketFile.find(self.path) == self:
                 self.path.unlink()
 
@@ -56,16 +56,16 @@ def find_peer(connected: socket.socket) -> int:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket that listens at `path`, in the place of one that a service left behind.
+    """Return a socket that listens at `path`; a stale socket there is replaced.
 
     Raises:
-        TransportError: another service answers there, something else than a socket lies there, or the folder
-            cannot be written.
+        TransportError: another service listens there, there is a file that is no socket, or the folder cannot
+            be written.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with _alone_in(path.parent):
+        with _locked(path.parent):
             _remove_stale(path)
             before = os.umask(0o777 & ~_MODE)
             try:
@@ -105,8 +105,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def take_inherited() -> list[socket.socket]:
-    """Return the listening Unix sockets that systemd opened for this process, and forget them.
+def inherit_listeners() -> list[socket.socket]:
+    """Return the listening Unix sockets that systemd opened for this process; a second call returns none.
 
     Source: sd_listen_fds(3).
     """
@@ -127,11 +127,11 @@ def take_inherited() -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let no other service look whether a socket here is stale, remove it and bind its own, meanwhile."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other services out while this one checks, removes or binds a socket in `folder`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for _ in range(_LOCK_TRIES):  # not for ever: whoever may read the folder can hold the lock
+        for _ in range(_LOCK_TRIES):  # not for ever: every process that may read the folder can hold the lock
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -143,7 +143,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket at `path` at which nobody listens."""
+    """Remove a socket at `path` at which no process listens."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def _remove_stale(path: Path) -> None:
     if not is_socket:
         raise TransportError(f"{path} is no socket, so it is not replaced; set unix_socket to another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # somebody who listens and never accepts has a queue that is full
+        probe.setblocking(False)  # the queue of a process that never accepts may be full
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -160,13 +160,6 @@ def _remove_stale(path: Path) -> None:
             return
         except BlockingIOError:
             pass
-        raise TransportError(
-            f"another service{_name_peer(probe)} listens at {path};"
-            " stop it, or set unix_socket to another path"
-        )
-
-
-def _name_peer(probe: socket.socket) -> str:
-    """Return which process listens, to follow the word 'service'; empty where that is not known."""
-    pid = find_peer(probe)
-    return f" (process {pid})" if pid else ""
+        pid = find_peer(probe)
+        service = f"another service (process {pid})" if pid else "another service"
+        raise TransportError(f"{service} listens at {path}; stop it, or set unix_socket to another path")

@@ -1,7 +1,7 @@
-"""The head of an HTTP request: parsed by llhttp, checked for what lets requests be smuggled, remembered.
+"""The head of an HTTP request: parsed by llhttp, checked against request smuggling, and cached.
 
-A client repeats the bytes of its heads, so the last few hundred different ones are kept with what they mean;
-the same bytes always mean the same. It reads no bodies.
+A client repeats the bytes of its heads, so the last few hundred different ones are kept parsed. Bodies are
+not read here.
 
 Source: RFC 9110, RFC 9112 (section 6.3 for the length of a body).
 """
@@ -25,15 +25,15 @@ _ONE_OF_A_KIND: Final = frozenset(
 
 
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
-    """Return where the head ends with which `data` begins, or None where more of it is to come.
+    """Return where the head ends with which `data` begins, or None where its end has not arrived.
 
     Args:
         data: what was received.
         start: from where to search.
-        max_bytes: of a head.
+        max_bytes: the longest head that is accepted.
 
     Raises:
-        RequestError: it is too long.
+        RequestError: the head is too long.
     """
     end = data.find(b"\r\n\r\n", start) + 4
     if 4 <= end <= max_bytes:
@@ -54,11 +54,10 @@ class RequestHead:
         keeps_alive: whether the client wants another request on this connection.
         expects_continue: whether the client waits for `100 Continue` before it sends the body.
         passes_descriptor: whether the body comes with a file descriptor.
-        is_http_1_0: of an old client, which must be told that the connection stays.
+        is_http_1_0: whether the client must be told that the connection stays open.
         authorization: that header, or None.
         has_origin: whether a web page sent it.
-        has_foreign_host: whether it is for a name that may be anybody's: not an address, not one without a
-            dot, not of localhost.
+        has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
         data: the bytes of the head; empty where it is too long to be remembered.
         size_bytes: length of the head.
@@ -77,7 +76,7 @@ class RequestHead:
         """Read what llhttp found in `data`.
 
         Raises:
-            RequestError: it is not spoken here, or the length of the body is not certain.
+            RequestError: not supported, or the length of the body is ambiguous.
         """
         self.size_bytes = len(data)
         version = parser.get_http_version()
@@ -87,7 +86,7 @@ class RequestHead:
         path, host = _read_target(url, fields.get(b"host"))
         self.path = path.decode("latin-1")
         self.is_http_1_0 = version == "1.0"
-        # Not from the parser, which has forgotten it where there is no body.
+        # Not from llhttp, which does not keep it for a request without a body.
         wishes = {wish.strip() for wish in fields.get(b"connection", b"").lower().split(b",")}
         self.keeps_alive = b"close" not in wishes and (not self.is_http_1_0 or b"keep-alive" in wishes)
         self.body_bytes = _read_length(fields)
@@ -119,20 +118,20 @@ class HeadCache:
         self._kept: dict[bytes, RequestHead] = {}
 
     def parse(self, data: bytes) -> RequestHead:
-        """Return what `data` states.
+        """Return the head whose bytes are `data`.
 
         Args:
             data: from the request line to the empty line, both included.
 
         Raises:
-            RequestError: malformed, or with a length of the body that is not certain.
+            RequestError: malformed, or the length of the body is ambiguous.
         """
         head = self._kept.get(data)
         if head is None:
             head = _parse(data)
             if len(data) <= _MAX_KEPT_BYTES:
                 if len(self._kept) >= _MAX_KEPT:
-                    self._kept.clear()  # as good as dropping the oldest, and without an order to keep
+                    self._kept.clear()  # simpler than dropping the oldest, and as good
                 self._kept[data] = head
         return head
 

@@ -1,4 +1,4 @@
-"""What stands before the body of an answer, and the answers that have no content but an error."""
+"""Heads of responses, and the responses that are JSON or an error."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 def make_head(
     status: int, content_type: str, body_bytes: int, fields: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the head of an answer, with the empty line.
+    """Return the head of a response, with the empty line.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         content_type: of the body.
-        body_bytes: its length.
-        fields: further headers, of our own making.
+        body_bytes: length of the body.
+        fields: further headers; not checked, so none may come from a client.
     """
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in (fields or {}).items()]
@@ -30,13 +30,13 @@ def make_head(
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of an answer that is a JSON document."""
+    """Return head and body of a response with a JSON document."""
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
     return make_head(status, JSON_TYPE, len(body), fields), body
 
 
 def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
-    """Return head and body of the answer that states `error` in the protocol's form."""
+    """Return head and body of the response that states `error` as the protocol has it."""
     fields = {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
@@ -50,10 +50,10 @@ def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
 
 
 class MethodError(RequestError):
-    """The address exists and does not take this method.
+    """The path exists and does not allow this method.
 
     Attributes:
-        allowed: methods that it takes.
+        allowed: the methods that it allows.
     """
 
     def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:

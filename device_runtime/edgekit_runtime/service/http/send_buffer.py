@@ -25,16 +25,16 @@ class SendBuffer:
     __slots__ = ("_parts", "left_bytes")
 
     def __init__(self, parts: Sequence[Buffer], sent_bytes: int) -> None:
-        """Keep `parts`, of which the first `sent_bytes` are sent already."""
+        """Keep `parts`, of which the first `sent_bytes` bytes were sent."""
         self._parts = deque(part for part in map(_flatten, parts) if len(part))
         self.left_bytes = sum(map(len, self._parts))
         self._drop(sent_bytes)
 
     def send(self, connected: socket.socket) -> int:
-        """Send what the socket takes; returns how many bytes that was.
+        """Send what the socket accepts; return how many bytes that was.
 
         Raises:
-            OSError: it takes nothing now, or nothing more.
+            OSError: it accepts nothing now, or the connection failed.
         """
         sent_bytes = connected.sendmsg(tuple(itertools.islice(self._parts, MAX_PARTS)))
         self._drop(sent_bytes)

@@ -73,7 +73,7 @@ class HttpServer:
         self._counts = {True: 0, False: 0}  # is_local -> connections, including those that are lent
         self.idle_ticks = ticks(limits.idle_timeout_s)
         self._connections: set[Connection] = set()
-        self._listeners: list[socket.socket] = []
+        self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
         self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._warned_s = -_WARN_EVERY_S
@@ -94,15 +94,19 @@ class HttpServer:
         is_over = self._counts[is_local] >= self._max_connections - kept
         return is_over or sum(self._counts.values()) >= self._max_connections
 
-    def expect_clients(self, *, is_local: bool) -> None:
-        """Keep places for clients over the Unix socket, or over TCP; `listen` calls it, too."""
-        self._kinds.add(is_local)
+    def listen(
+        self, listener: socket.socket, on_accept: Callable[[socket.socket], None] | None = None
+    ) -> None:
+        """Accept clients from now on.
 
-    def listen(self, listener: socket.socket) -> None:
-        """Accept from `listener`, a listening socket, from now on."""
+        Args:
+            listener: a listening socket; owned by the server from now on.
+            on_accept: takes each client's socket, which does not block, and hands it to `adopt` later; None
+                for plain HTTP.
+        """
         listener.setblocking(False)
-        self._listeners.append(listener)
-        self.expect_clients(is_local=listener.family == socket.AF_UNIX)
+        self._listeners[listener] = on_accept or self._serve
+        self._kinds.add(listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
 
     def adopt(
@@ -212,18 +216,24 @@ class HttpServer:
             except OSError as cause:
                 self._refuse_some(listener, cause)
                 return
-            is_local = connected.family == socket.AF_UNIX
-            if self.is_full(is_local=is_local):
-                self.error_counts[_FULL.status] += 1
-                _refuse(connected)
-                continue
             connected.setblocking(False)
-            if not is_local:
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Connection(self, connected, is_local=is_local, on_admit=None if is_local else _nothing)
+            self._listeners[listener](connected)
+
+    def _serve(self, connected: socket.socket) -> None:
+        is_local = connected.family == socket.AF_UNIX
+        if self.is_full(is_local=is_local):
+            self.error_counts[_FULL.status] += 1
+            _refuse(connected)
+            return
+        if not is_local:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        Connection(self, connected, is_local=is_local, on_admit=None if is_local else _nothing)
 
     def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
-        """Turn clients away with the spare descriptor; without one, pause: the loop would call for ever."""
+        """Refuse clients with the spare descriptor; without one, pause: the loop would call for ever.
+
+        Clients over TLS get the plain response, too: a handshake takes descriptors.
+        """
         now_s = self.loop.time()
         if now_s >= self._warned_s + _WARN_EVERY_S:
             self._warned_s = now_s

@@ -1,7 +1,7 @@
 """TLS in front of the HTTP server: decrypted bytes go through a socket pair, as if a client had sent them.
 
 So there is one HTTP layer, and a connection can be given to a worker whether it is encrypted or not. It costs
-a copy and two calls of the system each way, off the path of what is fast.
+a copy and two system calls each way; clients that need speed use the Unix socket.
 """
 
 import asyncio
@@ -16,8 +16,6 @@ from edgekit_runtime.service.http.server import HttpServer
 
 _READ_BYTES: Final = 64 << 10
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-_ACCEPTS_AT_ONCE: Final = 64
-_ACCEPT_PAUSE_S: Final = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ def make_context(certificate: str, key: str) -> ssl.SSLContext:
     """Return the server's side of TLS 1.2 and later.
 
     Args:
-        certificate: path of a PEM file with the certificate and what leads to its authority.
+        certificate: path of a PEM file with the certificate and its chain.
         key: path of a PEM file with the private key, without a password.
 
     Raises:
@@ -43,58 +41,44 @@ def make_context(certificate: str, key: str) -> ssl.SSLContext:
 class TlsListener:
     """Accepts TLS connections and hands them to an HTTP server.
 
-    They have a limit of their own, from before the handshake on: it is other machines that speak TLS, and a
-    connection takes three descriptors and 256 KiB. A stranger is a client that has not yet sent a request
-    with the token. Strangers cannot lock others out: where no place is left, the oldest stranger has to go.
+    They have a limit of their own, which counts from before the handshake: TLS clients are other machines,
+    and a connection takes three descriptors and 256 KiB. A stranger is a client that has not yet sent a
+    request with the token. Strangers cannot lock others out: where no place is left, the oldest one is
+    dropped.
     """
 
     def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
         """Accept from now on.
 
         Args:
-            http: takes the connections.
-            listener: a listening socket, which this owns from now on.
+            http: serves the connections, and closes the listener when it drains.
+            listener: a listening socket.
             context: of the server's side.
         """
-        self._http, self._listener, self._context = http, listener, context
+        self._http, self._context = http, context
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shaking: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
-        self._leaving: set[asyncio.Task[None]] = set()  # no longer counted, not quite gone
-        listener.setblocking(False)
-        http.expect_clients(is_local=False)
-        http.loop.add_reader(listener.fileno(), self._accept)
+        self._leaving: set[asyncio.Task[None]] = set()  # no longer counted, and not ended yet
+        http.listen(listener, self._accept)
 
     def close(self) -> None:
-        """Accept nothing more; the connections that are there go on, unfinished handshakes do not."""
-        if self._listener.fileno() >= 0:
-            self._http.loop.remove_reader(self._listener.fileno())
-            self._listener.close()
-        for task in list(self._shaking):
+        """Give up unfinished handshakes; connections go on."""
+        for task in list(self._handshakes):
             task.cancel()
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                connected, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+    def _accept(self, connected: socket.socket) -> None:
+        is_full = self._http.is_full(is_local=False)
+        if is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
+            if not self._strangers:
+                connected.close()
                 return
-            except OSError:  # no descriptors: others close some, or the next clients wait in the queue
-                self._http.loop.remove_reader(self._listener.fileno())
-                self._http.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
-                return
-            is_full = self._http.is_full(is_local=False)
-            if is_full or len(self._tasks) >= self._http.limits.max_tls_connections:
-                if not self._strangers:
-                    connected.close()
-                    continue
-                self._evict(next(iter(self._strangers)))
-            connected.setblocking(False)
-            task = self._http.loop.create_task(self._serve(connected))
-            self._tasks.add(task)
-            self._shaking.add(task)
-            self._strangers[task] = None
-            task.add_done_callback(functools.partial(self._forget, connected))
+            self._evict(next(iter(self._strangers)))
+        task = self._http.loop.create_task(self._serve(connected))
+        self._tasks.add(task)
+        self._handshakes.add(task)
+        self._strangers[task] = None
+        task.add_done_callback(functools.partial(self._forget, connected))
 
     def _evict(self, stranger: "asyncio.Task[None]") -> None:
         self._admit(stranger)
@@ -107,24 +91,20 @@ class TlsListener:
             self._strangers.pop(task, None)
 
     def _forget(self, connected: socket.socket, task: "asyncio.Task[None]") -> None:
-        for tasks in (self._tasks, self._shaking, self._leaving):
+        for tasks in (self._tasks, self._handshakes, self._leaving):
             tasks.discard(task)
         self._admit(task)
         connected.close()  # of a task that was cancelled before it began
 
-    def _accept_again(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._http.loop.add_reader(self._listener.fileno(), self._accept)
-
     async def _serve(self, connected: socket.socket) -> None:
         task = asyncio.current_task()
         try:
-            reader, writer = await _shake_hands(connected, self._context)
+            reader, writer = await _handshake(connected, self._context)
         except OSError as cause:
             _logger.debug("a TLS handshake failed: %s", cause)
             return
         finally:
-            self._shaking.discard(task)
+            self._handshakes.discard(task)
         timeout_s = self._http.limits.read_timeout_s
         try:
             outer, inner = socket.socketpair()
@@ -143,7 +123,7 @@ class TlsListener:
             raise
         finally:
             writer.close()
-            try:  # a client may never answer that it has heard of the end
+            try:  # a client may never confirm the end
                 await asyncio.wait_for(writer.wait_closed(), timeout_s)
             except (OSError, asyncio.TimeoutError):
                 pass
@@ -151,7 +131,7 @@ class TlsListener:
                 writer.transport.abort()
 
 
-async def _shake_hands(
+async def _handshake(
     connected: socket.socket, context: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
@@ -172,7 +152,7 @@ async def _bridge(
 ) -> None:
     """Carry bytes both ways until the service ends the connection or one way fails.
 
-    Neither way is left waiting when this returns: the loop would go on watching a descriptor that is closed
+    Both tasks have ended when this returns: else the loop would go on watching a descriptor that is closed
     next, and would never poll the next socket that gets its number.
     """
     ways = [
@@ -202,7 +182,7 @@ async def _outwards(outer: socket.socket, writer: asyncio.StreamWriter, timeout_
     while data := await loop.sock_recv(outer, _READ_BYTES):
         writer.write(data)
         await asyncio.wait_for(writer.drain(), timeout_s)
-    # The service has ended the connection; nobody needs what the client may still send.
+    # The service has ended the connection; what the client may still send is not needed.
     raise ConnectionResetError("the service closed the connection")
 
 

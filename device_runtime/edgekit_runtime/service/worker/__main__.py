@@ -18,7 +18,7 @@ from typing import Any, Final
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.protocol.rest import parse_infer_path
-from edgekit_runtime.service.http.access import refuse_stranger
+from edgekit_runtime.service.http.access import check_access
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import RequestHead
@@ -144,7 +144,7 @@ class _Worker:
 
     def _screen(self, connection: Connection, head: RequestHead) -> bool:
         if not connection.is_local:
-            refuse_stranger(head, self._token)
+            check_access(head, self._token)
         target = parse_infer_path(head.path)
         is_ours = target is not None and target[0] == self._name
         if is_ours and target is not None and not self._is_retired:

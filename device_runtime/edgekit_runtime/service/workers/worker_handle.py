@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.service.http.connection import Connection
-from edgekit_runtime.service.http.lease import ANSWERING, HANDED, IDLE
+from edgekit_runtime.service.http.lease import HANDED, IDLE, RESPONDING
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Region
 from edgekit_runtime.service.worker_wire.channel import CLOSED, Channel, ChannelError, Kind, Passed
@@ -263,7 +263,7 @@ class Worker:
             self._owner.on_end(self, self._reason or f"it ended {describe_end(code)}")
 
     def _recover(self, lent: _Lent, state: int) -> None:
-        if state == ANSWERING:
+        if state == RESPONDING:
             _close(lent)
             self._http.take_back(is_local=lent.is_local)
             return
