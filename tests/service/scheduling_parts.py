@@ -12,7 +12,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
-from edgekit_runtime.service.scheduling.fair_pool import Job, Pool
+from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.tensors import TensorSpec
 
@@ -86,19 +86,19 @@ class FakeThreads:
 
     def __init__(self, count: int, is_eager: bool) -> None:
         self.count, self.is_eager = count, is_eager
-        self.jobs: list[Job] = []
+        self.jobs: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
-    def start(self, job: Job) -> None:
+    def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
         assert len(self.jobs) < self.count
-        self.jobs.append(job)
+        self.jobs.append((work, finish))
         if self.is_eager:
-            job.run()
+            work()
 
     def end(self, index: int = 0) -> None:
-        job = self.jobs.pop(index)
+        work, finish = self.jobs.pop(index)
         if not self.is_eager:
-            job.run()
-        job.finish()
+            work()
+        finish()
 
 
 class FakeSession:

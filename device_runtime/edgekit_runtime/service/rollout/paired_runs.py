@@ -18,8 +18,8 @@ from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
-from edgekit_runtime.service.scheduling.batch import run_one
 from edgekit_runtime.service.scheduling.call import Answer
+from edgekit_runtime.service.scheduling.scheduler import run_one
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 

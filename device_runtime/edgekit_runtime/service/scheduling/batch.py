@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError
+from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.priority_queue import Queued
 from edgekit_runtime.sessions.row_independence import concatenate
@@ -40,8 +40,8 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What a run brought.
+class BatchResult:
+    """What a run returned.
 
     Attributes:
         answers: one for each call.
@@ -59,18 +59,6 @@ class Ran:
     is_apart: bool = False
 
 
-def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return what a session answers to one call; raises nothing."""
-    try:
-        return session.run(inputs)
-    except EdgekitError as error:
-        return error
-    except Exception as cause:  # of a third party's backend; the service must outlive it
-        failure = BackendError(f"the backend failed with {type(cause).__name__}: {cause}")
-        failure.__cause__ = cause
-        return failure
-
-
 RunOne: TypeAlias = Callable[[Session, Mapping[str, Array]], Answer]
 
 
@@ -81,7 +69,7 @@ class Batch:
         session: to run, by nobody else meanwhile.
         queued: the calls.
         estimate_s: how long it is expected to take.
-        ran: what the run brought, once it has been.
+        ran: what the run returned, once it has run.
     """
 
     __slots__ = ("_clock", "_run_one", "_trim", "estimate_s", "queued", "ran", "session")
@@ -93,7 +81,7 @@ class Batch:
         estimate_s: float,
         clock: Callable[[], float],
         *,
-        run_one: RunOne = run_one,
+        run_one: RunOne,
         trim: Callable[[Session], None] | None = None,
     ) -> None:
         """Make a batch that has not run.
@@ -103,12 +91,12 @@ class Batch:
             queued: calls of one kind, at least one.
             estimate_s: how long it is expected to take.
             clock: that of the calls' deadlines.
-            run_one: the function of that name, or a copy of it.
+            run_one: returns what a session answers to one call, and raises nothing.
             trim: gives back what the session keeps after a run as large as this one, or None.
         """
         self._run_one, self._trim = run_one, trim
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock
-        self.ran: Ran
+        self.ran: BatchResult
 
     @property
     def seconds(self) -> float:
@@ -130,7 +118,7 @@ class Batch:
         clock, calls = self._clock, [queued.call for queued in self.queued]
         began_s = clock()
         if len(calls) == 1:
-            self.ran = Ran(
+            self.ran = BatchResult(
                 (self._run_one(self.session, calls[0].inputs),), began_s, 0.0, clock() - began_s, 0.0
             )
             return
@@ -144,10 +132,10 @@ class Batch:
         except Exception:  # whatever it is, it comes again below, with the call that it belongs to
             answers = None
         if answers is not None:
-            self.ran = Ran(answers, began_s, merged_s - began_s, ran_s - merged_s, clock() - ran_s)
+            self.ran = BatchResult(answers, began_s, merged_s - began_s, ran_s - merged_s, clock() - ran_s)
             return
         apart = tuple(self._run_in_time(call) for call in calls)
-        self.ran = Ran(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
+        self.ran = BatchResult(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
 
     def _run_in_time(self, call: Call) -> Answer:
         if call.deadline_s is not None and self._clock() >= call.deadline_s:

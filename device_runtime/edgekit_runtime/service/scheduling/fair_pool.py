@@ -8,6 +8,7 @@ Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
 """
 
 import contextlib
+import functools
 import os
 import queue
 import threading
@@ -37,33 +38,23 @@ class Loop(Protocol):
         """Call back no more."""
 
 
-class Job(Protocol):
-    """Work for a thread."""
-
-    def run(self) -> None:
-        """Do it, on a thread; raises nothing."""
-
-    def finish(self) -> None:
-        """Take the result in, on the thread of the loop."""
-
-
-class Hands(Protocol):
-    """Who does jobs.
+class Executor(Protocol):
+    """Runs work elsewhere.
 
     Attributes:
-        count: how many jobs are done at once.
+        count: how much of it runs at once.
     """
 
     count: int
 
-    def start(self, job: Job) -> None:
-        """Do the job elsewhere, and then call its `finish` on the loop's thread."""
+    def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
+        """Run `work`, which raises nothing, elsewhere, and then call `finish` on the loop's thread."""
 
 
 class Threads:
     """Threads, started when they are first needed.
 
-    They get work through a `SimpleQueue`, and give it back through a deque and an eventfd that the loop
+    They get work through a `SimpleQueue`, and hand results back through a deque and an eventfd that the loop
     watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
     """
 
@@ -76,21 +67,22 @@ class Threads:
         """
         self.count = count
         self._loop = loop
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: deque[Job] = deque()
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None]
+        self._work = queue.SimpleQueue()
+        self._done: deque[Callable[[], None]] = deque()
         self._under_way = 0
         self._threads: list[threading.Thread] = []
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._event, self._collect)
 
-    def start(self, job: Job) -> None:
-        """Do the job on a thread."""
+    def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
+        """Run `work` on a thread, and then call `finish` on the loop's thread."""
         if self._under_way == len(self._threads) < self.count:
-            thread = threading.Thread(target=self._work, name=_NAME, daemon=True)
+            thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
             thread.start()
             self._threads.append(thread)
         self._under_way += 1
-        self._jobs.put(job)
+        self._work.put((work, finish))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Wait for what is under way, take in what is done, and end the threads; the last call.
@@ -99,7 +91,7 @@ class Threads:
             whether all have ended; one that has not ends with the process.
         """
         for _ in self._threads:
-            self._jobs.put(None)
+            self._work.put(None)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
@@ -110,10 +102,11 @@ class Threads:
         os.close(self._event)
         return True
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            self._done.append(job)
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, finish = item
+            work()
+            self._done.append(finish)
             os.eventfd_write(self._event, 1)
 
     def _collect(self) -> None:
@@ -121,7 +114,7 @@ class Threads:
             os.eventfd_read(self._event)
         while self._done:
             self._under_way -= 1
-            self._done.popleft().finish()
+            self._done.popleft()()
 
 
 class Flow(Protocol):
@@ -143,14 +136,10 @@ class Flow(Protocol):
 class Pool:
     """Gives threads to the models that have work."""
 
-    def __init__(self, hands: Hands) -> None:
-        """Make a pool.
-
-        Args:
-            hands: who does the work.
-        """
-        self._hands = hands
-        self._idle = hands.count
+    def __init__(self, executor: Executor) -> None:
+        """Make a pool on the threads of `executor`."""
+        self._executor = executor
+        self._idle = executor.count
         self._ready: list[Flow] = []
         self._floor_s = 0.0
 
@@ -171,7 +160,7 @@ class Pool:
             self._floor_s = flow.used_s
             flow.used_s += batch.estimate_s
             self._idle -= 1
-            self._hands.start(_Turn(self, flow, batch))
+            self._executor.start(batch.run, functools.partial(self._finish, flow, batch))
 
     def _finish(self, flow: Flow, batch: Batch) -> None:
         self._idle += 1
@@ -179,19 +168,6 @@ class Pool:
         answer = flow.finish(batch)
         self._dispatch()  # first, so that a thread works while the answers are written
         answer()
-
-
-class _Turn:
-    __slots__ = ("_batch", "_flow", "_pool")
-
-    def __init__(self, pool: Pool, flow: Flow, batch: Batch) -> None:
-        self._pool, self._flow, self._batch = pool, flow, batch
-
-    def run(self) -> None:
-        self._batch.run()
-
-    def finish(self) -> None:
-        self._pool._finish(self._flow, self._batch)  # its own other half
 
 
 def _used(flow: Flow) -> float:

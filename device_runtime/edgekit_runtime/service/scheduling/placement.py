@@ -32,7 +32,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
-class Pace:
+class Placement:
     """The time of one model with inputs of about one size.
 
     Attributes:
@@ -89,7 +89,7 @@ class Pace:
         self._patience = self._left = math.ceil(max(due, min(2 * self._patience, most)))
 
 
-class Paces:
+class PlacementBySize:
     """The time of one model, for each power of two of the size of its inputs."""
 
     __slots__ = ("_by_size", "_limit_s")
@@ -101,12 +101,12 @@ class Paces:
             limit_s: runs of less may be on the loop.
         """
         self._limit_s = limit_s
-        self._by_size: dict[int, Pace] = {}
+        self._by_size: dict[int, Placement] = {}
 
-    def of(self, size_bytes: int) -> Pace:
-        """Return the pace with inputs of about that size."""
+    def of(self, size_bytes: int) -> Placement:
+        """Return the placement with inputs of about that size."""
         size = size_bytes.bit_length()
-        pace = self._by_size.get(size)
-        if pace is None:
-            pace = self._by_size[size] = Pace(self._limit_s)
-        return pace
+        placement = self._by_size.get(size)
+        if placement is None:
+            placement = self._by_size[size] = Placement(self._limit_s)
+        return placement

@@ -38,7 +38,7 @@ class Queued:
     kind: Hashable | None
 
 
-class Waiting:
+class PriorityQueue:
     """Calls in levels, and in each in the order in which they came.
 
     Attributes:

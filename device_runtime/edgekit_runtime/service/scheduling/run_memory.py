@@ -76,9 +76,9 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
     if stated is None:
-        given = _count_bytes(usual.values())
-        got = _count_bytes((tensor.dtype, tensor.shape) for tensor in chosen.golden.outputs)
-        stated = _ASSUMED_RATIO * (given + got) / max(given, 1)
+        sent = _count_bytes(usual.values())
+        returned = _count_bytes((tensor.dtype, tensor.shape) for tensor in chosen.golden.outputs)
+        stated = _ASSUMED_RATIO * (sent + returned) / max(sent, 1)
     return RunMemory(stated, usual)
 
 

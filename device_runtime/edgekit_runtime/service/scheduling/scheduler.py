@@ -11,16 +11,16 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
+from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
-from edgekit_runtime.service.scheduling.batch import Batch, find_kind, run_one
+from edgekit_runtime.service.scheduling.batch import Batch, find_kind
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed, unloading
-from edgekit_runtime.service.scheduling.placement import Paces, move_mean
-from edgekit_runtime.service.scheduling.priority_queue import Queued, Waiting
+from edgekit_runtime.service.scheduling.placement import PlacementBySize, move_mean
+from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
 from edgekit_runtime.sessions.row_independence import has_free_rows
@@ -41,7 +41,7 @@ class Scheduler(Lane):
     __slots__ = (
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
         *("_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_memory"),
-        *("_paces", "_per_call_s", "_unwanted"),
+        *("_placements", "_per_call_s", "_unwanted"),
         *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
     )
 
@@ -75,8 +75,8 @@ class Scheduler(Lane):
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
-        self._paces = Paces(limits.short_s)
-        self._waiting = Waiting(limits.levels, limits.max_passes, max_batch_bytes)
+        self._placements = PlacementBySize(limits.short_s)
+        self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
         self._max_rows = limits.max_batch if self._batches else 1
@@ -108,14 +108,14 @@ class Scheduler(Lane):
         """Return the answer of a short model that nobody waits for, else None."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
-        pace = self._paces.of(input_bytes(inputs))
-        if not pace.short:
+        placement = self._placements.of(input_bytes(inputs))
+        if not placement.short:
             return None
         began_s = self._clock()
         answer = self._run_one(self._idle[-1], inputs)
         now_s = self._clock()
         seconds = now_s - began_s
-        pace.note_on_loop(seconds)
+        placement.note_on_loop(seconds)
         if isinstance(answer, EdgekitError):
             self.metrics.note_failure(seconds, now_s)
         else:
@@ -129,7 +129,7 @@ class Scheduler(Lane):
             size_bytes: of its inputs.
             seconds: of the engine.
         """
-        self._paces.of(size_bytes).note_on_thread(seconds)
+        self._placements.of(size_bytes).note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:
         """Let no more than `rows` run together from now on, at most as many as the limits say."""
@@ -202,7 +202,7 @@ class Scheduler(Lane):
 
     def _is_next_short(self) -> bool:
         size = sum(queued.size_bytes for queued in self._waiting.choose(self._max_rows))
-        return self._paces.of(size).short
+        return self._placements.of(size).short
 
     def _run_batch_here(self) -> None:
         batch = self.take()
@@ -268,11 +268,11 @@ class Scheduler(Lane):
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
-        pace = self._paces.of(sum(queued.size_bytes for queued in batch.queued))
+        placement = self._placements.of(sum(queued.size_bytes for queued in batch.queued))
         if on_loop:
-            pace.note_on_loop(ran.infer_s)
+            placement.note_on_loop(ran.infer_s)
         else:
-            pace.note_on_thread(ran.infer_s)
+            placement.note_on_thread(ran.infer_s)
         if ran.is_apart:
             for rows_of_one in rows:
                 self.metrics.note_run(1, rows_of_one, 0.0, ran.infer_s / count, 0.0)
@@ -344,3 +344,15 @@ class Scheduler(Lane):
     def _wait_s(self) -> float:
         """Return how long those who wait will take, by the time that calls have taken so far."""
         return self._per_call_s * len(self._waiting) / self._instances
+
+
+def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
+    """Return what a session answers to one call; raises nothing."""
+    try:
+        return session.run(inputs)
+    except EdgekitError as error:
+        return error
+    except Exception as cause:  # of a third party's backend; the service must outlive it
+        failure = BackendError(f"the backend failed with {type(cause).__name__}: {cause}")
+        failure.__cause__ = cause
+        return failure
