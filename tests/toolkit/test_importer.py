@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.importers.onnx import ImportLimits, load_onnx
+from edgekit_toolkit.importers.onnx import load_onnx
 
 SHARED = Path(__file__).parents[3] / "shared" / "models" / "models"
 ONNX_LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -44,9 +44,9 @@ def saved(tmp_path, model, name="model.onnx"):
     return path
 
 
-def refused(path, message, limits=None):
+def refused(path, message, **limits):
     with pytest.raises(ModelError, match=message) as caught:
-        load_onnx(path, limits)
+        load_onnx(path, **limits)
     assert str(caught.value).startswith(f"{path}: ")
 
 
@@ -173,8 +173,8 @@ def test_damaged_model_is_loaded_or_refused_but_never_crashes(tmp_path_factory, 
 def test_file_over_the_size_limit_is_refused(tmp_path):
     path = saved(tmp_path, linear())
     size = path.stat().st_size
-    assert load_onnx(path, ImportLimits(max_model_bytes=size)).size_bytes == size
-    refused(path, f"at most {size - 1} are allowed .max_model_bytes", ImportLimits(max_model_bytes=size - 1))
+    assert load_onnx(path, max_bytes=size).size_bytes == size
+    refused(path, f"at most {size - 1} are allowed", max_bytes=size - 1)
 
 
 # Models that cannot run.
@@ -395,7 +395,7 @@ def test_many_tensors_in_the_same_external_bytes_count_each_time(tmp_path):
         model.graph.initializer[-1].name = f"copy{index}"
     path = saved(tmp_path, model)
     limit = path.stat().st_size + 100 * 64
-    refused(path, "external weights add up to 6464 bytes", ImportLimits(max_model_bytes=limit))
+    refused(path, "external weights add up to 6464 bytes", max_bytes=limit)
 
 
 def test_external_data_named_inside_a_branch_are_refused_too(tmp_path):

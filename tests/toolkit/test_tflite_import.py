@@ -10,8 +10,8 @@ import pytest
 from tests.toolkit.small_tflite import Lite, computed_shape, small_cnn
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.importers.onnx import SourceModel
-from edgekit_toolkit.importers.tflite.importer import TfliteLimits, load_tflite, read_model
+from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.tflite.importer import load_tflite, read_model
 from edgekit_toolkit.importers.tflite.trial import try_model
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.tflite.flatbuffer import pack, parse, schema
@@ -293,7 +293,7 @@ def test_flipped_bytes_import_or_are_refused(tmp_path: Path) -> None:
 def _outcome(content: bytes, path: Path) -> str:
     path.write_bytes(content)
     try:
-        load_tflite(path, TfliteLimits(trial_limit_s=10))
+        load_tflite(path, time_limit_s=10)
     except ModelError:
         return "refused"
     return "imported"

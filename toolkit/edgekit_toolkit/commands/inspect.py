@@ -54,7 +54,7 @@ def command(file: Path, *, as_json: bool) -> None:
     UNVERIFIED; nothing of it is run. A .tflite model is tried on zeros in a process of its own.
     """
     from edgekit_runtime.errors import ManifestError
-    from edgekit_toolkit.importers.sniff import is_tflite
+    from edgekit_toolkit.importers.file_kind import is_tflite
 
     if file.suffix == ".tflite" or is_tflite(file):
         from edgekit_toolkit.commands.inspect_tflite import show_tflite
@@ -78,12 +78,12 @@ def _inspect_package(path: Path) -> Inspection:
         PackageError: it is none; the message says what it is, where that can be told.
     """
     from edgekit_runtime.errors import PackageError
-    from edgekit_toolkit.importers.foreign import describe_foreign
+    from edgekit_toolkit.importers.file_kind import describe_no_package
 
     try:
         return _inspect(path)
     except PackageError as error:
-        words = describe_foreign(path)
+        words = describe_no_package(path)
         if words is None:
             raise
         raise PackageError(f"{path}: no package, but {words}") from error

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from edgekit_toolkit.importers.onnx import SourceModel
+    from edgekit_toolkit.importers.model_file import SourceModel
     from edgekit_toolkit.models.tflite import TfliteModel
     from edgekit_toolkit.tflite.summary import InterfaceTensor
 

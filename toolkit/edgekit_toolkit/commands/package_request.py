@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgekit_toolkit.importers.sniff import is_tflite
+from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here

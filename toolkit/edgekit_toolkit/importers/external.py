@@ -53,9 +53,7 @@ def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes:
     parts = [_part(name, tensor, files) for name, tensor in _external(model)]
     total = sum(part.length for part in parts)
     if total > max_bytes:
-        raise ModelError(
-            f"external weights add up to {total} bytes, at most {max_bytes} are allowed (max_model_bytes)"
-        )
+        raise ModelError(f"external weights add up to {total} bytes, at most {max_bytes} are allowed")
     for part in parts:
         with part.path.open("rb") as stream:
             stream.seek(part.offset)

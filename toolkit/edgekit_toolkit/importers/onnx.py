@@ -4,9 +4,8 @@ The file is only ever read. It does not optimise (see `passes`), and it does not
 """
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -14,8 +13,15 @@ from onnx import checker, inliner, shape_inference
 
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.external import external_files, merge_external
+from edgekit_toolkit.importers.file_kind import describe_no_model
+from edgekit_toolkit.importers.model_file import (
+    MAX_MODEL_BYTES,
+    SourceModel,
+    check_size,
+    errors_with_path,
+    read_model_file,
+)
 from edgekit_toolkit.importers.onnx_screen import (
     check_interface,
     check_names,
@@ -23,84 +29,36 @@ from edgekit_toolkit.importers.onnx_screen import (
     check_weights,
     explain_refusal,
 )
-from edgekit_toolkit.importers.sniff import describe, describe_folder
-from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-
-M_co = TypeVar("M_co", bound=Model, covariant=True)
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ImportLimits:
-    """What a model may ask of memory.
-
-    Attributes:
-        max_model_bytes: the model file and its external data together. The default stays under the 2 GiB at
-            which protobuf can no longer write a model as one file.
-    """
-
-    max_model_bytes: int = 2_000_000_000
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_model_bytes < 1 << 31:
-            raise ValueError(f"max_model_bytes must be from 1 to 2**31 - 1, got {self.max_model_bytes}")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceModel(Generic[M_co]):
-    """A model as it was given, external data included.
-
-    Attributes:
-        path: the file.
-        sha256: of the file; where there are external data, of the file followed by each external file in the
-            order of their names, each after a line with its name and size. In hexadecimal.
-        size_bytes: of the file and its external data together.
-        model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
-            `.tflite` that records another shape of an output than it makes has that one.
-        inputs: what a session takes; of a `.tflite`, float32 where the file has codes with a scale.
-        outputs: what a session gives.
-    """
-
-    path: Path
-    sha256: str
-    size_bytes: int
-    model: M_co
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-def load_onnx(path: Path, limits: ImportLimits | None = None) -> SourceModel[OnnxModel]:
+def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[OnnxModel]:
     """Return the model in an ONNX file.
 
     Args:
         path: the `.onnx` file; external data lie beside it or below.
-        limits: default: `ImportLimits()`.
+        max_bytes: of the file and its external data together.
 
     Raises:
         ModelError: not an ONNX model (it says what else), truncated, too large, damaged, or not to be run:
             unsupported operators or operator sets, custom domains, external data that are missing or outside
             the model's folder, NaN or infinite weights, no inputs or outputs.
     """
-    limits = limits or ImportLimits()
-    try:
-        return _load(path, limits)
-    except ModelError as err:
-        raise ModelError(f"{path}: {err}") from err
-    except OSError as err:
-        raise ModelError(f"{path}: cannot be read: {err.strerror or err}") from err
+    with errors_with_path(path):
+        return _load(path, max_bytes)
 
 
-def _load(path: Path, limits: ImportLimits) -> SourceModel[OnnxModel]:
-    content = _read(path, limits)
+def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
+    content = read_model_file(path, ".onnx", max_bytes)
     model = _parse(path, content)
     check_names(model)
     files = external_files(model, path.parent)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
-    _check_size(total_bytes, limits)
-    merge_external(model, files, limits.max_model_bytes - len(content))
+    check_size(total_bytes, max_bytes)
+    merge_external(model, files, max_bytes - len(content))
     digest = _digest(content, files)
     check_interface(model)
     model = _without_functions(model)
@@ -113,34 +71,15 @@ def _load(path: Path, limits: ImportLimits) -> SourceModel[OnnxModel]:
     return SourceModel(path, digest, total_bytes, OnnxModel(model), inputs, outputs)
 
 
-def _read(path: Path, limits: ImportLimits) -> bytes:
-    if not path.exists():
-        raise ModelError("no such file; check the path")
-    if path.is_dir():
-        raise ModelError(f"is {describe_folder(path)}")
-    if not path.is_file():
-        raise ModelError("is not a regular file; give an .onnx file")
-    _check_size(path.stat().st_size, limits)
-    return path.read_bytes()
-
-
-def _check_size(size_bytes: int, limits: ImportLimits) -> None:
-    if size_bytes > limits.max_model_bytes:
-        raise ModelError(
-            f"has {size_bytes} bytes with its external data, at most {limits.max_model_bytes} are allowed"
-            " (max_model_bytes); such a model is too large for edge devices, choose a smaller one"
-        )
-
-
 def _parse(path: Path, content: bytes) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
     except DecodeError as err:
-        raise ModelError(f"is {describe(path, content)}") from err
+        raise ModelError(f"is {describe_no_model(path, content)}") from err
     # Protobuf accepts much that is not a model: unknown fields, and no fields at all.
     if not model.HasField("ir_version") or not model.HasField("graph"):
-        raise ModelError(f"is {describe(path, content)}")
+        raise ModelError(f"is {describe_no_model(path, content)}")
     del model.training_info[:]  # graphs that never run here
     return model
 

@@ -14,7 +14,13 @@ from typing import Final
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_toolkit.importers.onnx import ImportLimits, SourceModel, load_onnx
+from edgekit_toolkit.importers.model_file import (
+    MAX_MODEL_BYTES,
+    SourceModel,
+    errors_with_path,
+    read_model_file,
+)
+from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.importers.pt2_child import MISSING_TORCH
 from edgekit_toolkit.models.onnx import OnnxModel
 
@@ -32,7 +38,7 @@ def is_pt2(path: Path) -> bool:
         return False
 
 
-def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel[OnnxModel]:
+def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     """Return the program in a `.pt2` file as an ONNX model.
 
     Size and digest of the result are those of the file. Outputs have the names of the dictionary that the
@@ -40,26 +46,23 @@ def load_pt2(path: Path, limits: ImportLimits | None = None) -> SourceModel[Onnx
 
     Args:
         path: what `torch.export.save` wrote.
-        limits: as for `load_onnx`.
 
     Raises:
         ModelError: torch is not installed; the file is damaged, was written by another version of torch or
             needs code to be unpickled; an operator has no ONNX counterpart; or what `load_onnx` raises.
     """
-    limits = limits or ImportLimits()
-    size_bytes = path.stat().st_size
-    if size_bytes > limits.max_model_bytes:
-        raise ModelError(f"{path}: has {size_bytes} bytes, at most {limits.max_model_bytes} are allowed")
+    with errors_with_path(path):
+        content = read_model_file(path, ".pt2", MAX_MODEL_BYTES)
     with tempfile.TemporaryDirectory(prefix="edgekit-pt2-") as name:
         result = Path(name, "model.onnx")
         _export(path.absolute(), result)
         try:
-            source = load_onnx(result, limits)
+            source = load_onnx(result)
         except ModelError as error:
             reason = str(error).replace(f"{result}: ", "")
             raise ModelError(f"{path}: exported to ONNX, it cannot be used: {reason}") from error
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return replace(source, path=path, sha256=digest, size_bytes=size_bytes)
+    digest = hashlib.sha256(content).hexdigest()
+    return replace(source, path=path, sha256=digest, size_bytes=len(content))
 
 
 def _export(program: Path, result: Path) -> None:

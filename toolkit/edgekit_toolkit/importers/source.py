@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from edgekit_toolkit.importers.onnx import SourceModel, load_onnx
+from edgekit_toolkit.importers.file_kind import is_tflite
+from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
-from edgekit_toolkit.importers.sniff import is_tflite
 from edgekit_toolkit.models.model import Model
 
 

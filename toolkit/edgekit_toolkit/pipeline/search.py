@@ -17,7 +17,7 @@ from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.judge import find_memory, measure_latencies, model_on_target
 from edgekit_toolkit.evaluation.scoring import Contestant, Scores, score_candidates
-from edgekit_toolkit.importers.onnx import SourceModel
+from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Model

@@ -12,7 +12,7 @@ from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.drops import CONFIDENCE
 from edgekit_toolkit.evaluation.judge import Modelled
 from edgekit_toolkit.evaluation.scoring import Scores
-from edgekit_toolkit.importers.onnx import SourceModel
+from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.measurement.host_load import HostLoad
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.models.model import Model

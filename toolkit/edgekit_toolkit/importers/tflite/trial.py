@@ -1,15 +1,33 @@
-"""A trial run of a `.tflite` model in a process of its own: a file that crashes the engine ends that one."""
+"""A trial run of a `.tflite` model in a process of its own: a file that crashes the engine ends that one.
+
+The run also shows the shapes of the outputs. A shape that an operator computes is not known before a run, and
+converters then often record 1.
+"""
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
-from edgekit_toolkit.importers.tflite.shapes import MadeOutput
+from edgekit_toolkit.tflite.flatbuffer import Model, Tensor, shape_of
 
 _MODULE: Final = "edgekit_toolkit.importers.tflite.child"
+
+
+class MadeOutput(TypedDict):
+    """What two runs with different values made of one output.
+
+    Attributes:
+        index: of the tensor in the first subgraph.
+        first, second: its shape after each run.
+    """
+
+    index: int
+    first: list[int]
+    second: list[int]
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
@@ -43,3 +61,31 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
         raise ModelError(f"LiteRT refuses the model: {last_line}; convert the model again")
     made: list[MadeOutput] = json.loads(output or b"[]")
     return made
+
+
+def mend_output_shapes(model: Model, made: Sequence[MadeOutput]) -> bool:
+    """Record the shapes that the outputs really have, in place; return whether any was different.
+
+    A size that the runs disagree about depends on the data, and becomes free. So is one that the file leaves
+    free already.
+    """
+    changed = False
+    for output in made:
+        tensor: Tensor = model.subgraphs[0].tensors[output["index"]]
+        recorded = shape_of(tensor)
+        signature = (
+            () if tensor.shapeSignature is None else tuple(int(size) for size in tensor.shapeSignature)
+        )
+        free = signature or recorded
+        first, second = output["first"], output["second"]
+        same_rank = len(free) == len(first)
+        sizes = [
+            -1 if one != other or (same_rank and own < 0) else one
+            for one, other, own in zip(first, second, free if same_rank else first, strict=True)
+        ]
+        if sizes == list(free):
+            continue
+        tensor.shape = first
+        tensor.shapeSignature = sizes if -1 in sizes else None
+        changed = True
+    return changed

@@ -1,0 +1,85 @@
+"""A model's file, read whole and within a limit, and what an importer makes of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.importers.file_kind import describe_folder
+from edgekit_toolkit.models.model import Model
+
+# Below the 2 GiB beyond which protobuf cannot write a model as one file, and which a flatbuffer can address.
+MAX_MODEL_BYTES: Final = 2_000_000_000
+
+M_co = TypeVar("M_co", bound=Model, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel(Generic[M_co]):
+    """A model as it was given, external data included.
+
+    Attributes:
+        path: the file.
+        sha256: of the file; where there are external data, of the file followed by each external file in the
+            order of their names, each after a line with its name and size. In hexadecimal.
+        size_bytes: of the file and its external data together.
+        model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
+            `.tflite` that records another shape of an output than it makes has that one.
+        inputs: what a session takes; of a `.tflite`, float32 where the file has codes with a scale.
+        outputs: what a session gives.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    model: M_co
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        path: the file.
+        ending: of the files that the caller reads, for the message.
+        max_bytes: that it may have.
+
+    Raises:
+        ModelError: there is no such file, it is no regular file, or it is too large.
+    """
+    if not path.exists():
+        raise ModelError("no such file; check the path")
+    if path.is_dir():
+        raise ModelError(f"is {describe_folder(path)}")
+    if not path.is_file():
+        raise ModelError(f"is not a regular file; give an {ending} file")
+    check_size(path.stat().st_size, max_bytes)
+    return path.read_bytes()
+
+
+def check_size(size_bytes: int, max_bytes: int) -> None:
+    """Return when a model is small enough.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if size_bytes > max_bytes:
+        raise ModelError(
+            f"has {size_bytes} bytes with all its data, at most {max_bytes} are allowed; such a model is too"
+            " large for edge devices, choose a smaller one"
+        )
+
+
+@contextmanager
+def errors_with_path(path: Path) -> Iterator[None]:
+    """Let each error of the block begin with the path of the model's file."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
