@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.evaluation.metrics import METRICS, Metric
-from edgekit_toolkit.evaluation.scoring import tally_scores
+from edgekit_toolkit.evaluation.scoring import scores_of_table
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.pipeline.state import Request, Run
-from edgekit_toolkit.pipeline.tensorrt_acceptance import Accepted
 from edgekit_toolkit.samples.source import open_data
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.selection.choice import Measured, choose
-from edgekit_toolkit.selection.confirmation import Confirmed, choose_confirmed
+from edgekit_toolkit.selection.confirmation import Accepted, Confirmed, choose_confirmed
 from edgekit_toolkit.targets import load_target
 from works import WORKS, MissingError
 
@@ -111,16 +111,16 @@ def _case(name: str, model: Path, calibration: Path, evaluation: Path) -> Case:
         calibration=calibration, evaluation=evaluation, search_s=10.0, threads=2,
     )  # fmt: skip
     run = search(request, load_signer(), lambda *_: None)
-    metric = run.judged.scores.metric
+    metric = run.scores.metric
     assert isinstance(metric, Metric)
-    return Case(name, metric, _outcomes(run, metric), tuple(draft.measured for draft in run.drafts))
+    return Case(name, metric, _outcomes(run, metric), tuple(draft.measured for draft in run.candidates))
 
 
 def _outcomes(run: Run, metric: Metric) -> Table:
     """Score every model on every evaluation sample, one at a time."""
     source = run.prepared.source
     names = [spec.name for spec in source.outputs]
-    models = [one.open(names, threads=2) for one in (source.model, *(c.model for c in run.found.candidates))]
+    models = [one.open(names, threads=2) for one in (source.model, *(c.model for c in run.candidates))]
     assert run.request.evaluation is not None
     columns = []
     for feeds, labels in open_data(run.request.evaluation, source.inputs).stream(1):
@@ -153,7 +153,7 @@ def _print_row(case: Case, count: int) -> None:
 def _count(case: Case, judging: Table, truth: Table, found: Counts) -> None:
     limits = parse_budget("")
     drops = 100 * (truth[0].mean() - truth[1:].mean(axis=1))
-    scores = tally_scores(case.metric, judging, hold_back=True)
+    scores = scores_of_table(case.metric, judging, hold_back=True)
     measured = _with_drops(case.measured, [drop.points for drop in scores.choosing.drops])
     confirmed = choose_confirmed(
         measured, scores, limits, lambda left: Accepted(choose(left, limits), None, []),

@@ -39,6 +39,11 @@ from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
+from edgekit_toolkit.evaluation.memory_here import (
+    estimate_service_bytes,
+    measure_service_bytes,
+    serve_once,
+)
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_peak_memory
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -46,11 +51,6 @@ from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.pipeline.memory_here import (
-    estimate_service_bytes,
-    measure_service_bytes,
-    serve_once,
-)
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 ROOT = Path(__file__).resolve().parents[1]

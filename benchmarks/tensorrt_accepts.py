@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.pipeline.state import Request
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
 from edgekit_toolkit.tensorrt.check import ShapeRange, check_tensorrt
@@ -39,7 +39,7 @@ def main() -> int:
             )
             run = search(request, signer, lambda *_: None)
             verdicts = []
-            for candidate in run.found.candidates:
+            for candidate in run.candidates:
                 shapes = {
                     spec.name: ShapeRange.fixed(
                         tuple(run.prepared.dims.get(str(size), size) for size in spec.shape)

@@ -9,18 +9,23 @@ import pytest
 
 from edgekit_toolkit.evaluation.drops import PairedDrop
 from edgekit_toolkit.evaluation.metrics import METRICS
-from edgekit_toolkit.evaluation.scoring import Scores, Tally, tally_scores
-from edgekit_toolkit.pipeline.tensorrt_acceptance import Accepted
+from edgekit_toolkit.evaluation.scoring import PartScores, Scores, scores_of_table
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Measured, choose
-from edgekit_toolkit.selection.confirmation import Confirmed, HeldDrop, choose_confirmed, limits_in_force
+from edgekit_toolkit.selection.confirmation import (
+    Accepted,
+    Confirmed,
+    HeldDrop,
+    choose_confirmed,
+    limits_in_force,
+)
 
 LIMITS = Budget({"drop": 1.0})
 
 
-def tally(samples: int, losses: Sequence[int]) -> Tally:
+def part_scores(samples: int, losses: Sequence[int]) -> PartScores:
     drops = tuple(PairedDrop(lost, 0, samples) for lost in losses)
-    return Tally(samples, 1.0, tuple(1 - lost / samples for lost in losses), drops)
+    return PartScores(samples, 1.0, tuple(1 - lost / samples for lost in losses), drops)
 
 
 def measured(losses: Sequence[int], samples: int) -> list[Measured]:
@@ -43,8 +48,8 @@ def decided(
     **options: Any,
 ) -> Confirmed:
     """Of candidates with these losses, on as many samples of each kind."""
-    confirmation = None if held_back is None else tally(samples, held_back)
-    scores = Scores(METRICS["top1"], tally(samples, choosing), confirmation)
+    confirmation = None if held_back is None else part_scores(samples, held_back)
+    scores = Scores(METRICS["top1"], part_scores(samples, choosing), confirmation)
     return choose_confirmed(
         measured(choosing, samples), scores, limits,
         lambda left: Accepted(choose(left, limits), None, []),
@@ -144,7 +149,7 @@ def test_promise_holds_where_most_candidates_are_just_over_the_limit() -> None:
         table = np.ones((len(true_points) + 1, 1500))
         for place, points in enumerate(true_points, start=1):
             table[place] = draw.random(1500) >= points / 100
-        scores = tally_scores(METRICS["top1"], table, hold_back=True)
+        scores = scores_of_table(METRICS["top1"], table, hold_back=True)
         start = measured([0] * len(true_points), 1)[::-1]
         candidates = [replace(one, id=name) for one, name in zip(start, ids, strict=True)]
         drops = [drop.points for drop in scores.choosing.drops]

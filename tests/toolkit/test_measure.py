@@ -10,12 +10,12 @@ from onnx import helper
 from tests.toolkit.package_run import environment, model_of, package, read_only, saved, stored, tensor
 
 from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.evaluation.memory_here import estimate_service_bytes, measure_service_bytes
 from edgekit_toolkit.measurement.peak_memory import (
     MemoryLimits,
     measure_engine_bytes,
     measure_peak_memory,
 )
-from edgekit_toolkit.pipeline.memory_here import estimate_service_bytes, measure_service_bytes
 
 MIB = 1024 * 1024
 _OPEN = """

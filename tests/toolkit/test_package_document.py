@@ -27,8 +27,8 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.pipeline.state import Request
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
 
@@ -179,13 +179,13 @@ def test_scores_of_all_candidates_equal_an_independent_computation(tmp_path: Pat
         search_s=0,
     )
     run = search(asked, load_signer(), lambda *_: None)
-    choosing, confirmation = run.judged.scores.choosing, run.judged.scores.confirmation
+    choosing, confirmation = run.scores.choosing, run.scores.confirmation
     assert confirmation is not None
     assert (choosing.samples, confirmation.samples) == (200, 200)
     assert choosing.baseline == confirmation.baseline == 1
     scores = [(a + b) / 2 for a, b in zip(choosing.scores, confirmation.scores, strict=True)]
     assert min(scores) < 0.99
-    for candidate, score in zip(run.found.candidates, scores, strict=True):
+    for candidate, score in zip(run.candidates, scores, strict=True):
         is_stored = candidate.form.kind in {"int8-weights", "int4-weights"}
         options = OrtOptions(threads=1, fold_weights=is_stored)
         session = OrtSession(candidate.model.content, options)

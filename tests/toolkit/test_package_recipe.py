@@ -31,8 +31,9 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import evidence_of, publish
+from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.pipeline.state import Request, Run
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
@@ -55,11 +56,11 @@ class Made:
 def candidates(run: Run, folder: Path) -> list[Made]:
     """Write every candidate of a run, not only the chosen one."""
     made = []
-    for draft in run.drafts:
-        place = folder / draft.measured.id
+    for draft in run.candidates:
+        place = folder / draft.id
         place.mkdir()
         published = publish(draft.package, draft.recipe, evidence_of({}), place, load_signer())
-        made.append(Made(place / published.package, place / published.recipe, draft.measured.label))
+        made.append(Made(place / published.package, place / published.recipe, draft.label))
     return made
 
 

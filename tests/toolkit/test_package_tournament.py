@@ -11,7 +11,7 @@ from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only
 from edgekit_runtime.autotune import contest
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
-from edgekit_toolkit.pipeline.state import Request
+from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import load_target
 

@@ -25,8 +25,9 @@ from edgekit_toolkit.evaluation.drops import PairedDrop
 from edgekit_toolkit.onnx_graph.specs import common_specs
 from edgekit_toolkit.packaging.assemble import package_bytes
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.pipeline.state import Request, Run
 from edgekit_toolkit.pipeline.variants import carry_variants
 from edgekit_toolkit.selection.budget import Budget, parse_budget
 from edgekit_toolkit.targets import load_target
@@ -87,11 +88,11 @@ def searched(backend: str, prepared: Run | None = None, **more: Any) -> Run:
 def ort() -> Run:
     """A run whose candidates all pay one cost by another, instead of what was measured."""
     run = searched("ort")
-    drafts = tuple(
-        replace(draft, measured=replace(draft.measured, figures={**draft.measured.figures, **traded(place)}))
-        for place, draft in enumerate(run.drafts)
+    candidates = tuple(
+        replace(one, measured=replace(one.measured, figures={**one.measured.figures, **traded(place)}))
+        for place, one in enumerate(run.candidates)
     )
-    return replace(run, drafts=drafts, choice=replace(run.choice, chosen="C0"))
+    return replace(run, candidates=candidates, choice=replace(run.choice, chosen="C0"))
 
 
 def traded(place: int) -> dict[str, float]:
@@ -167,7 +168,7 @@ def test_inputs_are_stated_as_every_variant_takes_them(ort: Run) -> None:
     assert run.whole is not None
     manifest = run.whole.package.manifest
     assert [variant.backend.name for variant in manifest.all_variants] == ["ort", "litert"]
-    assert ort.drafts[0].package.manifest.inputs[0].shape == ("N", 1, 8, 8)
+    assert ort.candidates[0].package.manifest.inputs[0].shape == ("N", 1, 8, 8)
     assert (manifest.inputs[0].shape, manifest.outputs[0].shape) == ((1, 1, 8, 8), (1, 10))
     assert any("inputs are stated as every variant takes them" in note for note in run.warnings)
 
@@ -178,7 +179,7 @@ def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
     free = carry_variants([asked], signer)
     assert free.whole is not None
     # The most accurate first; of one form, a number tells the names apart.
-    assert [one.place for one in free.variants] == list(range(len(ort.drafts) - 1, 0, -1))[:8]
+    assert [one.candidate for one in free.variants] == list(ort.candidates[:0:-1])[:8]
     names = [one.name for one in free.variants]
     assert len(set(names)) == len(names) >= 3
     most = package_bytes(free.whole.package, signer) - 1
@@ -193,12 +194,12 @@ def test_whole_package_keeps_the_limit_on_size(ort: Run) -> None:
 
 def test_package_that_nothing_more_fits_into_is_as_without_variants(ort: Run) -> None:
     signer = load_signer()
-    assert ort.choice.chosen is not None
-    draft = ort.drafts[ort.position(ort.choice.chosen)]
-    limit = Budget({"size": draft.measured.figures["size"], "drop": 5.0})  # of float32, the largest
+    chosen = ort.chosen
+    assert chosen is not None
+    limit = Budget({"size": chosen.measured.figures["size"], "drop": 5.0})  # of float32, the largest
     run = carry_variants([replace(ort, request=replace(ort.request, budget=limit))], signer)
     assert (run.variants, run.whole) == ((), None)
-    assert run.packaged(ort.choice.chosen) is draft
+    assert run.packaged is chosen
     assert any("the package carries 1 variant, 2 were asked for" in note for note in run.warnings)
 
 
@@ -209,13 +210,12 @@ def test_candidate_of_other_tensors_is_left_out(ort: Run) -> None:
         return replace(manifest, outputs=(replace(manifest.outputs[0], name="other"),), golden=golden)
 
     assert ort.choice.chosen is not None
-    chosen = ort.position(ort.choice.chosen)
-    drafts = tuple(
-        draft if place == chosen
-        else replace(draft, package=replace(draft.package, manifest=renamed(draft.package.manifest)))
-        for place, draft in enumerate(ort.drafts)
+    candidates = tuple(
+        one if one.id == ort.choice.chosen
+        else replace(one, package=replace(one.package, manifest=renamed(one.package.manifest)))
+        for one in ort.candidates
     )  # fmt: skip
-    run = carry_variants([replace(ort, drafts=drafts)], load_signer())
+    run = carry_variants([replace(ort, candidates=candidates)], load_signer())
     assert run.variants == ()
     assert any("has the tensors ['other'], expected ['logits']" in note for note in run.warnings)
 
@@ -224,20 +224,19 @@ def test_strict_carries_no_variant_that_the_samples_held_back_do_not_show_to_kee
     ort: Run,
 ) -> None:
     """5 of 180 lost: 2.8 points, and up to 6.3 where 5 are allowed."""
-    scores, last = ort.judged.scores, len(ort.drafts) - 1
-    assert scores.confirmation is not None
-    drops = (*scores.confirmation.drops[:last], PairedDrop(5, 0, 180))
-    scores = replace(scores, confirmation=replace(scores.confirmation, drops=drops))
-    doubtful = replace(ort, judged=replace(ort.judged, scores=scores))
-    assert [one.place for one in carry_variants([doubtful], load_signer()).variants] == [last]
+    *others, last = ort.candidates
+    assert last.confirmation is not None
+    lossy = replace(last, confirmation=replace(last.confirmation, drop=PairedDrop(5, 0, 180)))
+    doubtful = replace(ort, candidates=(*others, lossy))
+    assert [one.candidate for one in carry_variants([doubtful], load_signer()).variants] == [lossy]
     strict = carry_variants([replace(doubtful, request=replace(ort.request, strict=True))], load_signer())
-    assert [one.place for one in strict.variants] == [last - 1]
+    assert [one.candidate for one in strict.variants] == [others[-1]]
     assert any("its drop on samples that chose nothing is up to 6.3" in note for note in strict.warnings)
 
 
 def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT is not installed everywhere, so its answer is given here; asking it has tests of its own."""
-    best = ort.found.candidates[-1].model
+    best = ort.candidates[-1].model
 
     def answer(model: object, feeds: object) -> TensorRtCheck:
         errors = ("no kernel",) if model is best else ()
@@ -245,7 +244,7 @@ def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pyte
 
     monkeypatch.setattr("edgekit_toolkit.pipeline.variants.check_accepted", answer)
     run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())
-    assert [one.place for one in run.variants] == [len(ort.drafts) - 2]
+    assert [one.candidate for one in run.variants] == [ort.candidates[-2]]
     assert any("TensorRT refuses it: no kernel" in note for note in run.warnings)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
@@ -14,8 +15,15 @@ from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.drops import PairedDrop
 from edgekit_toolkit.evaluation.metrics import METRICS
-from edgekit_toolkit.evaluation.scoring import Contestant, Scores, Tally, score_candidates, tally_scores
-from edgekit_toolkit.pipeline.candidate_set import Candidate, Found
+from edgekit_toolkit.evaluation.scoring import (
+    Contestant,
+    PartScores,
+    Scores,
+    score_candidates,
+    scores_of_table,
+)
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.samples.split import Part
@@ -66,7 +74,7 @@ def test_output_that_is_infinite_in_the_source_too_spoils_nothing() -> None:
 
 
 def test_spoiled_float_model_is_an_error_that_says_so() -> None:
-    found = Found([Candidate("float32", Form(forms.FLOAT32), b"", 200.0)])
+    found = CandidateSet([Candidate("float32", Form(forms.FLOAT32), OnnxModel(onnx.ModelProto()), 200.0)])
     with pytest.raises(ModelError, match=r"^float32, before any quantization: output 'y' is NaN"):
         found.leave_out({0: "output 'y' is NaN"})
 
@@ -191,19 +199,19 @@ def test_metric_that_changes_the_outputs_of_the_whole_set_is_an_error_with_its_l
 ANSWERS = METRICS["top1"]
 
 
-def tally(samples: int, right: int) -> Tally:
-    return Tally(samples, 1.0, (right / samples,), (PairedDrop(samples - right, 0, samples),))
+def part_scores(samples: int, right: int) -> PartScores:
+    return PartScores(samples, 1.0, (right / samples,), (PairedDrop(samples - right, 0, samples),))
 
 
 def test_package_states_what_the_samples_held_back_show() -> None:
-    chosen, held_back = tally(20, 15), tally(30, 20)
+    chosen, held_back = part_scores(20, 15), part_scores(30, 20)
     scores = Scores(ANSWERS, chosen, held_back)
     assert scores.stated is held_back
     assert scores.samples == 50
 
 
 def test_package_without_samples_held_back_states_what_chose() -> None:
-    chosen = tally(20, 15)
+    chosen = part_scores(20, 15)
     scores = Scores(ANSWERS, chosen, None)
     assert scores.stated is chosen
     assert scores.samples == 20
@@ -212,7 +220,7 @@ def test_package_without_samples_held_back_states_what_chose() -> None:
 
 def test_scores_without_a_candidate_keep_those_of_the_others() -> None:
     table = np.array([[1.0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
-    scores = tally_scores(ANSWERS, table, hold_back=False)
+    scores = scores_of_table(ANSWERS, table, hold_back=False)
     left = scores.without({1}).choosing
     assert left.scores == (0.75, 0.25)
     assert [drop.points for drop in left.drops] == [25, 75]
@@ -220,7 +228,7 @@ def test_scores_without_a_candidate_keep_those_of_the_others() -> None:
 
 def test_first_row_of_a_table_is_the_source_model() -> None:
     table = np.array([[1.0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
-    found = tally_scores(ANSWERS, table, hold_back=False)
+    found = scores_of_table(ANSWERS, table, hold_back=False)
     assert found.confirmation is None
     assert (found.choosing.samples, found.choosing.baseline) == (4, 0.75)
     assert found.choosing.scores == (0.5, 0.25)
@@ -229,7 +237,7 @@ def test_first_row_of_a_table_is_the_source_model() -> None:
 
 def test_both_halves_of_a_table_have_baseline_and_scores_of_their_own() -> None:
     table = np.stack([np.arange(40) % 2 == 0, np.arange(40) % 4 == 0]).astype(float)
-    found = tally_scores(ANSWERS, table, hold_back=True)
+    found = scores_of_table(ANSWERS, table, hold_back=True)
     assert found.confirmation is not None
     for half in (found.choosing, found.confirmation):
         assert half.samples == 20

@@ -15,7 +15,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import batch_dims
-from edgekit_toolkit.pipeline.free_sizes import Size, settle_sizes
+from edgekit_toolkit.pipeline.prepare import Size, settle_sizes
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.flatbuffer import parsed
 

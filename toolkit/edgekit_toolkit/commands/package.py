@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgekit_toolkit.packaging.signing_keys import StatementSigner
-    from edgekit_toolkit.pipeline.state import Request, Run
+    from edgekit_toolkit.pipeline.request import Request
+    from edgekit_toolkit.pipeline.run import Run
     from edgekit_toolkit.report.document import Report
 
 _MAX_BATCH = 2**31 - 1
@@ -180,29 +182,48 @@ def _search(
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
     from edgekit_toolkit.commands.progress import ProgressBar
-    from edgekit_toolkit.packaging.next_version import with_free_version, with_version_of_same_content
+    from edgekit_toolkit.packaging.next_version import find_free_version
     from edgekit_toolkit.packaging.signing_keys import load_signer
     from edgekit_toolkit.pipeline.engine_tournament import search_engines
-    from edgekit_toolkit.pipeline.memory_here import with_measured_memory
     from edgekit_toolkit.pipeline.publish import output_folder
-    from edgekit_toolkit.pipeline.search import search
+    from edgekit_toolkit.pipeline.search import search, with_measured_memory
     from edgekit_toolkit.pipeline.variants import carry_variants
 
     with output_folder(out):
         signer = load_signer(key)
         if not fixed_version:
-            request = with_free_version(request, out)
+            version = find_free_version(request.name, request.target.name, out)
+            request = replace(request, version=version)
         with ProgressBar(console) as progress:
             if request.backend == "auto":
                 run = search_engines(request, signer, progress.show)
             else:
                 run = carry_variants([search(request, signer, progress.show)], signer)
-            if run.choice.chosen is not None:
+            if run.chosen is not None:
                 progress.show("measuring memory in a fresh process")
-                run = with_measured_memory(run, run.choice.chosen)
-                run = run if fixed_version else with_version_of_same_content(run, out)
+                run = with_measured_memory(run, run.chosen)
+            if not fixed_version:
+                run = _with_last_version(run, out)
             progress.show("writing")
             return _write(run, out, signer, command_line)
+
+
+def _with_last_version(run: Run, out: Path) -> Run:
+    """Return the run under the version before its own, if that package is in `out` and is the same."""
+    from edgekit_toolkit.packaging.next_version import FIRST_VERSION, under_last_version
+
+    packaged = run.packaged
+    if packaged is None or run.request.version == FIRST_VERSION:
+        return run
+    found = under_last_version(packaged.recipe, packaged.package, out)
+    if isinstance(found, str):
+        return replace(run, warnings=[*run.warnings, found])
+    recipe, package = found
+    return replace(
+        run,
+        request=replace(run.request, version=recipe.version),
+        whole=replace(packaged, recipe=recipe, package=package),
+    )
 
 
 def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
@@ -213,11 +234,9 @@ def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> t
 
     request, published = run.request, None
     with staging(out) as stage:
-        if run.choice.chosen is not None:
-            place = run.position(run.choice.chosen)
-            evidence = evidence_of(evidence_figures(run, place))
-            draft = run.packaged(run.choice.chosen)
-            published = publish(draft.package, draft.recipe, evidence, stage, signer)
+        if run.chosen is not None and run.packaged is not None:
+            evidence = evidence_of(evidence_figures(run, run.chosen))
+            published = publish(run.packaged.package, run.packaged.recipe, evidence, stage, signer)
         document = finite_report(describe(run, command_line, published))
         written = write_report(document, stage, f"{request.name}-{request.version}-{request.target.name}")
     return document, [out / path.name for path in written]

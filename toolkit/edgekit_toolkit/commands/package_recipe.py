@@ -11,7 +11,8 @@ from edgekit_toolkit.commands.progress import ProgressBar
 from edgekit_toolkit.console import print_line, print_section
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, repeat, staging
+from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
+from edgekit_toolkit.pipeline.replay import repeat
 from edgekit_toolkit.targets import load_target, user_target_dir
 
 

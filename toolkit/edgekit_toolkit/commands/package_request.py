@@ -13,7 +13,7 @@ from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
-from edgekit_toolkit.pipeline.state import Request
+from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.samples.media.classes import find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets import Target, load_target, user_target_dir

@@ -16,13 +16,11 @@ from edgekit_toolkit.targets import Target
 _LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0)
 
 
-def measure_latencies(
-    source: Runner, candidates: Sequence[Runner], feeds: Feeds
-) -> tuple[Latency, tuple[Latency, ...]]:
-    """Return the latency here of the source model and of each candidate, from interleaved runs."""
-    calls = {str(number): partial(run, feeds) for number, run in enumerate([source, *candidates])}
+def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
+    """Return the latency here of each model, from interleaved runs."""
+    calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     found = measure_latency(calls, _LATENCY_LIMITS)
-    return found["0"], tuple(found[str(number)] for number in range(1, len(calls)))
+    return [found[number] for number in calls]
 
 
 @dataclass(frozen=True, slots=True)

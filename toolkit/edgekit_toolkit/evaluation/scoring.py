@@ -34,7 +34,22 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Score:
+    """Score of one candidate on one set of samples.
+
+    Attributes:
+        value: 0..1.
+        baseline: score of the source model, 0..1.
+        drop: from that to the candidate's.
+    """
+
+    value: float
+    baseline: float
+    drop: Drop
+
+
+@dataclass(frozen=True, slots=True)
+class PartScores:
     """Scores on one set of samples.
 
     Attributes:
@@ -49,8 +64,12 @@ class Tally:
     scores: tuple[float, ...]
     drops: tuple[Drop, ...]
 
-    def without(self, places: Collection[int]) -> "Tally":
-        """Return the tally of the other candidates."""
+    def of(self, place: int) -> Score:
+        """Return what one candidate has."""
+        return Score(self.scores[place], self.baseline, self.drops[place])
+
+    def without(self, places: Collection[int]) -> "PartScores":
+        """Return the scores of the other candidates."""
         kept = [place for place in range(len(self.scores)) if place not in places]
         return replace(
             self,
@@ -72,8 +91,8 @@ class Scores:
     """
 
     metric: Metric | SetMetric
-    choosing: Tally
-    confirmation: Tally | None
+    choosing: PartScores
+    confirmation: PartScores | None
     spoiled: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -82,7 +101,7 @@ class Scores:
         return self.choosing.samples + (0 if self.confirmation is None else self.confirmation.samples)
 
     @property
-    def stated(self) -> Tally:
+    def stated(self) -> PartScores:
         """What a package states: on the samples that chose nothing, where there are any."""
         return self.confirmation or self.choosing
 
@@ -175,15 +194,15 @@ class _Judging:
             count = self._count(feeds)
             scores = []
             for place, run in enumerate(runs):
-                found = run(feeds) if place else reference
-                self._note_spoiled(place - 1, found, reference, count)
-                scores.append(_checked(metric.score(found, reference, labels), feeds, count))
+                outputs = run(feeds) if place else reference
+                self._note_spoiled(place - 1, outputs, reference, count)
+                scores.append(_checked(metric.score(outputs, reference, labels), feeds, count))
             rows.append(np.stack(scores))
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
-        tallied = tally_scores(metric, table, hold_back=not self.part.is_generated)
-        return replace(tallied, spoiled=self._reasons(table.shape[1]))
+        found = scores_of_table(metric, table, hold_back=not self.part.is_generated)
+        return replace(found, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; the outputs of two models are held at a time."""
@@ -201,8 +220,8 @@ class _Judging:
             for part, entries in zip(parts, found, strict=True):
                 score = _set_score(metric, outputs, references, known, part)
                 entries.append((score(np.arange(len(part))), _set_replicates(metric, score, len(part))))
-        tallies = [_set_tally(len(part), entries) for part, entries in zip(parts, found, strict=True)]
-        return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None, self._reasons(len(references)))
+        scores = [_set_scores(len(part), entries) for part, entries in zip(parts, found, strict=True)]
+        return Scores(metric, scores[0], scores[1] if scores[1:] else None, self._reasons(len(references)))
 
     def _outputs(
         self, run: Callable[[Feeds], Outputs], references: Sequence[Outputs], place: int, models: int
@@ -228,7 +247,7 @@ class _Judging:
         return {place: _reason(counts, count) for place, counts in self.spoiled.items()}
 
 
-def tally_scores(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
+def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
     """Return the scores of a table of outcomes, half of them held back where there are enough.
 
     Args:
@@ -236,12 +255,14 @@ def tally_scores(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
         table: [models, samples], 0..1, the source model first.
         hold_back: whether samples may be held back.
     """
-    tallies = []
+    parts = []
     for places in _split(table.shape[1], hold_back=hold_back):
         part = table[:, places]
         means = [float(mean) for mean in part.mean(axis=1)]
-        tallies.append(Tally(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:]))))
-    return Scores(metric, tallies[0], tallies[1] if tallies[1:] else None)
+        parts.append(
+            PartScores(len(places), means[0], tuple(means[1:]), tuple(mean_drops(part[0], part[1:])))
+        )
+    return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
 
 def _split(count: int, *, hold_back: bool) -> list[Places]:
@@ -336,10 +357,10 @@ def _set_replicates(metric: SetMetric, score: Callable[[Places], float], count: 
     return found
 
 
-def _set_tally(count: int, entries: Sequence[tuple[float, Floats]]) -> Tally:
+def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScores:
     (baseline, source), *others = entries
     drops = tuple(set_drop(baseline, score, (source, replicates), count) for score, replicates in others)
-    return Tally(count, baseline, tuple(score for score, _ in others), drops)
+    return PartScores(count, baseline, tuple(score for score, _ in others), drops)
 
 
 def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, int]:

@@ -5,11 +5,13 @@ the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_prod
 too, but for a few products of models that were quantized elsewhere (`models.saturating_products`).
 """
 
+import platform
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.sessions.ort_products import EXACT_SETTING, saturates
 from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.targets import Target
 
 SATURATING: Final = frozenset({"avx512bw", "avx2"})
 """Instruction sets with which onnxruntime's sums of two products saturate."""
@@ -34,6 +36,14 @@ def arithmetic_facts() -> dict[str, Any]:
         "instruction_set": instruction_set(),
         "exact_products_by": f"{EXACT_SETTING}=1" if saturates() else "instruction",
     }
+
+
+def measures_here(target: Target) -> bool:
+    """Whether latency on this machine stands for the target: the generic target of this architecture.
+
+    It has VNNI. Without it, int8 kernels take several times as long.
+    """
+    return target.name == "x86-64" and platform.machine() == "x86_64" and not saturates()
 
 
 def score_label(model: Model) -> str:

@@ -7,20 +7,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from edgekit_toolkit.pipeline.candidate_set import Candidate, Found
+from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.clipping import least_error_range, percentile_range
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
-from edgekit_toolkit.quantize.sensitivity import Fidelity, decibel, measure_blocks, mixed_plans
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, measure_blocks, mixed_plans
 from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
 from edgekit_toolkit.samples.generated import Feeds
 
 M = TypeVar("M")
-Progress = Callable[[str, int | None, int | None], None]
 Ranges = Mapping[str, tuple[float, float]]
 
 _MAX_RELEASED = 6
@@ -43,6 +44,84 @@ _FIDELITY_BYTES = 64 << 20
 _FIDELITY_PASS_S = 0.3
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One form of the model.
+
+    Attributes:
+        label: what a report calls it.
+        form: how to build it again.
+        model: the form's model.
+        snr_db: output signal to noise on calibration samples, against the float model.
+    """
+
+    label: str
+    form: Form
+    model: Model
+    snr_db: float
+
+
+@dataclass(slots=True)
+class CandidateSet:
+    """The forms that stand for choice, and what became of the others.
+
+    Attributes:
+        candidates: the float model first.
+        noises: noise of single blocks, as far as they were measured.
+        noise_samples: calibration samples on which output noise was measured; 0 where it was not.
+        dropped: forms that could not be built or run, with the reason.
+        set_aside: forms that were built and that a near relative beats, with by how much; without data also
+            those that differ from the float model on generated inputs.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    noises: list[BlockNoise] = field(default_factory=list)
+    noise_samples: int = 0
+    dropped: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+
+    def add(
+        self, label: str, quantizer: Quantizer[Any], form: Form, fidelity: Fidelity[Any]
+    ) -> Candidate | None:
+        """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
+        try:
+            built = quantizer.build(form)
+            if built is None:
+                return None
+            snr_db = decibel(fidelity.noise(built))
+            candidate = Candidate(label, form, quantizer.as_model(built), snr_db)
+        except EdgekitError as error:
+            self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
+            return None
+        self.candidates.append(candidate)
+        return candidate
+
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Take candidates off the list for good, by place, because of what judging found.
+
+        Raises:
+            ModelError: the float model is among them, so that no form of it can be right.
+        """
+        if 0 in reasons:
+            raise ModelError(
+                f"{self.candidates[0].label}, before any quantization: {reasons[0]}; check the samples, or"
+                " take another engine (--backend)"
+            )
+        self.dropped += [f"{self.candidates[place].label}: {reason}" for place, reason in reasons.items()]
+        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
+
+    def set_apart(self, reasons: Mapping[int, str]) -> None:
+        """Take candidates off the list, by place, and say why in `set_aside`."""
+        self.set_aside += [f"{self.candidates[place].label} ({reason})" for place, reason in reasons.items()]
+        self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
+
+    def put_aside(self, candidate: Candidate, better: Candidate) -> None:
+        """Take a candidate off the list, because `better` has less noise at the same place."""
+        self.candidates.remove(candidate)
+        loss_db = better.snr_db - candidate.snr_db
+        self.set_aside.append(f"{candidate.label} ({loss_db:.1f} dB more noise than {better.label})")
+
+
 def find_candidates(
     quantizer: Quantizer[M],
     calibration: Callable[[], Iterator[Feeds]],
@@ -52,7 +131,7 @@ def find_candidates(
     time_limit_s: float,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> CandidateSet:
     """Return the candidates for a model.
 
     Args:
@@ -68,7 +147,7 @@ def find_candidates(
     end = clock() + time_limit_s
     name, given = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(given), decibel(0.0))
-    found = Found([floats])
+    found = CandidateSet([floats])
     if (reason := quantizer.why_no_forms()) is not None:
         found.dropped.append(f"all other forms: {reason}")
         return found
@@ -113,7 +192,7 @@ class _Search(Generic[M]):
     quantizer: Quantizer[M]
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity[M]
-    found: Found
+    found: CandidateSet
     progress: Progress
     clock: Callable[[], float]
     end_s: float
@@ -294,7 +373,7 @@ def _snr(candidate: Candidate) -> float:
     return candidate.snr_db
 
 
-def _best(rivals: Sequence[Candidate], found: Found) -> list[Candidate]:
+def _best(rivals: Sequence[Candidate], found: CandidateSet) -> list[Candidate]:
     """Keep the better per-channel variant, and the per-tensor one where it is nearly as good."""
     per_channel = sorted((one for one in rivals if _is_per_channel(one)), key=_snr)
     kept = per_channel[-1:]

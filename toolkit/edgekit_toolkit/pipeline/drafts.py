@@ -2,18 +2,23 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
+from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
+from edgekit_toolkit.evaluation.judge import find_memory, model_on_target
 from edgekit_toolkit.evaluation.scoring import Scores
-from edgekit_toolkit.measurement.arithmetic import score_label
+from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
+from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_bytes
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from edgekit_toolkit.pipeline.candidate_set import Candidate, Found
-from edgekit_toolkit.pipeline.state import Draft, Judged, Prepared, Request, measures_here
+from edgekit_toolkit.pipeline.candidates import Candidate
+from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.selection.choice import Measured
 from edgekit_toolkit.selection.float_ratio import ratio_uncertainty
 
@@ -21,43 +26,71 @@ from edgekit_toolkit.selection.float_ratio import ratio_uncertainty
 def draft_packages(
     request: Request,
     prepared: Prepared,
-    found: Found,
-    judged: Judged,
+    candidates: Sequence[Candidate],
+    scores: Scores,
+    latencies: Sequence[Latency],
     signer: StatementSigner,
-) -> tuple[Draft, ...]:
-    """Return one draft a candidate, in order.
+) -> list[JudgedCandidate]:
+    """Return the candidates with their costs and what they would become, in order.
+
+    Args:
+        request: limits in its budget are those in force.
+        prepared: what the candidates were made of.
+        candidates: the float model first.
+        scores: of the candidates, in order.
+        latencies: of the source model and of the candidates, in order.
+        signer: signs packages, whose size counts.
 
     Raises:
         BackendError: a model does not run on the golden inputs.
         DataError: the ranges of the inputs do not suit the model.
     """
-    recipes = [
-        _recipe(request, prepared, candidate, _figures(candidate, prepared, judged, place))
-        for place, candidate in enumerate(found.candidates)
-    ]
-    uncertainty = 1.0 if measures_here(request.target) else request.target.costs.form_uncertainty
-    drafts = []
-    for place, (recipe, candidate) in enumerate(zip(recipes, found.candidates, strict=True)):
-        package = assemble(recipe, prepared.golden, candidate.model)
-        latency = judged.latencies[place]
+    target, dims = request.target, prepared.dims
+    here = measures_here(target)
+    source_latency, *own_latencies = latencies
+    drafted = []
+    for place, (one, latency) in enumerate(zip(candidates, own_latencies, strict=True)):
+        score = scores.choosing.of(place)
+        confirmation = None if scores.confirmation is None else scores.confirmation.of(place)
+        modelled = model_on_target(one.model, target, dims)
+        memory = find_memory(one.model, target, dims, prepared.feeds[0])
+        figures = {
+            **_figures(one, prepared, memory),
+            "score": _score(one, prepared, scores, place),
+        }
+        recipe = _recipe(request, prepared, one, figures)
+        package = assemble(recipe, prepared.golden, one.model)
+        costs = {
+            "size": float(package_bytes(package, signer)),
+            "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
+            "memory": math.inf if isinstance(memory, str) else float(memory.total_bytes),
+            "energy": _known(modelled.energy_mj),
+            "drop": score.drop.points,
+        }
         measured = Measured(
             f"C{place}",
-            candidate.label,
-            _costs(request, judged, place, package_bytes(package, signer)),
-            latency_uncertainty=uncertainty,
-            host_ratio=latency.ratio_to(judged.source_latency),
-            host_uncertainty=ratio_uncertainty(latency, judged.source_latency),
+            one.label,
+            costs,
+            latency_uncertainty=1.0 if here else target.costs.form_uncertainty,
+            host_ratio=latency.ratio_to(source_latency),
+            host_uncertainty=ratio_uncertainty(latency, source_latency),
         )
-        drafts.append(Draft(recipe, package, measured))
-    return tuple(drafts)
+        drafted.append(
+            JudgedCandidate(
+                one.label, one.form, one.model, one.snr_db,
+                score=score, confirmation=confirmation, latency=latency, modelled=modelled, memory=memory,
+                recipe=recipe, package=package, measured=measured,
+            )
+        )  # fmt: skip
+    return drafted
 
 
-def _recipe(
-    request: Request,
-    prepared: Prepared,
-    candidate: Candidate,
-    figures: Mapping[str, Any],
-) -> Recipe:
+def _known(cost: float | None) -> float:
+    """A cost that is not known is infinite, so that no limit on it is kept."""
+    return math.inf if cost is None else cost
+
+
+def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures: dict[str, Any]) -> Recipe:
     return Recipe(
         name=request.name,
         version=request.version,
@@ -80,12 +113,12 @@ def _recipe(
     )
 
 
-def _figures(candidate: Candidate, prepared: Prepared, judged: Judged, place: int) -> dict[str, Any]:
-    """Figures of the manifest: those that do not vary from run to run."""
-    memory = judged.memory[place]
+def _figures(
+    candidate: Candidate, prepared: Prepared, memory: MemoryEstimate | PeakMemory | str
+) -> dict[str, Any]:
+    """Figures of the manifest beside the score: those that do not vary from run to run."""
     return {
         "model_bytes": len(candidate.model.content),
-        "score": _score(candidate, prepared, judged.scores, place),
         # Without the engine's part: that is measured on the host and varies from run to run.
         "memory_estimate": None
         if not isinstance(memory, MemoryEstimate)
@@ -102,37 +135,23 @@ def _figures(candidate: Candidate, prepared: Prepared, judged: Judged, place: in
 
 def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
     """The score on samples that chose nothing, where there are any, and without data no drop."""
-    evaluation, stated = prepared.samples.evaluation, scores.stated
-    interval = stated.drops[place].interval()
+    evaluation, stated = prepared.samples.evaluation, scores.stated.of(place)
+    interval = stated.drop.interval()
     drop = {
-        "drop_points": stated.drops[place].points,
+        "drop_points": stated.drop.points,
         "drop_interval_points": [round(interval.low, 4), round(interval.high, 4)],
         "confidence": interval.confidence,
         "held_back": scores.confirmation is not None,
     }
     return {
         "metric": scores.metric.name,
-        "value": round(stated.scores[place], 6),
+        "value": round(stated.value, 6),
         "source_value": round(stated.baseline, 6),
-        "samples": stated.samples,
+        "samples": stated.drop.samples,
         "samples_kind": evaluation.kind,
         "samples_sha256": evaluation.sha256,
         "label": score_label(candidate.model),
         "on": "host",
         "engine": {"ort": "onnxruntime", "litert": "LiteRT"}[candidate.model.engine],
         **({} if evaluation.is_generated else drop),
-    }
-
-
-def _costs(request: Request, judged: Judged, place: int, size_bytes: int) -> dict[str, float]:
-    """Costs in the units of the budget; one that is not known is infinite, so that no limit on it is kept."""
-    modelled, memory = judged.modelled[place], judged.memory[place]
-    here = measures_here(request.target)
-    latency_ms = judged.latencies[place].median_s * 1e3 if here else modelled.latency_ms
-    return {
-        "size": float(size_bytes),
-        "latency": math.inf if latency_ms is None else latency_ms,
-        "memory": math.inf if memory is None else float(memory.total_bytes),
-        "energy": math.inf if modelled.energy_mj is None else modelled.energy_mj,
-        "drop": judged.scores.choosing.drops[place].points,
     }

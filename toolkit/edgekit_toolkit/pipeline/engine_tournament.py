@@ -19,8 +19,10 @@ from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.assemble import combine
 from edgekit_toolkit.packaging.signing_keys import StatementSigner, load_signer
-from edgekit_toolkit.pipeline.search import Progress, search
-from edgekit_toolkit.pipeline.state import Draft, Prepared, Request, Run, Standing
+from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.request import Progress, Request
+from edgekit_toolkit.pipeline.run import EngineResult, JudgedCandidate, Run
+from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
 from edgekit_toolkit.targets import Target
 
@@ -58,15 +60,13 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     if not runs:
         raise refused[names[0]]
     progress("tournament", None, None)
-    drafts = {
-        name: run.packaged(run.choice.chosen) for name, run in runs.items() if run.choice.chosen is not None
-    }
-    entrants, winner = _race(drafts, request.threads, progress) if drafts else ({}, next(iter(runs)))
-    standings = [
-        _standing(name, runs.get(name), entrants.get(name), refused.get(name), kept=name == winner)
+    chosen = {name: run.chosen for name, run in runs.items() if run.chosen is not None}
+    entrants, winner = _race(chosen, request.threads, progress) if chosen else ({}, next(iter(runs)))
+    results = [
+        _result(name, runs.get(name), entrants.get(name), refused.get(name), kept=name == winner)
         for name in names
     ]
-    kept = replace(runs[winner], tournament=tuple(standings))
+    kept = replace(runs[winner], tournament=tuple(results))
     failed = {name for name, entrant in entrants.items() if entrant.latency is None}
     others = [run for name, run in runs.items() if name != winner and name not in failed]
     return carry_variants([kept, *others], signer)
@@ -94,11 +94,13 @@ def _named(progress: Progress, name: str) -> Progress:
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
-def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tuple[dict[str, Entrant], str]:
+def _race(
+    chosen: Mapping[str, JudgedCandidate], threads: int, progress: Progress
+) -> tuple[dict[str, Entrant], str]:
     """Return how each engine's choice did, and the engine to keep.
 
     Args:
-        drafts: engine -> its choice, the preferred engine first, at least one.
+        chosen: engine -> its choice, the preferred engine first, at least one.
         threads: of one inference.
         progress: as for `search`.
 
@@ -106,8 +108,8 @@ def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tupl
         BackendError: none of them runs in a process of its own, or not beside the others.
         OutputError: the package cannot be written to the folder for temporary files.
     """
-    (_, first), *others = drafts.items()
-    whole = combine(first.package, {name: draft.package for name, draft in others}, first.recipe)
+    (_, first), *others = chosen.items()
+    whole = combine(first.package, {name: one.package for name, one in others}, first.recipe)
     try:
         with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
             path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
@@ -125,7 +127,7 @@ def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tupl
         raise OutputError(
             f"measuring engines needs temporary files: {error}; free space or set TMPDIR"
         ) from error
-    entrants = dict(zip(drafts, result.entrants, strict=True))
+    entrants = dict(zip(chosen, result.entrants, strict=True))
     if result.winner is None:
         reasons = "; ".join(f"{engine}: {entrant.reason}" for engine, entrant in entrants.items())
         raise BackendError(
@@ -134,17 +136,15 @@ def _race(drafts: Mapping[str, Draft], threads: int, progress: Progress) -> tupl
     return entrants, next(engine for engine, entrant in entrants.items() if entrant is result.winner)
 
 
-def _standing(
+def _result(
     name: str, run: Run | None, entrant: Entrant | None, error: EdgekitError | None, *, kept: bool
-) -> Standing:
-    if run is None or run.choice.chosen is None or entrant is None or entrant.latency is None:
+) -> EngineResult:
+    if run is None or run.chosen is None or entrant is None or entrant.latency is None:
         reason = " ".join(str(error).split()) if run is None else run.choice.reason
         if entrant is not None and entrant.reason is not None:
             reason = entrant.reason
-        return Standing(name, None, None, None, None, reason, kept=kept)
-    place = run.position(run.choice.chosen)
-    costs = run.drafts[place].measured
-    latency_ms = entrant.latency.median_s * 1e3
-    return Standing(
-        name, costs.label, costs.figures["size"], run.stated_drop(place), latency_ms, "", kept=kept
+        return EngineResult(name, None, None, None, None, reason, kept=kept)
+    one, latency_ms = run.chosen, entrant.latency.median_s * 1e3
+    return EngineResult(
+        name, one.label, one.measured.figures["size"], one.stated_drop, latency_ms, "", kept=kept
     )

@@ -1,34 +1,20 @@
 """The choice that the target's engine accepts: TensorRT's parser and builder have the last word.
 
-Which candidate keeps the limits is decided in `search`; how TensorRT is asked is in `tensorrt_check`.
+Which candidate keeps the limits is decided in `selection`; how TensorRT is asked is in `tensorrt.check`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured, choose
+from edgekit_toolkit.selection.confirmation import Accepted
 from edgekit_toolkit.tensorrt.check import ShapeRange, TensorRtCheck, check_tensorrt
 
 _NEEDED: Final = "--backend ort, where the target runs it, or a model that TensorRT accepts"
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A choice, and what TensorRT said about it.
-
-    Attributes:
-        choice: among the candidates that are not refused.
-        check: of the chosen one, or None where none was checked.
-        notes: what was refused or not checked, for the report.
-    """
-
-    choice: Choice
-    check: TensorRtCheck | None
-    notes: Sequence[str]
 
 
 def choose_accepted(

@@ -4,31 +4,16 @@ Which of them runs is decided on the device, by a tournament or a governor. Noth
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.packaging.assemble import combine, package_bytes
 from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
-from edgekit_toolkit.pipeline.state import Carried, Draft, Run
+from edgekit_toolkit.pipeline.run import Carried, JudgedCandidate, Run
 from edgekit_toolkit.pipeline.tensorrt_acceptance import check_accepted
 from edgekit_toolkit.selection.choice import rank_further
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A candidate that may be carried: a place in the tuples of a run."""
-
-    run: Run
-    place: int
-
-    @property
-    def draft(self) -> Draft:
-        return self.run.drafts[self.place]
-
-    def __str__(self) -> str:
-        return f"{self.run.request.backend} {self.draft.measured.label}"
 
 
 def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
@@ -41,63 +26,58 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
         runs: of one request and one prepared model, the one to return first, then other engines.
         signer: signs packages, whose size counts.
     """
-    run = runs[0]
-    if run.choice.chosen is None or run.request.variants == 1:
+    run, chosen = runs[0], runs[0].chosen
+    if chosen is None or run.request.variants == 1:
         return run
-    place = run.position(run.choice.chosen)
-    taken: dict[str, _Offer] = {}
     notes: list[str] = []
     for offer in _offers(runs):
-        if len(taken) == run.request.variants - 1:
+        if len(run.variants) == run.request.variants - 1:
             break
-        wider = {**taken, _name(offer, taken): offer}
+        wider = (*run.variants, replace(offer, name=_name(offer, run.variants)))
         try:
-            whole = _combine(run.drafts[place], wider, signer)
+            whole = _combine(chosen, wider, signer)
         except DataError as error:
             notes.append(f"variant left out: {offer}: {error}")
             continue
         if problem := _find_problem(offer, whole, run):
             notes.append(f"variant left out: {offer}: {problem}")
             continue
-        taken, run = wider, replace(run, whole=whole)
-    return replace(
-        run,
-        variants=tuple(Carried(name, offer.run, offer.place) for name, offer in taken.items()),
-        warnings=[*run.warnings, *notes, *_shortfall(run, len(taken)), *_narrowing(run, place)],
-    )
+        run = replace(run, variants=wider, whole=whole)
+    warnings = [*run.warnings, *notes, *_shortfall(run, len(run.variants)), *_narrowing(run, chosen)]
+    return replace(run, warnings=warnings)
 
 
-def _offers(runs: Sequence[Run]) -> Iterator[_Offer]:
-    """Yield what may be carried, the best first; ids are of one run only, so they get the engine's name."""
+def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
+    """Yield what may be carried, without a name yet, the best first."""
+    # Ids are unique in one run only, so they get the engine's name.
     offers = {
-        f"{run.request.backend} {draft.measured.id}": _Offer(run, place)
-        for run in runs
-        for place, draft in enumerate(run.drafts)
+        f"{run.request.backend} {one.id}": Carried("", run, one) for run in runs for one in run.candidates
     }
     chosen = [f"{run.request.backend} {run.choice.chosen}" for run in runs if run.choice.chosen is not None]
-    for one in chosen[1:]:
-        yield offers[one]
-    measured = [replace(offer.draft.measured, id=name) for name, offer in offers.items()]
+    for name in chosen[1:]:
+        yield offers[name]
+    measured = [replace(offer.candidate.measured, id=name) for name, offer in offers.items()]
     for further in rank_further(measured, runs[0].limits):
         if further.id not in chosen:
             yield offers[further.id]
 
 
-def _name(offer: _Offer, taken: Mapping[str, _Offer]) -> str:
+def _name(offer: Carried, taken: Sequence[Carried]) -> str:
     """A name from the engine and the form, with a number where that is taken."""
-    recipe = offer.draft.recipe
-    stem = f"{recipe.backend}-{recipe.form.kind}"
-    alike = Counter(f"{one.draft.recipe.backend}-{one.draft.recipe.form.kind}" for one in taken.values())
-    return f"{stem}-{alike[stem] + 1}" if alike[stem] else stem
+    stem, *others = (
+        f"{one.candidate.recipe.backend}-{one.candidate.recipe.form.kind}" for one in (offer, *taken)
+    )
+    alike = Counter(others)[stem]
+    return f"{stem}-{alike + 1}" if alike else stem
 
 
-def _combine(first: Draft, offers: Mapping[str, _Offer], signer: StatementSigner) -> Draft:
-    """The package of `first` with variants, and what it costs: only its size differs from that of `first`.
+def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: StatementSigner) -> JudgedCandidate:
+    """Return `first` with variants in its package: only the size of what it costs differs.
 
     Raises:
         DataError: the variants take or give other tensors.
     """
-    recipes = {name: offer.draft.recipe for name, offer in offers.items()}
+    recipes = {one.name: one.candidate.recipe for one in carried}
     recipe = replace(
         first.recipe,
         variants=tuple(
@@ -106,14 +86,14 @@ def _combine(first: Draft, offers: Mapping[str, _Offer], signer: StatementSigner
         ),
         tools=tool_versions(first.recipe.backend, *(one.backend for one in recipes.values())),
     )
-    package = combine(first.package, {name: one.draft.package for name, one in offers.items()}, recipe)
+    package = combine(first.package, {one.name: one.candidate.package for one in carried}, recipe)
     figures = {**first.measured.figures, "size": float(package_bytes(package, signer))}
-    return Draft(recipe, package, replace(first.measured, figures=figures))
+    return replace(first, recipe=recipe, package=package, measured=replace(first.measured, figures=figures))
 
 
-def _find_problem(offer: _Offer, whole: Draft, run: Run) -> str | None:
+def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run) -> str | None:
     """Return why the variant cannot be carried, or None."""
-    drop, most = offer.run.stated_drop(offer.place), run.limits.limits.get("drop")
+    drop, most = offer.candidate.stated_drop, run.limits.limits.get("drop")
     if drop is not None and most is not None:
         on_others = "on samples that chose nothing is"
         if drop.state(most) == "over":
@@ -123,9 +103,8 @@ def _find_problem(offer: _Offer, whole: Draft, run: Run) -> str | None:
     size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
-    model = offer.run.found.candidates[offer.place].model
     if run.request.backend == "tensorrt":
-        check = check_accepted(model, run.prepared.feeds[0])
+        check = check_accepted(offer.candidate.model, run.prepared.feeds[0])
         # No version: TensorRT is not here, which the choice of the default has said.
         if check.version is not None and not check.accepted:
             return f"TensorRT refuses it: {check.errors[0]}"
@@ -144,11 +123,11 @@ def _shortfall(run: Run, carried: int) -> list[str]:
     return [note]
 
 
-def _narrowing(run: Run, place: int) -> list[str]:
+def _narrowing(run: Run, chosen: JudgedCandidate) -> list[str]:
     """Return a note where the default alone would take more shapes than all variants together."""
     if run.whole is None:
         return []
-    own, stated = run.drafts[place].package.manifest.inputs, run.whole.package.manifest.inputs
+    own, stated = chosen.package.manifest.inputs, run.whole.package.manifest.inputs
     shapes = [f"'{spec.name}' {list(spec.shape)}" for spec in stated if spec not in own]
     if not shapes:
         return []

@@ -4,19 +4,19 @@ import platform
 
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_toolkit.measurement.arithmetic import instruction_set
+from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
-from edgekit_toolkit.pipeline.candidate_set import Found
-from edgekit_toolkit.pipeline.free_sizes import find_other_sizes, list_sizes
-from edgekit_toolkit.pipeline.state import Judged, Prepared, Request, measures_here
+from edgekit_toolkit.pipeline.prepare import find_other_sizes, list_sizes
+from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
 from edgekit_toolkit.samples.split import feeds_only
 
 
-def find_warnings(request: Request, prepared: Prepared, found: Found, judged: Judged) -> list[str]:
+def find_warnings(run: Run) -> list[str]:
     """Return the warnings, a sentence each: about the samples first, about the figures last."""
+    request, prepared = run.request, run.prepared
     samples = prepared.samples
     notes = list(samples.warnings)
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
@@ -30,7 +30,7 @@ def find_warnings(request: Request, prepared: Prepared, found: Found, judged: Ju
         notes.extend([] if problem is None else [problem])
     if prepared.wrong_rewrites is not None:
         notes.append(str(prepared.wrong_rewrites))
-    notes.extend(f"left out: {text}" for text in found.dropped)
+    notes.extend(f"left out: {text}" for text in run.found.dropped)
     if request.target.backend.default == "litert" and request.backend == "ort":
         notes.append(
             f"{request.target.name} prefers LiteRT; this package is for onnxruntime, its fallback."
@@ -49,9 +49,9 @@ def find_warnings(request: Request, prepared: Prepared, found: Found, judged: Ju
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
-    if judged.load.is_heavy:
+    if run.load.is_heavy:
         notes.append(
-            f"latency on this machine is in doubt: while it was measured, {judged.load}; repeat on a quiet"
+            f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"
             " machine before you rely on figures measured here"
         )
     other = find_other_sizes(prepared.source.inputs, prepared.dims, prepared.feeds[:1])
@@ -61,37 +61,37 @@ def find_warnings(request: Request, prepared: Prepared, found: Found, judged: Ju
             f"what is modelled or estimated is for {asked}; latency and memory measured on this machine are"
             f" those of the first sample, which has {list_sizes(other)}"
         )
-    notes += _arithmetic_warnings(request, found)
-    return [*notes, *_memory_warnings(request, judged), *judged.problems]
+    problems = dict.fromkeys(one.memory for one in run.candidates if isinstance(one.memory, str))
+    return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
 
 
-def _arithmetic_warnings(request: Request, found: Found) -> list[str]:
+def _arithmetic_warnings(run: Run) -> list[str]:
     """What to know of int8 figures on a machine whose 8-bit products are not the target's."""
-    notes = []
-    names = dict.fromkeys(name for one in found.candidates for name in one.model.saturating_nodes())
+    notes, target = [], run.request.target.name
+    names = dict.fromkeys(name for one in run.candidates for name in one.model.saturating_nodes())
     if names:
         notes.append(
             f"scores are estimated, not measured: the 8-bit products of {', '.join([*names][:3])} saturate on"
-            f" this machine ({instruction_set()}) and not on {request.target.name}; package on a machine with"
+            f" this machine ({instruction_set()}) and not on {target}; package on a machine with"
             " VNNI, or give the float model"
         )
-    in_codes = any(one.model.computes_in_codes() for one in found.candidates)
-    if in_codes and request.backend != "litert" and saturates():
+    in_codes = any(one.model.computes_in_codes() for one in run.candidates)
+    if in_codes and run.request.backend != "litert" and saturates():
         notes.append(
             f"int8 times of this machine ({instruction_set()}, no VNNI) are those of slower, exact kernels;"
-            f" where the model of {request.target.name} cannot tell forms apart, they count against int8 (see"
+            f" where the model of {target} cannot tell forms apart, they count against int8 (see"
             " the reason of the choice): measure there, or package on a machine with VNNI"
         )
     return notes
 
 
-def _memory_warnings(request: Request, judged: Judged) -> list[str]:
+def _memory_warnings(run: Run) -> list[str]:
     """What to know of a limit that is held against another machine's memory than the target's."""
-    here = any(isinstance(one, PeakMemory) for one in judged.memory)
-    if "memory" not in request.budget.limits or not here or measures_here(request.target):
+    here = any(isinstance(one.memory, PeakMemory) for one in run.candidates)
+    if "memory" not in run.request.budget.limits or not here or measures_here(run.request.target):
         return []
     note = (
         f"the memory limit is held against this machine ({platform.machine()}): measured here, not"
-        f" on {request.target.name}; measure there before you rely on it"
+        f" on {run.request.target.name}; measure there before you rely on it"
     )
     return [note]

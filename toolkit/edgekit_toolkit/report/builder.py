@@ -7,16 +7,15 @@ from typing import Any
 
 from edgekit_runtime import __version__
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.measurement.arithmetic import score_label
+from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
-from edgekit_toolkit.pipeline.state import Carried, Run, Standing, measures_here
+from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.report import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
 from edgekit_toolkit.selection.confirmation import HeldDrop
-from edgekit_toolkit.selection.float_ratio import find_float_ratio
 
 
 def describe(run: Run, command: str, published: Published | None) -> dict[str, Any]:
@@ -38,12 +37,12 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "source": _source(run),
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
-        "tournament": [_standing(standing) for standing in run.tournament],
+        "tournament": [_engine_result(result) for result in run.tournament],
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
         "steps": [_step(step) for step in run.prepared.steps],
         "sizes": _sizes(run),
-        "candidates": [_candidate(run, place) for place in range(len(run.drafts))],
+        "candidates": [_candidate(run, one) for one in run.candidates],
         "budget": _budget(run),
         "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
@@ -77,23 +76,23 @@ def _variant(carried: Carried) -> dict[str, Any]:
     return {
         "name": carried.name,
         "backend": carried.run.request.backend,
-        "label": carried.run.drafts[carried.place].measured.label,
-        "figures": figures(carried.run, carried.place, carried.run.stated_drop(carried.place)),
-        "drop": _drop(carried.run.stated_drop(carried.place)),
+        "label": carried.candidate.label,
+        "figures": _figures(carried.run, carried.candidate, carried.candidate.stated_drop),
+        "drop": _drop(carried.candidate.stated_drop),
     }
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
-    held = standing.drop
+def _engine_result(result: EngineResult) -> dict[str, Any]:
+    held = result.drop
     return {
-        "backend": standing.backend,
-        "label": standing.label,
-        "size_bytes": standing.size_bytes,
+        "backend": result.backend,
+        "label": result.label,
+        "size_bytes": result.size_bytes,
         "drop_points": None if held is None else held.drop.points,
         "drop": _drop(held),
-        "latency_ms": standing.latency_ms,
-        "reason": standing.reason,
-        "kept": standing.kept,
+        "latency_ms": result.latency_ms,
+        "reason": result.reason,
+        "kept": result.kept,
     }
 
 
@@ -123,9 +122,9 @@ def _outcome(run: Run) -> dict[str, Any]:
 
 
 def _latency_to_float(run: Run) -> dict[str, Any] | None:
-    if run.choice.chosen is None:
+    if run.chosen is None:
         return None
-    ratio = find_float_ratio(run.request, run.judged, run.position(run.choice.chosen))
+    ratio = run.float_ratio(run.chosen)
     return {
         "modelled": _figure(ratio.modelled, "modelled", run.request.target.name),
         "uncertainty": ratio.uncertainty,
@@ -144,13 +143,12 @@ def _package(published: Published) -> dict[str, Any]:
 
 
 def _provenance(run: Run) -> dict[str, Any]:
-    chosen = run.choice.chosen
     return {
         "tools": tool_versions(*(one.request.backend for one in _runs(run))),
         "host": host_facts(),
-        "load": asdict(run.judged.load),
+        "load": asdict(run.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
-        "recipe_sha256": None if chosen is None else run.packaged(chosen).recipe.sha256,
+        "recipe_sha256": None if run.packaged is None else run.packaged.recipe.sha256,
     }
 
 
@@ -177,7 +175,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _data(run: Run) -> dict[str, Any]:
     calibration, evaluation = run.prepared.samples.calibration, run.prepared.samples.evaluation
-    scores = run.judged.scores
+    scores = run.scores
     return {
         "calibration": {
             "kind": calibration.kind,
@@ -192,36 +190,30 @@ def _data(run: Run) -> dict[str, Any]:
             "held_back": 0 if scores.confirmation is None else scores.confirmation.samples,
             "metric": scores.metric.name,
             "title": _metric_title(run),
-            "baseline": None if run.held is None else scores.choosing.baseline,
+            "baseline": scores.choosing.baseline if run.has_data else None,
         },
     }
 
 
 def _metric_title(run: Run) -> str:
-    title = run.judged.scores.metric.title
-    return f"{title}, on generated inputs" if run.held is None else title
+    title = run.scores.metric.title
+    return title if run.has_data else f"{title}, on generated inputs"
 
 
-def describe_accuracy(run: Run, place: int) -> dict[str, Any]:
-    """Return what the samples show of a candidate's drop: the headline of the report.
-
-    Args:
-        run: what was found.
-        place: of the candidate.
-    """
-    scores, held, most = run.judged.scores, run.held, run.request.budget.limits.get("drop")
-    told = {"metric": scores.metric.name, "title": _metric_title(run), "limit": most}
-    if held is None:
+def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
+    """Return what the samples show of a candidate's drop: the headline of the report."""
+    one, most = candidate.held, run.request.budget.limits.get("drop")
+    told = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
+    if one is None:
         nothing = dict.fromkeys(("score", "baseline", "drop_points", "drop", "samples_needed"))
         return {"state": "not checked", **told, **nothing}
-    one = held[place]
-    scored = scores.stated if one.held_back else scores.choosing
+    score = (candidate.confirmation if one.held_back else None) or candidate.score
     state = "not checked" if most is None else one.state(most)
     return {
         "state": state,
         **told,
-        "score": scored.scores[place],
-        "baseline": scored.baseline,
+        "score": score.value,
+        "baseline": score.baseline,
         "drop_points": one.drop.points,
         "drop": _drop(one),
         "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,
@@ -247,67 +239,59 @@ def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:
     return {"value": value if known else None, "label": label, "on": on}
 
 
-def figures(run: Run, place: int, held: HeldDrop | None) -> dict[str, Any]:
-    """Figures of one candidate with their labels.
-
-    Args:
-        run: that it is of.
-        place: of the candidate.
-        held: its drop, or None without data.
-    """
+def _figures(run: Run, candidate: JudgedCandidate, held: HeldDrop | None) -> dict[str, Any]:
+    """Figures of one candidate with their labels; without data it has no drop."""
     target = run.request.target
     here = measures_here(target)
-    score = score_label(run.found.candidates[place].model)
-    host_ms = run.judged.latencies[place].median_s * 1e3
-    costs = run.drafts[place].measured.figures
+    label = score_label(candidate.model)
+    costs = candidate.measured.figures
     return {
         "size": _figure(costs["size"], "measured", "host"),
         "latency": _figure(
             costs["latency"], "measured" if here else "modelled", "host" if here else target.name
         ),
-        "host_latency": _figure(host_ms, "measured", "host"),
-        "memory": _figure(costs["memory"], *_memory_label(run, place)),
+        "host_latency": _figure(candidate.latency.median_s * 1e3, "measured", "host"),
+        "memory": _memory(run, candidate),
         "energy": _figure(costs["energy"], "modelled", target.name),
-        "score": _figure(None if held is None else run.judged.scores.choosing.scores[place], score, "host"),
-        "drop": _figure(None if held is None else held.drop.points, score, "host"),
+        "score": _figure(None if held is None else candidate.score.value, label, "host"),
+        "drop": _figure(None if held is None else held.drop.points, label, "host"),
     }
 
 
-def _memory_label(run: Run, place: int) -> tuple[str, str]:
-    if isinstance(run.judged.memory[place], PeakMemory):
-        return "measured", "host"
-    return "estimated", run.request.target.name
+def _memory(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
+    value = candidate.measured.figures["memory"]
+    if isinstance(candidate.memory, PeakMemory):
+        return _figure(value, "measured", "host")
+    return _figure(value, "estimated", run.request.target.name)
 
 
-def _candidate(run: Run, place: int) -> dict[str, Any]:
-    measured = run.drafts[place].measured
-    violations = run.limits.violations(measured.figures)
-    held = None if run.held is None else run.held[place]
+def _candidate(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
+    violations = run.limits.violations(candidate.measured.figures)
     return {
-        "id": measured.id,
-        "label": measured.label,
-        "chosen": measured.id == run.choice.chosen,
-        "pareto": measured.id in run.front,
+        "id": candidate.id,
+        "label": candidate.label,
+        "chosen": candidate.id == run.choice.chosen,
+        "pareto": candidate.id in run.front,
         "meets": not violations,
-        "figures": figures(run, place, held),
-        "drop": _drop(held),
+        "figures": _figures(run, candidate, candidate.held),
+        "drop": _drop(candidate.held),
         "violations": list(violations),
-        "precision": dict(Counter(layer.precision for layer in stored(run, place).values())),
+        "precision": dict(Counter(layer.precision for layer in stored(run, candidate).values())),
     }
 
 
-def _subject(run: Run) -> int:
+def _subject(run: Run) -> JudgedCandidate:
     """The candidate that the budget lines and layers speak of: the chosen one, or the closest."""
-    return run.position(run.choice.chosen or run.choice.closest or run.drafts[0].measured.id)
+    return run.candidate(run.choice.chosen or run.choice.closest or run.candidates[0].id)
 
 
 def _budget(run: Run) -> list[dict[str, Any]]:
-    place = _subject(run)
-    found = figures(run, place, None if run.held is None else run.held[place])
-    costs = (run.whole or run.drafts[place]).measured.figures
+    subject = _subject(run)
+    found = _figures(run, subject, subject.held)
+    costs = (run.whole or subject).measured.figures
     found["size"]["value"] = costs["size"]
     violations = run.limits.violations(costs)
-    states = {"drop": describe_accuracy(run, place)["state"]}
+    states = {"drop": describe_accuracy(run, subject)["state"]}
     return [
         {
             "limit": name,
@@ -321,24 +305,25 @@ def _budget(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def evidence_figures(run: Run, place: int) -> dict[str, Any]:
+def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
-    variants = {one.name: _varying(one.run, one.place) for one in run.variants}
+    variants = {one.name: _varying(one.run, one.candidate) for one in run.variants}
+    here = run.memory_here
     return {
         "target": run.request.target.name,
         "sizes": _sizes(run),
-        **_varying(run, place),
-        "accuracy": describe_accuracy(run, place),
+        **_varying(run, chosen),
+        "accuracy": describe_accuracy(run, chosen),
         "memory_here": None
-        if run.peak is None
+        if here is None or here.peak is None
         else {
-            "peak_bytes": run.peak.total_bytes,
-            "engine_bytes": run.peak.engine_bytes,
+            "peak_bytes": here.peak.total_bytes,
+            "engine_bytes": here.peak.engine_bytes,
             "label": "measured",
         },
         "memory_in_service": None
-        if run.service_bytes is None
-        else {"peak_bytes": run.service_bytes, "label": "estimated"},
+        if here is None or here.service_bytes is None
+        else {"peak_bytes": here.service_bytes, "label": "estimated"},
         "tensorrt_check": None
         if run.tensorrt is None
         else {
@@ -346,29 +331,29 @@ def evidence_figures(run: Run, place: int) -> dict[str, Any]:
             "accepted": run.tensorrt.accepted,
             "built_on": "a machine without a GPU",
         },
-        "load": asdict(run.judged.load),
+        "load": asdict(run.load),
         "seconds": dict(run.seconds),
         **({"variants": variants} if variants else {}),
     }
 
 
-def _varying(run: Run, place: int) -> dict[str, Any]:
+def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     """What varies of one candidate."""
-    low, high = run.judged.latencies[place].quartiles_s
-    modelled = run.judged.modelled[place]
-    shown = figures(run, place, None if run.held is None else run.held[place])
+    latency, modelled = candidate.latency, candidate.modelled
+    low, high = latency.quartiles_s
+    shown = _figures(run, candidate, candidate.held)
     return {
         "score": shown["score"],
         "latency_held_against_limits": shown["latency"],
         "latency_here": {
-            "median_ms": run.judged.latencies[place].median_s * 1e3,
+            "median_ms": latency.median_s * 1e3,
             "quartiles_ms": [low * 1e3, high * 1e3],
-            "ratio_to_source": run.judged.latencies[place].ratio_to(run.judged.source_latency),
-            "rounds": len(run.judged.latencies[place].seconds),
+            "ratio_to_source": latency.ratio_to(run.source_latency),
+            "rounds": len(latency.seconds),
             "threads": run.request.threads,
             "label": "measured",
         },
         "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
-        "memory": _figure(run.drafts[place].measured.figures["memory"], *_memory_label(run, place)),
+        "memory": shown["memory"],
     }

@@ -6,18 +6,17 @@ from typing import Any
 
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
-from edgekit_toolkit.pipeline.state import Run
+from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
-def stored(run: Run, place: int) -> dict[str, StoredLayer]:
+def stored(run: Run, candidate: JudgedCandidate) -> dict[str, StoredLayer]:
     """Return how each layer of a candidate is stored, by the name of its first output in the float model."""
-    candidate = run.found.candidates[place]
     return run.quantizer.stored_layers(candidate.form, candidate.model)
 
 
-def describe_layers(run: Run, place: int) -> list[dict[str, Any]]:
+def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
     """Return the layers of a candidate as the report lists them."""
-    found, quantizer = stored(run, place), run.quantizer
+    found, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
     work = {cost.name: cost for cost in cost_of_nodes(quantizer.as_model(quantizer.model), run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)

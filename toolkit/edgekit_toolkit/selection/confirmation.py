@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from edgekit_toolkit.evaluation.drops import CONFIDENCE, Drop, Interval
 from edgekit_toolkit.evaluation.scoring import CONFIRMATION_SHARE, LEAST_TO_HOLD_BACK, Scores
-from edgekit_toolkit.pipeline.tensorrt_acceptance import Accepted
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.selection.choice import Measured
+from edgekit_toolkit.selection.choice import Choice, Measured
+from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 State = Literal["ok", "over", "not resolved", "not checked"]
 _LIMIT: Final = "drop"
@@ -50,6 +50,21 @@ class HeldDrop:
         """Return about how many evaluation samples would show the limit to be kept, or None where none do."""
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A choice, and what TensorRT said about it.
+
+    Attributes:
+        choice: among the candidates that are not refused.
+        check: of the chosen one, or None where none was checked.
+        notes: what was refused or not checked, for the report.
+    """
+
+    choice: Choice
+    check: TensorRtCheck | None
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

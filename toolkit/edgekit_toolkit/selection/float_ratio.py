@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from edgekit_runtime.sessions.latency import Latency
-from edgekit_toolkit.pipeline.state import Judged, Request, measures_here
 from edgekit_toolkit.selection.choice import SAME_LATENCY
 
 
@@ -22,19 +21,6 @@ class FloatRatio:
     uncertainty: float
     here: float
     here_to_source: float
-
-
-def find_float_ratio(request: Request, judged: Judged, place: int) -> FloatRatio:
-    """Return the ratio of the candidate at `place`; the float model is the first candidate."""
-    own, floats = judged.modelled[place].latency_ms, judged.modelled[0].latency_ms
-    is_modelled = not measures_here(request.target) and own is not None and floats is not None
-    latency = judged.latencies[place]
-    return FloatRatio(
-        modelled=own / floats if is_modelled and own is not None and floats else None,
-        uncertainty=request.target.costs.form_uncertainty,
-        here=latency.ratio_to(judged.latencies[0]),
-        here_to_source=latency.ratio_to(judged.source_latency),
-    )
 
 
 def ratio_uncertainty(latency: Latency, reference: Latency) -> float:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,6 @@ import numpy as np
 from edgekit_runtime.client import Client
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.system.child_process import ChildProcess
@@ -28,10 +27,10 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_model_memory, trivial_model
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
-from edgekit_toolkit.models.model import Engine
+from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.pipeline.state import Run
 from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets import Target
 
 _NAME: Final = "trivial"
 _CALLS: Final = 5
@@ -39,45 +38,64 @@ _READY_LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 
-def with_measured_memory(run: Run, candidate_id: str) -> Run:
-    """Return the run with the peak memory of a fresh process here that runs the candidate's package.
+@dataclass(frozen=True, slots=True)
+class MemoryHere:
+    """Memory of a model on this machine.
 
-    Where memory is limited, the run also says what the service takes with it.
+    Attributes:
+        peak: of a fresh process that opens the model; None where it could not be measured.
+        service_bytes: estimated peak of the service with it; None where memory is not limited.
+        notes: warnings, a sentence each.
     """
-    place = run.position(candidate_id)
-    model, known = run.found.candidates[place].model, run.judged.memory[place]
-    warnings = list(run.warnings)
+
+    peak: PeakMemory | None
+    service_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def measure_memory_here(
+    model: Model,
+    known: MemoryEstimate | PeakMemory | str,
+    feeds: Feeds,
+    *,
+    target: Target,
+    limit_bytes: float,
+) -> MemoryHere:
+    """Return the peak memory of a fresh process here that runs a model.
+
+    Args:
+        model: to measure.
+        known: its memory as it was held against the limit, or why that is not known.
+        feeds: inputs of one inference.
+        target: that the package is for.
+        limit_bytes: of memory, infinite where there is none.
+    """
+    notes = []
     peak = known if isinstance(known, PeakMemory) else None
     try:
-        peak = peak or measure_model_memory(model, run.prepared.feeds[0])
+        peak = peak or measure_model_memory(model, feeds)
     except BackendError as error:
-        warnings.append(f"peak memory was not measured here: {str(error).splitlines()[0]}")
-    limit_bytes = run.request.budget.limits.get("memory", math.inf)
+        notes.append(f"peak memory was not measured here: {str(error).splitlines()[0]}")
     if peak is not None and peak.total_bytes > limit_bytes:
-        warnings.append(
+        notes.append(
             f"peak memory measured on this machine is {peak.total_bytes / 1e6:.1f} MB, OVER THE LIMIT of"
-            f" {limit_bytes / 1e6:.1f} MB: measure on {run.request.target.name} before you rely on it"
+            f" {limit_bytes / 1e6:.1f} MB: measure on {target.name} before you rely on it"
         )
     service_bytes = None
-    if known is not None and limit_bytes < math.inf and _is_isolated(run, place):
-        warnings.append(
+    if isinstance(known, str) or math.isinf(limit_bytes):
+        return MemoryHere(peak, None, tuple(notes))
+    if target.arch == "x86_64" and model.divides_by_inputs():
+        notes.append(
             "the memory limit is for one process that runs the model: edgekit-device serve runs this one"
             " beside the service, in a process of its own (it divides integers by values of its inputs)"
         )
-    elif known is not None and limit_bytes < math.inf:
+    else:
         try:
-            service_bytes = estimate_service_bytes(model.engine, known.model_bytes, run.prepared.feeds[0])
-            warnings.append(_describe(known, service_bytes, limit_bytes))
+            service_bytes = estimate_service_bytes(model.engine, known.model_bytes, feeds)
+            notes.append(_describe(known, service_bytes, limit_bytes))
         except BackendError as error:
-            warnings.append(str(error).splitlines()[0])
-    return replace(run, peak=peak, service_bytes=service_bytes, warnings=warnings)
-
-
-def _is_isolated(run: Run, place: int) -> bool:
-    """Whether the service runs the candidate in a process of its own on the target."""
-    return run.request.target.arch == "x86_64" and bool(
-        run.drafts[place].recipe.figures.get(INTEGER_DIVISION_FIGURE)
-    )
+            notes.append(str(error).splitlines()[0])
+    return MemoryHere(peak, service_bytes, tuple(notes))
 
 
 def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_bytes: float) -> str:

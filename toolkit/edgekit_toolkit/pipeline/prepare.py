@@ -1,0 +1,308 @@
+"""Prepare a search: import the model, settle its sizes, choose the samples and optimise it.
+
+Latency, memory and energy hold for sizes of the free dimensions that are given, or those of the samples; a
+batch is 1 without either. Any other size is asked for: a height or a length that is guessed makes each figure
+a guess.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import onnx
+
+from edgekit_runtime.drift.class_outputs import class_output
+from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.source import load_model
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
+from edgekit_toolkit.packaging.attachments import class_names
+from edgekit_toolkit.packaging.drift_reference import drift_reference
+from edgekit_toolkit.passes.pipeline import PassResult, optimise
+from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_rewrites
+from edgekit_toolkit.pipeline.request import Phases, Progress, Request
+from edgekit_toolkit.samples.generated import Feeds, advise_on_integers, bind_dims
+from edgekit_toolkit.samples.media.classes import check_class_count
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds, read_ranges
+
+# Parity is checked a dozen times; one large image shows what two would.
+_PARITY_FEEDS = 2
+_LARGE_FEEDS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a free dimension, and where it is from; only a batch is assumed, as 1."""
+
+    value: int
+    origin: Literal["given", "samples", "assumed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The model and the samples that a search starts from.
+
+    Attributes:
+        source: as the user gave it.
+        sizes: of all free dimensions, for which the figures hold.
+        samples: calibration and evaluation.
+        feeds: the first calibration samples, at least one.
+        steps: what each pass did; none for a `.tflite`.
+        wrong_rewrites: what of onnxruntime's optimiser is off for `floats` and its forms, or None.
+        floats: the optimised model with inferred shapes, or the `.tflite` as it is.
+        ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
+        golden: the golden inputs, and what `floats` makes of them.
+        reference: how inputs and outputs look on the calibration samples; None without real ones.
+        class_output: name of the first output where the request says that it holds class scores, or None.
+    """
+
+    source: SourceModel[Model]
+    sizes: Mapping[str, Size]
+    samples: Samples
+    feeds: Sequence[Feeds]
+    steps: Sequence[PassResult]
+    wrong_rewrites: WrongRewrites | None
+    floats: Model
+    ranges: Ranges
+    golden: Reference
+    reference: Mapping[str, Any] | None
+    class_output: str | None
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes alone."""
+        return {name: size.value for name, size in self.sizes.items()}
+
+
+def prepare(request: Request, phases: Phases) -> Prepared:
+    """Return the model and the samples that a search starts from.
+
+    Raises:
+        ModelError: the model cannot be used.
+        DataError: the samples do not fit.
+        BackendError: the engine fails on the source model.
+    """
+    with phases.phase("import"):
+        source = load_model(request.model)
+        decoding = _decoding(request, source, phases.progress)
+        sizes, ranges = _sizes(source, request, decoding)
+        dims = {name: size.value for name, size in sizes.items()}
+        samples = choose_samples(
+            _fixed(source, request.batch),
+            request.calibration,
+            request.evaluation,
+            dims,
+            ranges,
+            decoding=decoding,
+        )
+    feeds = _parity_feeds(samples)
+    floats, steps, wrong = source.model, tuple[PassResult, ...](), None
+    if isinstance(floats, OnnxModel):
+        with phases.phase("optimise"):
+            optimised = optimise(floats.proto, batch=request.batch, feeds=feeds)
+            proto, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+            wrong = find_wrong_rewrites(proto, feeds)
+            floats = OnnxModel(disable_optimizers(proto, () if wrong is None else wrong.names))
+    golden = _golden(source, floats, dims, ranges)
+    with phases.phase("look at the samples"):
+        classes = _stated_class_output(request, floats, samples)
+        reference = drift_reference(floats, samples.calibration, says_classes=classes is not None)
+    return Prepared(
+        source=source,
+        sizes=sizes,
+        samples=samples,
+        feeds=feeds,
+        steps=steps,
+        wrong_rewrites=wrong,
+        floats=floats,
+        ranges=ranges,
+        golden=golden,
+        reference=reference,
+        class_output=classes,
+    )
+
+
+def _decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
+    """How the request's photographs or recordings become samples.
+
+    Raises:
+        DataError: they lie in folders that are not the model's classes.
+    """
+    classes = () if request.labels is None else class_names(request.labels)
+    if request.labels_from_folders:
+        check_class_count(classes, source.outputs)
+    return Decoding(
+        request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
+    )
+
+
+def _sizes(
+    source: SourceModel[Model], request: Request, decoding: Decoding
+) -> tuple[dict[str, Size], Ranges]:
+    """Sizes of all free dimensions, and the ranges of the inputs' values."""
+    given = dict(request.dims)
+    path = request.calibration or request.evaluation
+    if path is None:
+        codes = source.model.input_code_ranges()
+        ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
+        first = None
+    else:
+        first, ranges = read_ranges(path, source.inputs, decoding)
+    if not source.model.has_fixed_sizes:
+        if request.batch is not None:
+            given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
+    elif request.batch is not None or set(request.dims) - set(free_dims(source.inputs)):
+        raise ModelError(
+            f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
+            " export the file with the sizes that you want"
+        )
+    return settle_sizes(source.model, source.inputs, given, first, ranges), ranges
+
+
+def settle_sizes(
+    model: Model,
+    inputs: Sequence[TensorSpec],
+    given: Mapping[str, int],
+    sample: Feeds | None,
+    ranges: Ranges,
+) -> dict[str, Size]:
+    """Return the size of each free dimension; an ONNX model has been run with them.
+
+    Args:
+        model: an imported model.
+        inputs: what it takes.
+        given: sizes that the user states.
+        sample: the first of the user's samples, or None.
+        ranges: as for `generate_feeds`.
+
+    Raises:
+        ModelError: a size is not known, is of no free dimension, or does not suit the model.
+    """
+    found = {name: Size(value, "given") for name, value in given.items()}
+    batch = batch_dims(inputs)
+    chosen = batch if Batching.of(inputs).stacked else ()  # how many samples are stacked, no sample says
+    for spec in inputs:
+        for axis, name in enumerate(spec.shape):
+            if isinstance(name, str) and sample is not None and name not in chosen:
+                found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
+    missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
+    found |= {name: Size(1, "assumed") for name in batch if name not in found}
+    if not isinstance(model, OnnxModel):
+        if missing:
+            raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
+        return {name: found[name] for name in free_dims(inputs)}
+    runs_with = bind_dims(model.proto, {name: size.value for name, size in found.items()}, ranges)
+    if missing:
+        options = " ".join(f"--dim {name}={runs_with[name]}" for name in missing)
+        raise ModelError(
+            f"{_unknown(missing)}: give samples (--calibration), or {options} with the sizes that the model"
+            " is used with (it runs with these)"
+        )
+    return {name: found[name] for name in free_dims(inputs)}
+
+
+def _unknown(missing: Sequence[str]) -> str:
+    what = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
+    return f"latency, memory and energy depend on the {what} {', '.join(missing)}, which nothing tells"
+
+
+def _fixed(source: SourceModel[Model], batch: int | None) -> tuple[TensorSpec, ...]:
+    """Inputs with the batch that the package will have."""
+    if batch is None:
+        return source.inputs
+    free = batch_dims(source.inputs)
+    return tuple(
+        replace(spec, shape=tuple(batch if size in free else size for size in spec.shape))
+        for spec in source.inputs
+    )
+
+
+def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
+    feeds = first_feeds(samples.calibration, _PARITY_FEEDS)
+    large = sum(array.nbytes for array in feeds[0].values()) > _LARGE_FEEDS_BYTES
+    return feeds[:1] if large else feeds
+
+
+def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], ranges: Ranges) -> Reference:
+    """The golden inputs, before any search: they are generated, and a model may refuse them.
+
+    Raises:
+        ModelError: the model does not run on them, or makes other shapes than it states.
+    """
+    try:
+        golden = golden_reference(floats, dims, ranges, GOLDEN_SEED)
+    except BackendError as error:
+        raise ModelError(
+            f"{source.path}: the model does not run on the golden inputs, which are generated."
+            f"{advise_on_integers(source.inputs, ranges)} Reason: {error}"
+        ) from error
+    try:
+        for spec in floats.specs(list(golden.outputs))[1]:
+            spec.check(golden.outputs[spec.name])
+    except DataError as error:
+        raise ModelError(
+            f"{source.path}: an output is not what the model states: {error}; export it with the right shape,"
+            " or a free one"
+        ) from error
+    return golden
+
+
+def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
+    """Return the first output's name where something else than its shape says that it is class scores."""
+    output = class_output(floats.specs()[1])
+    if output is None:
+        return None
+    if request.metric == "auto":
+        is_stated = samples.evaluation.labelled
+    else:
+        is_stated = request.metric in ("top1", "top5", "agreement")
+    if not is_stated and request.labels is not None:
+        is_stated = len(class_names(request.labels)) == output.shape[-1]
+    return output.name if is_stated else None
+
+
+def check_fixed_sizes(prepared: Prepared) -> None:
+    """Refuse samples of other sizes than a `.tflite` of these sizes would take.
+
+    Raises:
+        ModelError: a sample has another size.
+    """
+    inputs, dims = prepared.source.inputs, prepared.dims
+    other = find_other_sizes(inputs, dims, prepared.feeds)
+    if other:
+        wanted = list_sizes({name: dims[name] for name in other})
+        raise ModelError(
+            f"{prepared.source.path}: for LiteRT sizes are fixed, here to {wanted}, and a sample has"
+            f" {list_sizes(other)}; give samples of one size, without --dim, or take --backend ort"
+        )
+
+
+def find_other_sizes(
+    inputs: Sequence[TensorSpec], sizes: Mapping[str, int], samples: Sequence[Feeds]
+) -> dict[str, int]:
+    """Return the free dimensions in which a sample has another size than the figures hold for, with its size.
+
+    Args:
+        inputs: what the model takes.
+        sizes: of all free dimensions.
+        samples: some of the user's samples.
+    """
+    return {
+        name: sample[spec.name].shape[axis]
+        for sample in samples
+        for spec in inputs
+        for axis, name in enumerate(spec.shape)
+        if isinstance(name, str) and sample[spec.name].shape[axis] != sizes[name]
+    }
+
+
+def list_sizes(sizes: Mapping[str, int]) -> str:
+    """Return sizes as `--dim` takes them."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

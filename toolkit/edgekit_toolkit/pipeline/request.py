@@ -1,0 +1,78 @@
+"""What a user asks of `edgekit package`, and how its phases are shown and timed."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.targets import Target
+
+# Called with what is done now, how much of it is done and how much there is.
+Progress = Callable[[str, int | None, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        model: path of the source model.
+        target: to package for.
+        budget: limits.
+        name, version: of the package.
+        calibration, evaluation: paths of samples, or None.
+        metric: as for `metrics.find_metric`.
+        batch: fixed batch, or None to leave it as it is.
+        dims: sizes of free dimensions for measuring.
+        labels: one class name a line, or None.
+        labels_from_folders: the names are those of the folders that the samples lie in, sorted.
+        preprocessing: description of the preprocessing, or None.
+        threads: of the engine while judging and measuring.
+        search_s: seconds for the mixed-precision search.
+        backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
+        variants: most variants that the package carries, the default included, at least 1.
+        strict: whether the drop must be shown to keep its limit, not only estimated to.
+    """
+
+    model: Path
+    target: Target
+    budget: Budget
+    name: str
+    version: str
+    calibration: Path | None = None
+    evaluation: Path | None = None
+    metric: str = "auto"
+    batch: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    labels: str | None = None
+    labels_from_folders: bool = False
+    preprocessing: Mapping[str, Any] | None = None
+    threads: int = 2
+    search_s: float = 60.0
+    backend: str = "ort"
+    variants: int = 1
+    strict: bool = False
+
+
+class Phases:
+    """Shows the phases of a run, and adds up their times.
+
+    Attributes:
+        seconds: of each phase, by its name.
+        progress: where they are shown.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self.progress = progress
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        self.progress(name, None, None)
+        begin = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin

@@ -1,0 +1,185 @@
+"""What one run of `edgekit package` found out. Data only; package, evidence and report are made from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgekit_runtime.sessions.latency import Latency
+from edgekit_toolkit.costs.peak_memory import MemoryEstimate
+from edgekit_toolkit.evaluation.drops import CONFIDENCE
+from edgekit_toolkit.evaluation.judge import Modelled
+from edgekit_toolkit.evaluation.memory_here import MemoryHere
+from edgekit_toolkit.evaluation.scoring import Score, Scores
+from edgekit_toolkit.measurement.arithmetic import measures_here
+from edgekit_toolkit.measurement.host_load import HostLoad
+from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.recipe import Recipe
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.prepare import Prepared
+from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.quantize.quantizer import Quantizer
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import Choice, Measured
+from edgekit_toolkit.selection.confirmation import HeldDrop, limits_in_force
+from edgekit_toolkit.selection.float_ratio import FloatRatio
+from edgekit_toolkit.tensorrt.check import TensorRtCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedCandidate(Candidate):
+    """A form of the model with all that is known of it, and what it would become.
+
+    Attributes:
+        score: on the samples by which candidates are chosen.
+        confirmation: score on the samples held back; None where there are too few.
+        latency: here, measured in turns with all others.
+        modelled: latency and energy on the target.
+        memory: of a process that runs it; text says why it is not known.
+        recipe, package: what would be written.
+        measured: its costs, as the choice compares them.
+        held: the drop that it was held to; None without data.
+    """
+
+    score: Score
+    confirmation: Score | None
+    latency: Latency
+    modelled: Modelled
+    memory: MemoryEstimate | PeakMemory | str
+    recipe: Recipe
+    package: Assembled
+    measured: Measured
+    held: HeldDrop | None = None
+
+    @property
+    def id(self) -> str:
+        """Short name, unique in a run."""
+        return self.measured.id
+
+    @property
+    def stated_drop(self) -> HeldDrop | None:
+        """The drop on samples that chose nothing, where there are any; None without data."""
+        if self.held is None or self.confirmation is None or self.held.held_back:
+            return self.held
+        return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """How one engine did in a tournament.
+
+    Attributes:
+        backend: its name.
+        label: of the candidate that was chosen for it; None where none was.
+        size_bytes, latency_ms: of that candidate; the latency was measured here, in turns in several fresh
+            processes, of whose medians it is the median.
+        drop: of that candidate; None without data.
+        reason: why there is none.
+        kept: whether the package is for this engine.
+    """
+
+    backend: str
+    label: str | None
+    size_bytes: float | None
+    drop: HeldDrop | None
+    latency_ms: float | None
+    reason: str
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A further variant in a package.
+
+    Attributes:
+        name: in the package.
+        run: that it was found in.
+        candidate: of that run.
+    """
+
+    name: str
+    run: "Run"
+    candidate: JudgedCandidate
+
+    def __str__(self) -> str:
+        """Return what warnings call it."""
+        return f"{self.run.request.backend} {self.candidate.label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that one run found out.
+
+    Attributes:
+        request: what was asked for.
+        prepared: what the search started from.
+        quantizer: made the forms.
+        found: what became of the forms that do not stand for choice, and the noise of single layers.
+        candidates: the float model first.
+        scores: metric and sample counts; those of the candidates are in `candidates`.
+        source_latency: of the source model here, measured in turns with the candidates.
+        load: what else this machine did meanwhile.
+        front: ids of the candidates that no other one matches or beats in every cost.
+        choice: id of the chosen candidate, or why there is none.
+        tensorrt: what TensorRT says about the chosen candidate, where it was asked.
+        seconds: of each phase.
+        warnings: a sentence each.
+        memory_here: of the chosen candidate, once it is measured.
+        tournament: the engines among which this one won.
+        variants: further ones in the package.
+        whole: the chosen candidate with its variants, or under another version.
+    """
+
+    request: Request
+    prepared: Prepared
+    quantizer: Quantizer[Any]
+    found: CandidateSet
+    candidates: tuple[JudgedCandidate, ...]
+    scores: Scores
+    source_latency: Latency
+    load: HostLoad
+    front: frozenset[str]
+    choice: Choice
+    tensorrt: TensorRtCheck | None
+    seconds: Mapping[str, float]
+    warnings: Sequence[str]
+    memory_here: MemoryHere | None = None
+    tournament: tuple[EngineResult, ...] = ()
+    variants: tuple[Carried, ...] = ()
+    whole: JudgedCandidate | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether candidates were judged on samples of the user."""
+        return not self.prepared.samples.evaluation.is_generated
+
+    @property
+    def chosen(self) -> JudgedCandidate | None:
+        """The chosen candidate."""
+        return None if self.choice.chosen is None else self.candidate(self.choice.chosen)
+
+    @property
+    def packaged(self) -> JudgedCandidate | None:
+        """What is written: the chosen candidate, with its variants if there are any."""
+        return self.whole or self.chosen
+
+    @property
+    def limits(self) -> Budget:
+        """The limits that candidates were held against."""
+        return limits_in_force(self.request.budget, has_data=self.has_data, strict=self.request.strict)
+
+    def candidate(self, candidate_id: str) -> JudgedCandidate:
+        """Return the candidate of an id."""
+        return next(one for one in self.candidates if one.id == candidate_id)
+
+    def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:
+        """Return how fast a candidate is against the float model, which is the first candidate."""
+        floats, target = self.candidates[0], self.request.target
+        own_ms, floats_ms = candidate.modelled.latency_ms, floats.modelled.latency_ms
+        modelled = own_ms / floats_ms if own_ms is not None and floats_ms else None
+        return FloatRatio(
+            modelled=None if measures_here(target) else modelled,
+            uncertainty=target.costs.form_uncertainty,
+            here=candidate.latency.ratio_to(floats.latency),
+            here_to_source=candidate.latency.ratio_to(self.source_latency),
+        )
