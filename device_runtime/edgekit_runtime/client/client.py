@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.client.link import Address, Link
+from edgekit_runtime.client.link import Address, Link, make_request_head
 from edgekit_runtime.client.requests import (
     InferOptions,
     RequestTemplate,
@@ -22,6 +22,7 @@ from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import RequestedOutput, SharedPlace
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, model_path, region_path, repository_path
+from edgekit_runtime.system.paths import find_socket
 from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
@@ -55,8 +56,6 @@ class Client:
             DataError: `token` cannot stand in a header, or `timeout_s` is out of range.
         """
         if address is None:
-            from edgekit_runtime.system.paths import find_socket
-
             address = str(find_socket())
         check_timeout(timeout_s)
         self._link = Link(Address.parse(address, ca_file))
@@ -111,9 +110,9 @@ class Client:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Callable[[], dict[str, Array]]:
-        """Return a function that sends these arrays as they are when it is called, and returns the outputs.
+        """Return a function that sends the values that these arrays have when it is called.
 
-        For loops: what `infer` finds out for each call is found out once.
+        It returns the outputs, as `infer` does. For loops: the request is prepared once.
 
         Args:
             name: of the model.
@@ -137,7 +136,7 @@ class Client:
         """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
 
         It stays shared until `release` or `close`. The first call that uses it registers it with the service,
-        and fails where that refuses it; other calls do not.
+        and fails if the service refuses it.
 
         Raises:
             TransportError: the client is not connected over a Unix socket, or there is no memory for it.
@@ -150,9 +149,9 @@ class Client:
         return memory.array
 
     def release(self, array: Array) -> None:
-        """Have the service forget the memory of an array from `shared`, which makes room for others there.
+        """Unregister the memory of an array from `shared`, which makes room for others in the service.
 
-        The array keeps its values and is from now on one like any other. Calls that it was bound to fail.
+        The array keeps its values and is no longer shared. Calls that it was bound to fail.
 
         Raises:
             DataError: the array is not from `shared`, or was released.
@@ -214,7 +213,7 @@ class Client:
         self.close()
 
     def _call(self, method: str, path: str) -> Any:
-        request = f"{method} {path} HTTP/1.1\r\n{self._fields}Content-Length: 0\r\n\r\n".encode("latin-1")
+        request = make_request_head(method, path, self._fields)
         _, body = self._ask((request,), len(request), None)
         return load_json(body)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.client.link import Address, Link, Response
+from edgekit_runtime.client.link import Address, Link, Response, make_request_head
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
 
@@ -84,7 +84,7 @@ def _request(socket_path: Path, method: str, path: str, timeout_s: float) -> tup
         TransportError: there is none, not in time, or a longer one.
     """
     link = Link(Address(path=str(socket_path)), _MAX_BODY_BYTES)
-    request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
+    request = make_request_head(method, path, "Host: localhost\r\n")
     try:
         found: Response = link.ask((request,), len(request), timeout_s)
     finally:

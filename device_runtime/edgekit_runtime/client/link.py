@@ -90,6 +90,11 @@ Response: TypeAlias = tuple[ResponseHead, memoryview]
 """Head and body."""
 
 
+def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
+    """Return the head of a request, with the empty line; `fields` are whole lines."""
+    return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
+
+
 class KnownResponse(Protocol):
     """A response whose beginning is known.
 

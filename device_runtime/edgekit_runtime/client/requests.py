@@ -1,4 +1,4 @@
-"""Inference requests as bytes: everything before the binary data, made once for all that are alike."""
+"""Inference requests as bytes: what precedes the binary data is made once for all requests that are alike."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from edgekit_runtime.client.link import make_request_head
 from edgekit_runtime.client.responses import Layout
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.protocol.infer_request import (
@@ -23,7 +24,7 @@ MAX_TIMEOUT_S: Final = 1e6  # poll() counts milliseconds in 31 bits
 
 @dataclass(slots=True, eq=False)
 class RequestTemplate:
-    """A request but for its binary data.
+    """A request without its binary data.
 
     Attributes:
         start: its head and JSON.
@@ -84,12 +85,9 @@ def make_template(
         timeout_us=None if options.timeout_s is None else max(1, int(options.timeout_s * 1e6)),
     )
     text = encode_request(request)
-    head = (
-        f"POST {model_path(options.name, options.version)}/infer HTTP/1.1\r\n{fields}"
-        f"Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
-        f"Content-Length: {len(text) + request.binary_bytes}\r\n\r\n"
-    )
-    start = head.encode("latin-1") + text
+    path = f"{model_path(options.name, options.version)}/infer"
+    fields += f"Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
+    start = make_request_head("POST", path, fields, len(text) + request.binary_bytes) + text
     named = (*places, *(output.shared for output in outputs))
     regions = tuple({place.region: None for place in named if place is not None})
     return RequestTemplate(start, len(start) + request.binary_bytes, regions)

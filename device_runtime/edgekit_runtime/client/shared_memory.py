@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.client.link import Link
+from edgekit_runtime.client.link import Link, make_request_head
 from edgekit_runtime.client.responses import make_error
 from edgekit_runtime.errors import DataError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
@@ -83,10 +83,8 @@ class SharedMemory:
         link.connect(timeout_s)
         connection = link.connection
         body = json.dumps({"key": self.name, "offset": 0, "byte_size": self.size_bytes}).encode()
-        head = (
-            f"POST {region_path(self.name, 'register')} HTTP/1.1\r\n{fields}Expect: 100-continue\r\n"
-            f"Edgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode("latin-1")
+        fields += "Expect: 100-continue\r\nEdgekit-Descriptor: 1\r\n"
+        head = make_request_head("POST", region_path(self.name, "register"), fields, len(body))
         answer = link.pass_descriptor(head, body, self.descriptor, timeout_s)
         if answer is None:
             return False

@@ -1,4 +1,4 @@
-"""The JSON of requests, and the fields in it, each checked for its kind."""
+"""The JSON of requests: documents, and fields whose types are checked."""
 
 import functools
 import json
@@ -16,8 +16,8 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
 
     Args:
         data: of the document.
-        where: it comes from, for messages.
-        places: what stands for each `Infinity`, in their order; one more is refused.
+        where: the source, for messages.
+        places: the value of each `Infinity`, in order; any further one is refused.
 
     Raises:
         RequestError: not an object, not JSON, not UTF-8, with NaN, or nested too deeply.
@@ -34,7 +34,7 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference; more than some lines would hold up the loop.
+    """Return the JSON object of a request that is no inference; a long one would hold up the event loop.
 
     Raises:
         RequestError: it is none, or too long.
@@ -83,7 +83,7 @@ def take_flag(parameters: Mapping[str, Any], name: str, where: str, *, default: 
 
 
 def show(value: object) -> str:
-    """Return `value` short enough for a message; a number of any length has no other bound."""
+    """Return `value` short enough for a message."""
     try:
         return repr(value)[:80]
     except ValueError:  # Python prints no integers of over 4300 digits

@@ -25,7 +25,7 @@ _PIECE_BYTES: Final = 2 << 10
 _STRINGS_AT_ONCE: Final = 64
 _PLACE: Final = b"Infinity"  # no JSON, so no client can have written it
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Brackets are blanked before the numbers are read, so whether they stand in between is looked at apart.
+# Brackets are blanked before the numbers are read, so their places are checked on their own.
 _BLANKED: Final = bytes.maketrans(b"[]", b"  ")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[],"))
 _MISPLACED: Final = re.compile(rb"[^\[,\s]\s*\[|\][ \t\r\n]*[^\],\s]")
@@ -49,9 +49,12 @@ def finish(work: Sliced[Result]) -> Result:
 
 
 def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Array:
-    """Return the values of a JSON array, nested as its shape or flat.
+    """Return the values of a JSON array, which is flat or nested as the shape.
 
-    numpy is not asked to guess: it would make numbers of strings and truth values, and round.
+    The types are checked first: numpy would turn strings and truth values into numbers, and round.
+
+    Raises:
+        RequestError: it does not have that shape, or a value is not of that type.
     """
     count = math.prod(shape)
     flat: Any = data
@@ -90,7 +93,7 @@ def write_values(array: Array) -> Iterator[bytes]:
     """Return the values of `array` as JSON without brackets, in pieces that join to all of it.
 
     Raises:
-        ValueError: there is NaN or infinity among them, for which JSON has no word.
+        ValueError: a value is NaN or infinite, which JSON cannot express.
     """
     flat = array.reshape(-1)
     for start in range(0, len(flat), _VALUES_AT_ONCE):
@@ -99,7 +102,7 @@ def write_values(array: Array) -> Iterator[bytes]:
 
 
 def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
-    """Raise what numpy does not: before 2.0 it wraps integers, and 1e400 is infinite already."""
+    """Raise OverflowError where numpy does not: before 2.0 it wraps integers, and 1e400 is infinite."""
     if dtype.kind == "f" and not all(map(math.isfinite, flat)):
         raise OverflowError
     if dtype.kind in "iu" and flat:
@@ -109,12 +112,12 @@ def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
 
 
 class NumberArray:
-    """A JSON array that was cut out of a document; copying it would take long, too."""
+    """A JSON array in a document, by its place: to copy it would take long, too."""
 
     __slots__ = ("_begin", "_document", "_end")
 
     def __init__(self, document: bytes, begin: int, end: int) -> None:
-        """Keep the part of `document` from `begin` to `end`, where a bracket stands at each end."""
+        """Keep the place of `document[begin:end]`, which starts and ends with a bracket."""
         self._document, self._begin, self._end = document, begin, end
 
     def __repr__(self) -> str:
@@ -126,7 +129,7 @@ class NumberArray:
         Args:
             dtype: of the tensor.
             shape: of the tensor; the text is nested like that or flat.
-            where: the tensor, for messages.
+            where: name of the tensor, for messages.
 
         Raises:
             RequestError: it is no JSON, does not have that shape, or a value is not of that type.

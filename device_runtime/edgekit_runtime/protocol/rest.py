@@ -1,4 +1,4 @@
-"""The protocol over HTTP: addresses, the header of binary data, and errors."""
+"""The protocol over HTTP: paths, the header of binary data, and errors."""
 
 import functools
 import json

@@ -130,10 +130,10 @@ class Codec:
         return request, inputs
 
     def hold(self, request: InferRequest, *, is_local: bool) -> Held:
-        """Return the regions that outputs go to: their names may be others' when the answer comes.
+        """Return the regions that outputs go to; later their names may belong to other regions.
 
         Raises:
-            RequestError: there is none of that name, or an output's place does not lie within it.
+            RequestError: there is no region of that name, or an output's place is not within it.
         """
         held = {}
         for output in request.outputs:
@@ -152,8 +152,8 @@ class Codec:
             held: from `hold`.
 
         Raises:
-            RequestError: an output does not fit into its shared memory, or JSON cannot express it, or not
-                within its limit.
+            RequestError: an output does not fit into its shared memory, or JSON cannot express it within
+                the limit.
         """
         if request.has_json_outputs:
             return finish(self.encode_in_slices(request, outputs, held))
@@ -210,8 +210,8 @@ class Codec:
             array = region.read(tensor.dtype, tensor.shape, tensor.shared.offset_bytes)
             is_index = array.dtype.kind in "iu" and array.itemsize >= _INDEX_BYTES
             if is_bool or is_index or array.nbytes <= _MAX_COPIED_BYTES:
-                # The client may write to it between a check and the use: ours of truth values, and those of
-                # engines, which check indices, shapes and scales and then read them again.
+                # The client may write to it between a check and the use. We check truth values; engines
+                # check indices, shapes and scales, and then read them again.
                 array = array.copy()
         else:
             array = np.ndarray(tensor.shape, tensor.dtype, body, json_bytes + tensor.start_bytes)
@@ -232,7 +232,7 @@ class Codec:
 
 
 def is_long(body: memoryview, json_bytes: int | None) -> bool:
-    """Whether a request has so much JSON that it is to be decoded in slices."""
+    """Whether a request has so much JSON that it should be decoded in slices."""
     return (len(body) if json_bytes is None else json_bytes) > _MAX_KEPT_BYTES
 
 

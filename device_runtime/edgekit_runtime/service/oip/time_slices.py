@@ -1,4 +1,4 @@
-"""Long work on the thread of the event loop, in slices, between which all others have their turn."""
+"""Runs long work on the event loop in slices of 100 us, so that other requests are served in between."""
 
 import asyncio
 import time
@@ -8,14 +8,14 @@ from typing import Final
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.protocol.json_tensors import Sliced
 
-_SLICE_S: Final = 100e-6  # about what a small request takes: the longest that one waits for a slice
+_SLICE_S: Final = 100e-6  # about what a small request takes
 _RETRY_AFTER_S: Final = 1.0
 
 
 class Slicer:
-    """Does works side by side, one slice of one work in each turn of the loop.
+    """Runs one slice of one piece of work in each turn of the loop, all pieces in rotation.
 
-    A thread would not do: what reads and writes JSON keeps Python's lock for a whole document.
+    A thread would not help: Python's reader and writer of JSON hold its lock for a whole document.
     """
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
@@ -24,8 +24,8 @@ class Slicer:
         """Make one without work.
 
         Args:
-            loop: on whose thread the work is done.
-            max_held_bytes: that all works may hold together; a single one may hold more.
+            loop: runs the slices.
+            max_held_bytes: of memory for all work together; a single piece may need more.
         """
         self._loop = loop
         self._max_held_bytes = max_held_bytes
@@ -33,14 +33,14 @@ class Slicer:
         self._works: deque[tuple[Sliced[None], int]] = deque()
 
     def start(self, work: Sliced[None], held_bytes: int) -> None:
-        """Do `work`, which raises nothing.
+        """Begin `work`, which must not raise.
 
         Args:
-            work: to do; closed at once where it is refused.
-            held_bytes: how much memory it needs until its end.
+            work: to do; it is closed if it is refused.
+            held_bytes: memory that it needs until it ends.
 
         Raises:
-            UnavailableError: the works under way hold too much.
+            UnavailableError: the work under way needs too much memory already.
         """
         if self._works and self._held_bytes + held_bytes > self._max_held_bytes:
             work.close()
@@ -55,7 +55,7 @@ class Slicer:
         is_over = True
         try:
             is_over = _advance(work)
-        finally:  # whatever it raises, the others go on
+        finally:  # also after an error the other work goes on
             self._works.popleft()
             if is_over:
                 self._held_bytes -= held_bytes
@@ -66,7 +66,7 @@ class Slicer:
 
 
 def _advance(work: Sliced[None]) -> bool:
-    """Do a slice of `work`; returns whether that was the last one."""
+    """Run a slice of `work`; return whether it was the last one."""
     end_s = time.perf_counter() + _SLICE_S
     while True:
         try:
