@@ -113,7 +113,7 @@ class Later:
 
 def make_lanes() -> dict[str, tuple[Lane, Later]]:
     """Every lane that is measured, in front of one that answers at once; gates that never decide."""
-    gates = Gates(min_samples=10**9, max_p50_ratio=None, max_p99_ratio=None, min_agreement=None)
+    gates = Gates(min_samples=10**9, max_p50_ratio=0, max_p99_ratio=0, min_agreement=0)
     lanes: dict[str, tuple[Lane, Later]] = {"bare": (Instant(), Later())}
     for share in (0.01, 0.1, 0.5):
         later = Later()

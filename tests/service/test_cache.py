@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, FakeLane, double, fail, inputs
 from tests.service.scheduling_parts import FakeLoop
 
-from edgekit_runtime.errors import DeadlineError, EdgekitError, ManifestError, OverloadedError
+from edgekit_runtime.errors import DeadlineError, EdgekitError, OverloadedError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.resources import CacheLimits
 from edgekit_runtime.service.scheduling.call import Call
@@ -272,7 +272,7 @@ def test_real_sessions_answer_the_same_from_the_cache() -> None:
 
 @pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"max_input_bytes": -1}])
 def test_limits_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ManifestError, match="cache"):
+    with pytest.raises(ValueError, match="max_bytes >= 1"):
         CacheLimits(**wrong)
 
 

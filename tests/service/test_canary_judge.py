@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.service.rollout.confidence_sequences import (
     LogHistogram,
@@ -174,7 +173,7 @@ def test_slower_canary_on_a_simulated_busy_machine_is_rolled_back() -> None:
 
 
 def test_canary_that_is_slow_now_and_then_is_rolled_back_by_its_p99() -> None:
-    gates, rng = Gates(max_p50_ratio=None, max_duration_s=1e9), np.random.default_rng(7)
+    gates, rng = Gates(max_p50_ratio=0, max_duration_s=1e9), np.random.default_rng(7)
     observed = Observed()
     for _ in range(3000):
         current_s, candidate_s = rng.lognormal(-8, 0.2, 2)
@@ -254,5 +253,5 @@ def test_a_histogram_finds_quantiles_within_its_buckets() -> None:
     ],
 )
 def test_gates_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match="canary"):
+    with pytest.raises(ValueError, match="expected"):
         Gates(**wrong)

@@ -1,9 +1,10 @@
 """Every setting of the service: a value is refused in the file's words, or the service can work with it."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,32 +13,28 @@ from hypothesis import strategies as st
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.http.connection import ticks
-from edgekit_runtime.service.options.config import _SECTIONS, ServiceConfig, read_config
-from edgekit_runtime.service.options.model import GovernorOptions, Isolation, SchedulingLimits
-from edgekit_runtime.service.options.model_toml import _Canary, _Comparison, _Single
-from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
-from edgekit_runtime.service.options.toml_tables import list_settings
+from edgekit_runtime.service.options.config import ServiceConfig, read_config
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 
-TABLES: dict[str, tuple[type[Any], ...]] = {
-    **{name: (kind,) for name, kind in _SECTIONS.items()},
-    "models.a": (_Single,),
-    "models.a.scheduling": (SchedulingLimits,),
-    "models.a.isolation": (Isolation,),
-    "models.a.canary": (_Canary,),
-    "models.a.shadow": (ShadowOptions, _Comparison),
-    "models.a.gates": (Gates,),
-    "models.a.governor": (GovernorOptions,),
-}
-SETTINGS = [
-    (table, name) for table, kinds in TABLES.items() for kind in kinds for name in list_settings(kind)
-]
-NUMBERS = [
-    (table, name)
-    for table, kinds in TABLES.items()
-    for kind in kinds
-    for name, one in list_settings(kind).items()
-    if one.type in (int, float)
-]
+
+def list_settings(kind: type[Any], table: str = "") -> list[tuple[str, str, bool]]:
+    """Return table, name and whether it is a number, of each setting in `kind` and in its tables."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        path = f"{table}.{name}".lstrip(".")
+        if name == "models":
+            found += list_settings(ModelOptions, "models.a")
+        elif name == "governor":
+            found += list_settings(GovernorOptions, path)
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found += list_settings(hint, path)
+        else:
+            found.append((table, name, bool({int, float} & {hint, *get_args(hint)})))
+    return found
+
+
+SETTINGS = [(table, name) for table, name, _ in list_settings(ServiceConfig)]
+NUMBERS = [(table, name) for table, name, is_number in list_settings(ServiceConfig) if is_number]
 
 
 def read(folder: Path, table: str, name: str, value: str) -> ServiceConfig:

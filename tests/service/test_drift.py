@@ -293,5 +293,5 @@ def test_a_malformed_reference_is_refused(broken: Any) -> None:
 
 
 def test_limits_out_of_range_are_refused() -> None:
-    with pytest.raises(ManifestError, match="drift"):
+    with pytest.raises(ValueError, match="budget_s > 0"):
         DriftLimits(budget_s=0.0)

@@ -32,16 +32,15 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.source import Source
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
+from edgekit_runtime.service.models.version_policy import Servable
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.serving.load_deadline import Attempt, count_hung
 from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0
 """Long enough for a model that is well, also on a busy machine."""
-ISOLATIONS = [None, Isolation()]
+ISOLATIONS = [None, True]
 IDS = ["inside", "isolated"]
 
 HANGING = """
@@ -94,10 +93,10 @@ def state_of(service: Running, name: str) -> tuple[str, str]:
     return line[2:]
 
 
-@pytest.mark.parametrize("isolation", ISOLATIONS, ids=IDS)
+@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
 @pytest.mark.parametrize("kind", ["files", "slots"])
 def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
-    maker: PackageMaker, tmp_path: Path, kind: str, isolation: Isolation | None
+    maker: PackageMaker, tmp_path: Path, kind: str, isolated: bool | None
 ) -> None:
     paths = [write(endless(maker), tmp_path, "1.0.0", name="endless"), write(maker, tmp_path, "1.0.0")]
     slots = Slots(tmp_path / "state", maker.trust)
@@ -106,7 +105,7 @@ def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
         for path in paths:
             slots.install(path)
         source = InstalledModels(slots)
-    config = make_config(tmp_path, models={"endless": options(isolation=isolation)})
+    config = make_config(tmp_path, models={"endless": options(isolated=isolated)})
     with running(config, source) as service:
         assert infer(service).binary == Y
         state, reason = state_of(service, "endless")
@@ -117,17 +116,16 @@ def test_endless_self_test_at_the_start_is_given_up_and_later_models_serve(
     assert count_hung() == 0
 
 
-@pytest.mark.parametrize("isolation", ISOLATIONS, ids=IDS)
+@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
 @pytest.mark.parametrize("kind", ["swap", "canary", "shadow"])
 def test_new_version_with_an_endless_self_test_is_rejected_and_the_one_before_serves(
-    maker: PackageMaker, tmp_path: Path, kind: Any, isolation: Isolation | None
+    maker: PackageMaker, tmp_path: Path, kind: Any, isolated: bool | None
 ) -> None:
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0"))
     slots.begin_start("linear").package.close()
     slots.confirm("linear", "1.0.0")
-    rollout = Rollout(kind=kind, gates=ENDLESS.gates)
-    models = {"linear": options(isolation=isolation, rollout=rollout)}
+    models = {"linear": options(isolated=isolated, rollout=kind, gates=ENDLESS.gates)}
     with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
         slots.install(write(endless(maker), tmp_path, "2.0.0"))
         load(service)
@@ -140,14 +138,14 @@ def test_new_version_with_an_endless_self_test_is_rejected_and_the_one_before_se
     assert count_hung() == 0
 
 
-@pytest.mark.parametrize("isolation", ISOLATIONS, ids=IDS)
+@pytest.mark.parametrize("isolated", ISOLATIONS, ids=IDS)
 def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
-    maker: PackageMaker, tmp_path: Path, isolation: Isolation | None, capsys: pytest.CaptureFixture[str]
+    maker: PackageMaker, tmp_path: Path, isolated: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_keys(tmp_path / "keys")
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0"))
-    config = make_config(tmp_path, models={"linear": options(isolation=isolation)})
+    config = make_config(tmp_path, models={"linear": options(isolated=isolated)})
     with running(config, InstalledModels(slots)) as service:
         places = [
             "--state",

@@ -87,7 +87,7 @@ def test_model_whose_engine_raises_anything_in_its_own_process_is_refused_with_t
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_with("TypeError('odd')", tmp_path, monkeypatch)
-    config = make_config(tmp_path, models={"broken": ModelOptions(isolation=Isolation())})
+    config = make_config(tmp_path, models={"broken": ModelOptions(isolated=True)})
     with running(config, source) as service:
         assert infer(service).status == 200
         assert "TypeError: odd" in reason_of(service, "broken")
@@ -155,7 +155,7 @@ def test_memory_that_a_process_may_not_have_is_a_verdict_and_that_the_machine_la
     fail_with("MemoryError", tmp_path, monkeypatch)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0", name="broken", backend=THIRD))
-    options = ModelOptions(isolation=Isolation(max_data_bytes=limit, max_crashes=1))
+    options = ModelOptions(isolated=True, isolation=Isolation(max_data_bytes=limit, max_crashes=1))
     with running(make_config(tmp_path, models={"broken": options}), InstalledModels(slots)) as service:
         reason_of(service, "broken")
     current = slots.load("broken").state.current

@@ -19,7 +19,7 @@ from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import ModelMemory, Power
 from edgekit_runtime.service.serving.loader import load, unload
 
@@ -86,12 +86,12 @@ def setting(service: Running) -> dict[str, Any]:
 GOVERNED = ModelOptions(governor=GovernorOptions())
 
 
-@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
 def test_hot_device_is_served_in_another_way_and_no_request_fails(
-    maker: PackageMaker, tree: Tree, isolation: Isolation | None
+    maker: PackageMaker, tree: Tree, isolated: bool | None
 ) -> None:
     tree.zone(0, "cpu", 40_000)
-    options = dataclasses.replace(GOVERNED, isolation=isolation)
+    options = dataclasses.replace(GOVERNED, isolated=isolated)
     with serve(maker, tree, options, temperature_c=70.0) as service, Traffic(service) as traffic:
         wait_for(lambda: traffic.counts["accurate"] > 100 and setting(service)["variant"] == "default")
         wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
@@ -193,13 +193,13 @@ def test_sensor_that_vanishes_leaves_the_metrics(maker: PackageMaker, tree: Tree
         wait_for(lambda: "edgekit_temperature_celsius" not in metrics(service))
 
 
-@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
 def test_variant_that_the_governor_is_to_choose_and_is_not_there_is_said(
-    maker: PackageMaker, tree: Tree, isolation: Isolation | None
+    maker: PackageMaker, tree: Tree, isolated: bool | None
 ) -> None:
     tree.root.mkdir()
     governor = GovernorOptions(variants=("none",))
-    options = ModelOptions(governor=governor, isolation=isolation)
+    options = ModelOptions(governor=governor, isolated=isolated)
     with serve(maker, tree, options) as service:
         (line,) = service.do(service.service.registry.index())
         assert "has no variant 'none'" in line.reason

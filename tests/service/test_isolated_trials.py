@@ -1,6 +1,7 @@
 """A version on trial in the process of an isolated model: crashes, standby, counts, and who settles it."""
 
 import contextlib
+import dataclasses
 import errno
 import gc
 import os
@@ -23,16 +24,16 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
-from edgekit_runtime.service.options.rollout import Gates, Rollout
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates
 from edgekit_runtime.service.workers import worker_handle
 from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
 from edgekit_runtime.service.workers.worker_handle import Worker
 from edgekit_runtime.slots import HEALTHY, Slots
 
-SHORT = Rollout(
-    kind="canary",
-    share=0.5,
-    gates=Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=50),
+SHORT = ModelOptions(
+    rollout="canary",
+    canary=CanaryOptions(share=0.5),
+    gates=Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=50),
 )
 
 
@@ -49,9 +50,9 @@ def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
 
 
 @contextlib.contextmanager
-def serving(slots: Slots, rollout: Rollout = ENDLESS, **isolation: Any) -> Iterator[Running]:
+def serving(slots: Slots, options: ModelOptions = ENDLESS, **isolation: Any) -> Iterator[Running]:
     """Serve `linear`, isolated and with 2.0.0 on trial, and `other`."""
-    options = ModelOptions(isolation=Isolation(**isolation), rollout=rollout)
+    options = dataclasses.replace(options, isolated=True, isolation=Isolation(**isolation))
     config = make_config(slots.folder.parent, models={"linear": options})
     with running(config, InstalledModels(slots)) as service:
         yield service
@@ -187,7 +188,7 @@ def test_what_is_known_of_an_isolated_model_is_that_of_one_inside(
     for name in ("linear", "other"):
         write(maker, packages, "1.0.0", name=name, figures={"reference": reference})
     models = {
-        "linear": ModelOptions(cache=True, isolation=Isolation()),
+        "linear": ModelOptions(cache=True, isolated=True),
         "other": ModelOptions(cache=True),
     }
     config = make_config(tmp_path, models=models, drift=DriftLimits(budget_s=1.0))  # looks at every call

@@ -33,9 +33,8 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models import lifecycle
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.models.version_policy import VersionPolicy
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.options.version_policy import VersionPolicy
 from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.workers import process_group, worker_handle
 from edgekit_runtime.sessions.session import open_session
@@ -65,16 +64,18 @@ def current(slots: Slots) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def serving(
-    slots: Slots, isolation: Isolation | None = None, rollout: Rollout | None = None
+    slots: Slots, isolation: Isolation | None = None, options: ModelOptions | None = None
 ) -> Iterator[Running]:
-    options = ModelOptions(isolation=isolation, rollout=rollout or Rollout())
+    options = options or ModelOptions()
+    if isolation is not None:
+        options = dataclasses.replace(options, isolated=True, isolation=isolation)
     config = make_config(slots.folder.parent, models={"linear": options})
     with running(config, InstalledModels(slots)) as service:
         yield service
 
 
-def assert_served(service: Running, version: str, rollout: Rollout) -> None:
-    if rollout.kind == "swap":
+def assert_served(service: Running, version: str, options: ModelOptions) -> None:
+    if options.rollout == "swap":
         assert ask_again(service, INFER).json["model_version"] == version
     else:
         assert statistics(service)["rollout"]["candidate_version"] == version
@@ -152,18 +153,18 @@ def test_starts_without_descriptors_count_for_nothing(
     assert InstalledModels(slots).open("linear", VersionPolicy(), load_one)[0].manifest.version == "2.0.0"
 
 
-@pytest.mark.parametrize("rollout", [Rollout(), ENDLESS], ids=["swap", "canary"])
+@pytest.mark.parametrize("options", [ModelOptions(), ENDLESS], ids=["swap", "canary"])
 @pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
 def test_version_is_loaded_later_where_descriptors_lack(
     maker: PackageMaker,
     tmp_path: Path,
     slots: Slots,
     monkeypatch: pytest.MonkeyPatch,
-    rollout: Rollout,
+    options: ModelOptions,
     isolation: Isolation | None,
 ) -> None:
     monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
-    with serving(slots, isolation, rollout) as service, asking(service) as asker:
+    with serving(slots, isolation, options) as service, asking(service) as asker:
         slots.install(write(maker, tmp_path, "2.0.0"))
         for spare in range(MOST):
             with without_descriptors(os.getpid(), spare):
@@ -175,7 +176,7 @@ def test_version_is_loaded_later_where_descriptors_lack(
         assert spare
         assert load(service).status == 200
         assert current(slots)[0] == "2.0.0"
-        assert_served(service, "2.0.0", rollout)
+        assert_served(service, "2.0.0", options)
 
 
 LACKS_IN_WORKER = """
@@ -188,30 +189,30 @@ if "edgekit_runtime.service.worker" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("rollout", [Rollout(), ENDLESS], ids=["swap", "canary"])
+@pytest.mark.parametrize("options", [ModelOptions(), ENDLESS], ids=["swap", "canary"])
 def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
-    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch, rollout: Rollout
+    maker: PackageMaker, tmp_path: Path, slots: Slots, monkeypatch: pytest.MonkeyPatch, options: ModelOptions
 ) -> None:
     flag = tmp_path / "flag"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LACKS_IN_WORKER.format(flag=str(flag)))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 2)
-    with serving(slots, Isolation(), rollout) as service:
+    with serving(slots, Isolation(), options) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         flag.touch()
         for _ in range(MAX_BEGUN + 1):
             reply = load(service)
             assert (reply.status, "Too many open files" in reply.json["error"]) == (503, True)
             assert current(slots) == ("2.0.0", "unproven", 0)
-            if rollout.kind != "swap":  # it lacks descriptors from now on
+            if options.rollout != "swap":  # it lacks descriptors from now on
                 kill(service, signal.SIGKILL)
                 flag.unlink()
                 ask_again(service, INFER)
                 flag.touch()
         flag.unlink()
         assert load(service).status == 200
-        assert_served(service, "2.0.0", rollout)
+        assert_served(service, "2.0.0", options)
 
 
 def test_version_is_tried_later_where_the_one_in_use_has_no_process(
@@ -254,7 +255,7 @@ def test_new_version_does_not_serve_without_a_trial_where_the_one_in_use_cannot_
 
     slots.install(write(maker, tmp_path, "2.0.0"))
     monkeypatch.setattr(InstalledModels, "open_again", fail)
-    with serving(slots, rollout=ENDLESS) as service:
+    with serving(slots, options=ENDLESS) as service:
         assert ask(service, INFER).status == 503
         monkeypatch.undo()
         assert ask(service, INFER).status == 200

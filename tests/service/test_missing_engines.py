@@ -15,7 +15,7 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.slots import UNPROVEN, Slots
 from edgekit_runtime.system.install_hint import install_command
 
@@ -66,7 +66,7 @@ def test_package_of_a_plug_in_that_is_not_here_is_refused(maker: PackageMaker, t
     assert install(write(maker, tmp_path, "1.0.0", backend=ABSENT), tmp_path) == BackendError.exit_code
 
 
-@pytest.mark.parametrize("options", [ModelOptions(), ModelOptions(isolation=Isolation())])
+@pytest.mark.parametrize("options", [ModelOptions(), ModelOptions(isolated=True)])
 def test_version_whose_engine_is_missing_at_the_start_stays_and_the_log_names_the_engine(
     maker: PackageMaker, slots: Slots, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: ModelOptions
 ) -> None:
@@ -117,7 +117,7 @@ def test_engine_that_is_installed_and_cannot_be_imported_in_a_worker_is_no_verdi
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("raise ImportError('libfoo.so: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(site.parent))
-    options: dict[str, Any] = {"linear": ModelOptions(isolation=Isolation())}
+    options: dict[str, Any] = {"linear": ModelOptions(isolated=True)}
     with running(make_config(tmp_path, models=options), InstalledModels(slots)) as service:
         assert state_of(service) != "READY"
     state = slots.load("linear").state

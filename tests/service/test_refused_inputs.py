@@ -12,7 +12,7 @@ from tests.service.service_parts import Array, X, ask, infer_bytes, make_config,
 
 from edgekit_runtime.errors import BackendError, RefusedInputError
 from edgekit_runtime.service.models.file_source import PackageFiles
-from edgekit_runtime.service.options.model import Isolation, ModelOptions, SchedulingLimits
+from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
 TABLE = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -53,7 +53,7 @@ def look_up(x: Array) -> Array:
     [
         ModelOptions(),
         ModelOptions(scheduling=SchedulingLimits(max_batch=4)),
-        ModelOptions(isolation=Isolation()),
+        ModelOptions(isolated=True),
     ],
     ids=["alone", "batches", "isolated"],
 )

@@ -25,8 +25,8 @@ from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, VersionPolicy, choose_order
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy, choose_order
+from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 from edgekit_runtime.service.serving import loader
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.system.machine import available_bytes
@@ -57,7 +57,7 @@ def test_newest_version_is_served(maker: PackageMaker, packages: Path) -> None:
 def test_several_versions_are_served_side_by_side(maker: PackageMaker, packages: Path) -> None:
     for version in ("1.0.0", "2.0.0", "3.0.0"):
         write(maker, packages, version)
-    with serve(maker, packages, policy=VersionPolicy(specific=("1.0.0", "2.0.0"))) as service:
+    with serve(maker, packages, specific=("1.0.0", "2.0.0")) as service:
         assert served_version(service) == "2.0.0"
         reply = ask(service, infer_bytes(X, path="/v2/models/linear/versions/1.0.0/infer"))
         assert reply.json["model_version"] == "1.0.0"
@@ -67,7 +67,7 @@ def test_several_versions_are_served_side_by_side(maker: PackageMaker, packages:
 
 def test_version_that_is_asked_for_and_not_installed_is_said(maker: PackageMaker, packages: Path) -> None:
     write(maker, packages, "1.0.0")
-    with serve(maker, packages, policy=VersionPolicy(specific=("1.0.0", "2.0.0"))) as service:
+    with serve(maker, packages, specific=("1.0.0", "2.0.0")) as service:
         reply = ask(service, infer_bytes(X))
         assert (reply.status, "2.0.0" in reply.json["error"]) == (503, True)
         assert ask(service, get_bytes("/v2/health/ready")).status == 503
@@ -366,8 +366,8 @@ def test_policy_chooses_the_newest_or_the_named() -> None:
 
 
 def test_swap_order_follows_the_free_memory_unless_it_is_set() -> None:
-    assert choose_order(10, 10, None) == "availability"
-    assert choose_order(11, 10, None) == "resource"
+    assert choose_order(10, 10, "auto") == "availability"
+    assert choose_order(11, 10, "auto") == "resource"
     assert choose_order(11, 10, "availability") == "availability"
 
 

@@ -40,10 +40,10 @@ from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.models.version_policy import Servable
 from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 
@@ -183,7 +183,7 @@ def test_isolated_model_with_a_request_under_way_is_not_unloaded_for_another(
 ) -> None:
     cap = cap_for_one(write(maker, packages, "1.0.0"))
     write(maker, packages, "1.0.0", name="other")
-    models = {"linear": ModelOptions(isolation=Isolation())}
+    models = {"linear": ModelOptions(isolated=True)}
     with serve(maker, packages, memory=cap, models=models) as service:
         request = infer_bytes(X)
         with service.connect() as client:
@@ -244,19 +244,19 @@ def test_each_process_of_an_isolated_model_counts(
     maker: PackageMaker, packages: Path, isolation: Isolation, status: int
 ) -> None:
     cap = cap_for_one(write(maker, packages, "1.0.0"))
-    models = {"linear": ModelOptions(isolation=isolation)}
+    models = {"linear": ModelOptions(isolated=True, isolation=isolation)}
     with serve(maker, packages, memory=cap, models=models) as service:
         reply = infer(service)
         assert (reply.status, status == 200 or "does not fit" in reply.json["error"]) == (status, True)
 
 
-@pytest.mark.parametrize("isolation", [None, Isolation()], ids=["inside", "isolated"])
+@pytest.mark.parametrize("isolated", [None, True], ids=["inside", "isolated"])
 @pytest.mark.parametrize(("instances", "left"), [(1, 2), (2, 1), (20, 1)])
 def test_instances_that_tuning_found_count_each(
     maker: PackageMaker,
     packages: Path,
     monkeypatch: pytest.MonkeyPatch,
-    isolation: Isolation | None,
+    isolated: bool | None,
     instances: int,
     left: int,
 ) -> None:
@@ -267,7 +267,7 @@ def test_instances_that_tuning_found_count_each(
     keep_tuned(read_unverified_manifest(path).manifest, choice, tuned)
     write(maker, packages, "1.0.0", name="other", backend=choice)
     cap = ModelMemory(max_bytes=int(2.5 * estimate_bytes([Servable("linear", "1.0.0", path, "")])))
-    models = {"linear": ModelOptions(isolation=isolation)}
+    models = {"linear": ModelOptions(isolated=isolated)}
     with serve(maker, packages, memory=cap, models=models) as service:
         assert len(service.call(service.service.registry.models.served)) == left
         assert np.allclose(np.frombuffer(infer(service).binary, np.float32), X @ WEIGHT)

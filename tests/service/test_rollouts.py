@@ -38,18 +38,16 @@ from tests.waiting import wait_for
 from edgekit_runtime.cli import main
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.options.rollout import Gates, Rollout, ShadowOptions
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.tensors import TensorSpec
 
 # Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
-GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=50)
-CANARY = ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=GATES))
+GATES = Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=50)
+CANARY = ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5), gates=GATES)
 SHADOW = ModelOptions(
-    rollout=Rollout(
-        kind="shadow", gates=GATES, shadow=ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
-    )
+    rollout="shadow", gates=GATES, shadow=ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
 )
 
 Serve: TypeAlias = Callable[[Path, Slots, ModelOptions], Any]
@@ -65,12 +63,12 @@ def slots(maker: PackageMaker, tmp_path: Path) -> Slots:
     return found
 
 
-@pytest.fixture(params=[None, Isolation()], ids=["inside", "isolated"])
+@pytest.fixture(params=[None, True], ids=["inside", "isolated"])
 def serve(request: pytest.FixtureRequest) -> Serve:
     """Serves with and without a process of its own for the model."""
 
     def begin(folder: Path, slots: Slots, options: ModelOptions) -> Any:
-        options = dataclasses.replace(options, isolation=request.param)
+        options = dataclasses.replace(options, isolated=request.param)
         return running(make_config(folder, models={"linear": options}), InstalledModels(slots))
 
     return begin
@@ -84,7 +82,7 @@ def install(maker: PackageMaker, folder: Path, slots: Slots, version: str = "2.0
 def test_good_version_is_tried_and_takes_over(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions, pause_s: float
 ) -> None:
-    kind = options.rollout.kind
+    kind = options.rollout
     with serve(tmp_path, slots, options) as service:
         install(maker, tmp_path, slots)
         assert load(service).status == 200
@@ -178,8 +176,8 @@ def test_identical_shadow_of_a_short_model_is_as_fast_as_the_version_in_use(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:
     # By its place alone it took 9 times as long.
-    gates = Gates(min_samples=10**9, max_p50_ratio=5.0, max_p99_ratio=None)
-    options = ModelOptions(rollout=dataclasses.replace(SHADOW.rollout, gates=gates))
+    gates = Gates(min_samples=10**9, max_p50_ratio=5.0, max_p99_ratio=0)
+    options = dataclasses.replace(SHADOW, gates=gates)
     with serve(tmp_path, slots, options) as service:
         install(maker, tmp_path, slots)
         load(service)
@@ -341,7 +339,7 @@ def test_time_that_is_over_settles_a_trial_without_traffic(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:
     gates = Gates(max_duration_s=0.3)
-    options = ModelOptions(rollout=Rollout(kind="canary", gates=gates))
+    options = ModelOptions(rollout="canary", gates=gates)
     with serve(tmp_path, slots, options) as service:
         install(maker, tmp_path, slots)
         load(service)

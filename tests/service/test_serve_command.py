@@ -33,7 +33,6 @@ from edgekit_runtime.service.http.listeners import listen_unix
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import Listen, ServiceConfig, read_config
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.options.version_policy import VersionPolicy
 from edgekit_runtime.system.child_process import child_environment
 
 
@@ -204,7 +203,7 @@ def test_configuration_is_read(tmp_path: Path) -> None:
     assert (config.listen.port, config.http.idle_timeout_s) == (9000, 3)
     assert config.shared_memory.allows_posix
     model = config.models["a"]
-    assert (model.policy, model.swap) == (VersionPolicy(1, ("1.0",)), "resource")
+    assert (model.latest, model.specific, model.swap) == (1, ("1.0",), "resource")
     assert (model.threads, model.instances, model.scheduling.max_batch) == (2, 3, 4)
     assert config.models["b"].isolation == Isolation(processes=2, standby=True)
 

@@ -39,10 +39,10 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.models.version_policy import Servable
 from edgekit_runtime.service.options.config import read_config
 from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.sessions.preference import keep_winner
 from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
 from edgekit_runtime.slots import Slots
@@ -337,13 +337,13 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
         "/host/sys",
     )
     assert config.log.json
-    assert (kws.rollout.kind, kws.rollout.share, kws.rollout.retry) == ("canary", 0.05, False)
-    assert (kws.rollout.gates.min_agreement, kws.rollout.gates.max_p99_ratio) == (0.95, None)
+    assert (kws.rollout, kws.canary.share, kws.canary.retry) == ("canary", 0.05, False)
+    assert (kws.gates.min_agreement, kws.gates.max_p99_ratio) == (0.95, 0)
     assert (kws.scheduling.max_batch, kws.scheduling.levels) == (8, 4)
     assert kws.governor is not None
     assert (kws.governor.variants, kws.governor.threads) == (("default", "int8"), (1, 2))
     assert (config.power.power_w, config.power.window_s) == (5, 30.0)
-    assert (vww.rollout.shadow.share, vww.rollout.comparison, vww.drift) == (0.2, "similarity", False)
+    assert (vww.shadow.share, vww.shadow.comparison, vww.drift) == (0.2, "similarity", False)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.waiting import wait_for
 
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions, SchedulingLimits
-from edgekit_runtime.service.options.rollout import Gates, Rollout, ShadowOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 
 _SWAPS = 10
-_GATES = Gates(max_p50_ratio=None, max_p99_ratio=None, max_extra_errors=0.2, min_samples=20)
+_GATES = Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=20)
 _SHADOW = ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
 
 
@@ -62,8 +62,8 @@ def ask_for_version(service: Running) -> str:
             swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
         ),
         ModelOptions(swap="availability", governor=GovernorOptions()),
-        ModelOptions(rollout=Rollout(kind="canary", share=0.5, gates=_GATES)),
-        ModelOptions(rollout=Rollout(kind="shadow", gates=_GATES, shadow=_SHADOW)),
+        ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5), gates=_GATES),
+        ModelOptions(rollout="shadow", gates=_GATES, shadow=_SHADOW),
     ],
     ids=["availability", "resource", "batches and cache", "governor", "canary", "shadow"],
 )

@@ -35,7 +35,6 @@ from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.options.rollout import Rollout
 from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.workers.supervisor import OWN_SHARE
@@ -110,7 +109,7 @@ def test_requests_that_trap_get_no_version_rejected(maker: PackageMaker, tmp_pat
         slots.begin_start("divider").package.close()
         slots.confirm("divider", version)
     isolation = Isolation(max_crashes=2, max_delay_s=0.1)
-    config = make_config(tmp_path, models={"divider": ModelOptions(isolation=isolation)})
+    config = make_config(tmp_path, models={"divider": ModelOptions(isolated=True, isolation=isolation)})
     with running(config, InstalledModels(slots)) as service:
         for _ in range(3):
             assert divide(service, SMALLEST, -1).status == 503
@@ -131,7 +130,7 @@ def test_package_that_says_it_does_not_divide_stays_in_the_service(
 
 @on_x86
 def test_model_that_is_not_to_be_isolated_stays_in_the_service(maker: PackageMaker, both: Path) -> None:
-    config = make_config(both, models={"divider": ModelOptions(in_process=True)})
+    config = make_config(both, models={"divider": ModelOptions(isolated=False)})
     with running(config, PackageFiles([both], maker.trust)) as service:
         assert divide(service, 8, 2).status == 200
         assert service.call(lambda: service.service.workers.models) == ()
@@ -158,7 +157,7 @@ def test_version_that_divides_is_not_tried_where_no_process_is_and_serves_on(
     maker: PackageMaker, tmp_path: Path
 ) -> None:
     write_divider(maker, tmp_path / "1.edgepkg", "Add")
-    config = make_config(tmp_path, models={"divider": ModelOptions(rollout=Rollout(kind="canary"))})
+    config = make_config(tmp_path, models={"divider": ModelOptions(rollout="canary")})
     with running(config, PackageFiles([tmp_path], maker.trust)) as service:
         write_divider(maker, tmp_path / "2.edgepkg", version="2.0.0")
         reply = load(service, "divider")
@@ -182,7 +181,6 @@ def test_load_that_may_take_long_may_do_so_in_a_process_of_its_own(
     with package, pytest.raises(BackendError, match="seen"):
         loader.load(package, options, open_elsewhere)
     (isolation,) = asked
-    assert isolation is not None
     assert OWN_SHARE * isolation.start_timeout_s >= 600.0
 
 

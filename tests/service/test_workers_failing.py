@@ -106,7 +106,7 @@ def test_version_that_keeps_crashing_is_rejected_and_the_previous_one_serves(
         if version == "1.0.0":
             slots.begin_start("linear").package.close()
             slots.confirm("linear", version)
-    options = ModelOptions(isolation=Isolation(max_crashes=2))
+    options = ModelOptions(isolated=True, isolation=Isolation(max_crashes=2))
     config = make_config(tmp_path, models={"linear": options})
     with running(config, InstalledModels(slots)) as service:
         assert ask(service, get_bytes("/v2/models/linear")).json["versions"] == ["2.0.0"]
@@ -127,7 +127,7 @@ def test_version_that_crashed_is_not_confirmed_by_the_end_of_the_service(
     slots = Slots(tmp_path / "state", maker.trust, "x86-64")
     maker.write(tmp_path / "linear.edgepkg")
     slots.install(tmp_path / "linear.edgepkg")
-    config = make_config(tmp_path, models={"linear": ModelOptions(isolation=Isolation())})
+    config = make_config(tmp_path, models={"linear": ModelOptions(isolated=True)})
     with running(config, InstalledModels(slots)) as service:
         kill(service, signal.SIGSEGV)
         assert ask_again(service, infer_bytes(X)).binary == Y
@@ -184,7 +184,7 @@ def test_version_whose_process_the_system_does_not_start_is_not_rejected(
 ) -> None:
     slots = serve_two_versions(maker, tmp_path)
     refuse_starts(monkeypatch, refusals)
-    models = {"linear": ModelOptions(isolation=Isolation(max_delay_s=0.25))}
+    models = {"linear": ModelOptions(isolated=True, isolation=Isolation(max_delay_s=0.25))}
     with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
         if refusals > 4:  # for longer than is waited for
             monkeypatch.undo()
@@ -201,7 +201,7 @@ def test_restarts_that_the_system_refuses_are_no_crashes_of_the_version(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = serve_two_versions(maker, tmp_path)
-    models = {"linear": ModelOptions(isolation=Isolation(max_crashes=2, max_delay_s=0.1))}
+    models = {"linear": ModelOptions(isolated=True, isolation=Isolation(max_crashes=2, max_delay_s=0.1))}
     with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
         refuse_starts(monkeypatch, 5)
         pid = kill(service, signal.SIGSEGV)
@@ -216,7 +216,7 @@ def test_fault_while_a_process_is_begun_stops_no_other_loading(
     packages = tmp_path / "packages"
     packages.mkdir()
     maker.write(packages / "other.edgepkg", name="other")
-    models = {"linear": ModelOptions(isolation=Isolation())}
+    models = {"linear": ModelOptions(isolated=True)}
     with running(make_config(tmp_path, models=models), PackageFiles([packages], maker.trust)) as service:
 
         def fail(*_: Any, **__: Any) -> None:

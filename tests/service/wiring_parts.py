@@ -15,11 +15,12 @@ from tests.service.service_parts import Running, X, ask, get_bytes, infer_bytes,
 from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.package.golden import Golden, GoldenOutput
 from edgekit_runtime.package.manifest import BackendChoice, Variant
-from edgekit_runtime.service.options.rollout import Gates, Rollout
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates
 from edgekit_runtime.trust.dsse import Statement, Verifier
 
 LARGE = np.array([[1, 2, 3, 400]], np.float32)
-ENDLESS = Rollout(kind="canary", share=0.5, gates=Gates(min_samples=10**9))
+ENDLESS = ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5), gates=Gates(min_samples=10**9))
 _GOLDEN = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
 
 

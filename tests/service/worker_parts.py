@@ -92,7 +92,7 @@ def running_isolated(
     packages.mkdir()
     maker.write(packages / "linear.edgepkg")
     maker.write(packages / "other.edgepkg", name="other")
-    options = ModelOptions(isolation=Isolation(**isolation))
+    options = ModelOptions(isolated=True, isolation=Isolation(**isolation))
     models = {"linear": options}
     if slow:
         write_slow(maker, packages / "slow.edgepkg")

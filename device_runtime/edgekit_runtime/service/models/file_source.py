@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
 from edgekit_runtime.service.models.source import Load, open_listed
-from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.resource_errors import check_lack

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.source import Source
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, load
 from edgekit_runtime.service.serving.served_version import Served
 
@@ -70,7 +70,9 @@ class Keeper:
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
         """Return what is to be served of `name`, see `Source.open` and `load`."""
         load_one = functools.partial(load, options=options, open_remote=self._open_remote, beside=beside)
-        opened = await self.on_thread(functools.partial(self.source.open, name, options.policy, load_one))
+        opened = await self.on_thread(
+            functools.partial(self.source.open, name, VersionPolicy.of(options), load_one)
+        )
         return [self.make_served(loaded) for loaded in opened]
 
     async def open_again(self, package: Servable, options: ModelOptions) -> Served:

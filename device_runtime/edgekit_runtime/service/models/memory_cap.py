@@ -14,10 +14,10 @@ from edgekit_runtime.package.archive import read_unverified_manifest
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.eviction import MemoryCapError, Resident, choose_evictions
 from edgekit_runtime.service.models.lifecycle import Keeper
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy, choose_order
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.version_policy import Servable, SwapOrder, choose_order
 from edgekit_runtime.service.serving.memory_estimate import (
     count_processes,
     count_sessions,
@@ -42,7 +42,7 @@ def estimate_bytes(packages: Iterable[Servable], options: ModelOptions | None = 
     for package in packages:
         with contextlib.suppress(PackageError):  # opening it says what is wrong
             manifest = read_unverified_manifest(package.path, check_artifacts=False).manifest
-            sessions = count_sessions(manifest, options.instances) * count_processes(options.isolation)
+            sessions = count_sessions(manifest, options.instances) * count_processes(options)
             total += model_bytes(manifest, package.path, options.governor, sessions)
     return total
 
@@ -131,13 +131,14 @@ class Room:
         if not model.versions and self._memory.max_bytes is None:
             return LoadPlan("availability", 0, for_others)
         options = self._options.get(name, ModelOptions())
-        find = functools.partial(self._keeper.source.find, name, options.policy)
+        find = functools.partial(self._keeper.source.find, name, VersionPolicy.of(options))
         packages: Sequence[Servable] = ()
         with contextlib.suppress(RequestError):  # opening says what is missing
             packages = await self._keeper.on_thread(find)
         order: SwapOrder = "availability"
         if model.versions:
-            order = choose_order(needed_bytes(packages), available_bytes(), options.swap)
+            needed = needed_bytes(package.path for package in packages)
+            order = choose_order(needed, available_bytes(), options.swap)
         if self._memory.max_bytes is None:
             return LoadPlan(order, 0, for_others)
         needed = await self._keeper.on_thread(functools.partial(estimate_bytes, packages, options))

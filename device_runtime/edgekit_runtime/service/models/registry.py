@@ -17,10 +17,10 @@ from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed
 from edgekit_runtime.service.models.memory_cap import LoadPlan, Room
 from edgekit_runtime.service.models.rollout_controller import Rollouts
 from edgekit_runtime.service.models.source import Source
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, explained, settle
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.serving.served_version import Served
@@ -240,7 +240,7 @@ class Registry:
                 model.state, model.is_evicted = "UNAVAILABLE", True
                 model.reason = "the memory cap leaves no room; its next request loads it"
                 return
-            if options.rollout.kind != "swap" and await self.rollouts.begin(name, model, options):
+            if options.rollout != "swap" and await self.rollouts.begin(name, model, options):
                 return
             fresh = [] if plan.order == "resource" else await self._keeper.open(name, options)
         if plan.order == "resource":

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.entry import Model
 from edgekit_runtime.service.models.lifecycle import Keeper
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
-from edgekit_runtime.service.options.version_policy import Servable
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.serving.served_version import Served
@@ -51,7 +51,7 @@ class Rollouts:
         Raises:
             EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
         """
-        find = functools.partial(self._keeper.source.find, name, options.policy)
+        find = functools.partial(self._keeper.source.find, name, VersionPolicy.of(options))
         newest = (await self._keeper.on_thread(find))[0]
         if model.trial is not None:
             if model.trial.candidate.version == newest.version:
@@ -91,13 +91,13 @@ class Rollouts:
     async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
         current, fresh = pair
         candidate = fresh
-        if options.rollout.kind == "shadow" and fresh.loaded.remote is None:
+        if options.rollout == "shadow" and fresh.loaded.remote is None:
             # On a thread: a call that arrives while it runs does not wait for it.
             limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
             candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
         settle = functools.partial(self.report, name, model)
         try:
-            model.trial = Trial(current, candidate, options.rollout, settle)
+            model.trial = Trial(current, candidate, options, settle)
         except EdgekitError:
             await self._keeper.retire([fresh])
             raise
@@ -108,7 +108,7 @@ class Rollouts:
             _logger.warning(
                 "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
                 " --labels of `edgekit package`, or set %s.comparison in [models.%s]",
-                *(name, candidate.version, options.rollout.kind, name),
+                *(name, candidate.version, options.rollout, name),
             )
 
     def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
@@ -128,7 +128,7 @@ class Rollouts:
         """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
         _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
-        if trial.rollout.kind == "shadow" and fresh.loaded.remote is None:
+        if trial.options.rollout == "shadow" and fresh.loaded.remote is None:
             # As it was loaded: on the loop where it is short enough.
             trial.end()
             await self._keeper.drain(fresh)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
 from edgekit_runtime.service.models.source import Load, open_listed
-from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots

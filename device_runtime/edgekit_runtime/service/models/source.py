@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias
 
 from edgekit_runtime.errors import PackageError
 from edgekit_runtime.package.archive import Limits, OpenedPackage, read_package
-from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.trust.dsse import Verifier
 

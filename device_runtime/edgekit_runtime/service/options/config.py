@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.options.http import HttpLimits
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.options.model_toml import read_model
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import (
     CacheLimits,
     DriftLimits,
@@ -18,8 +18,6 @@ from edgekit_runtime.service.options.resources import (
     Power,
     RegionLimits,
 )
-from edgekit_runtime.service.options.toml_tables import read_section, take_table
-from edgekit_runtime.system.install_hint import python_here
 from edgekit_runtime.system.paths import find_socket
 
 DEFAULT_PORT: Final = 8000  # Triton's and KServe's
@@ -123,19 +121,6 @@ class ServiceConfig:
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 
-_SECTIONS: Final[Mapping[str, type[Any]]] = {
-    "listen": Listen,
-    "http": HttpLimits,
-    "shared_memory": RegionLimits,
-    "inference": Inference,
-    "cache": CacheLimits,
-    "drift": DriftLimits,
-    "memory": ModelMemory,
-    "power": Power,
-    "log": Log,
-}
-
-
 def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
@@ -143,22 +128,17 @@ def read_config(path: Path) -> ServiceConfig:
         ConfigError: unreadable, not TOML, a value is unknown, of a wrong type or unsafe, or there is a limit
             of the device and no model that may be changed to hold it.
     """
+    known = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES)
         document = _parse_toml(text.decode("utf-8"))
-        models = take_table(document, "models")
-        sections: dict[str, Any] = {
-            name: read_section(kind, take_table(document, name), name) for name, kind in _SECTIONS.items()
-        }
-        sections["models"] = {name: read_model(name, table) for name, table in models.items()}
-    except (OSError, ValueError) as cause:  # a UnicodeDecodeError or TOMLDecodeError is a ValueError
+        unknown = sorted(document.keys() - set(known))
+        config = from_plain(ServiceConfig, {name: document[name] for name in known if name in document})
+    except (OSError, ValueError, ConfigError) as cause:  # UnicodeDecodeError, TOMLDecodeError: ValueError
         raise ConfigError(f"{path}: {cause}") from cause
-    except ConfigError as cause:
-        raise ConfigError(f"{path}: {cause}") from cause
-    if unknown := sorted(document):
-        raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(sections)}")
-    config = ServiceConfig(**sections)
+    if unknown:
+        raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(known)}")
     if config.power.is_limited and all(options.governor is None for options in config.models.values()):
         raise ConfigError(
             f"{path}: power: its limits hold only by changing how models are run, and no model may be"
@@ -168,12 +148,18 @@ def read_config(path: Path) -> ServiceConfig:
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
-    """Return the options of all models with those in `names` isolated, as stated or by default."""
-    changed = dict(models)
-    for name in names:
-        options = models.get(name, ModelOptions())
-        changed[name] = dataclasses.replace(options, isolation=options.isolation or Isolation())
-    return changed
+    """Return the options of all models with those in `names` isolated, as stated or by default.
+
+    Raises:
+        ConfigError: one of them cannot be isolated with its other options.
+    """
+    try:
+        isolated = {
+            name: dataclasses.replace(models.get(name, ModelOptions()), isolated=True) for name in names
+        }
+    except ValueError as cause:
+        raise ConfigError(f"--isolate: {cause}") from cause
+    return {**models, **isolated}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
@@ -183,6 +169,8 @@ def _parse_toml(text: str) -> dict[str, Any]:
         try:
             import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
         except ImportError as cause:
+            from edgekit_runtime.system.install_hint import python_here
+
             raise ConfigError(
                 f"reading TOML needs Python 3.11 or '{python_here()} -m pip install tomli'; or serve without"
                 " --config"

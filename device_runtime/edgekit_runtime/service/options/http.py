@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from edgekit_runtime.service.options.toml_tables import Range
+from edgekit_runtime.dataclass_json import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

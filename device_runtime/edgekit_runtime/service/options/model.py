@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
-from edgekit_runtime.service.options.rollout import Rollout
-from edgekit_runtime.service.options.toml_tables import Range
-from edgekit_runtime.service.options.version_policy import SwapOrder, VersionPolicy
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.system.machine import MAX_THREADS
 
 MAX_BATCH: Final = 4096
 """Of one run: the warm-up runs all powers of two up to what is configured."""
 MAX_PROCESSES: Final = 64  # of one model
+
+SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
+"""Of a swap: load the new version first, or unload the old one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,37 +123,63 @@ class GovernorOptions:
             raise ValueError(f"deadline_ms is {self.deadline_ms}, expected more than 0")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How one model is kept.
+    """How one model is kept: the table `[models.NAME]`.
 
     Attributes:
-        policy: which of its versions are served.
-        swap: order of a swap, or None to choose by the memory that is free.
+        latest: so many of the newest versions are served, where `specific` is empty.
+        specific: these versions are served and no others.
+        swap: order of a swap; `auto` chooses by the memory that is free.
         threads: of one inference, or None as its package says.
         load_timeout_s: for a version to be opened, tested and run first, or it is rejected; None for 120 s,
             and for as long as TensorRT may build where it does so first.
         instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
-        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
-        isolation: of the process of its own that runs it, or None to run it in the service's.
-        in_process: whether it stays in the service's process even if its inputs may end that (`can_trap`).
-        rollout: how a new version takes over.
+        isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
+            process that runs it (`can_trap`).
         cache: whether equal inputs are answered from the response cache.
         drift: whether inputs and outputs are watched for drift.
         keep_loaded: whether it stays where the memory cap makes others go.
+        rollout: `swap` replaces the version in use at once, `canary` first gives the new version a share of
+            the calls, `shadow` copies of a share of them.
+        canary, shadow, gates: of such a rollout.
+        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
+        isolation: of its worker processes, if there are any.
         governor: limits to hold by the way in which it is run, or None.
+
+    Raises:
+        ValueError: two settings exclude each other.
     """
 
-    policy: VersionPolicy = field(default_factory=VersionPolicy)
-    swap: SwapOrder | None = None
-    threads: int | None = None
+    latest: Annotated[int, Range(1, 1000)] = 1
+    specific: tuple[str, ...] = ()
+    swap: SwapOrder = "auto"
+    threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
     load_timeout_s: float | None = None
-    instances: int = 1
-    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
-    isolation: Isolation | None = None
-    in_process: bool = False
-    rollout: Rollout = field(default_factory=Rollout)
+    instances: Annotated[int, Range(1, MAX_THREADS)] = 1
+    isolated: bool | None = None
     cache: bool = False
     drift: bool = True
     keep_loaded: bool = False
+    rollout: Literal["swap", "canary", "shadow"] = "swap"
+    canary: CanaryOptions = field(default_factory=CanaryOptions)
+    shadow: ShadowOptions = field(default_factory=ShadowOptions)
+    gates: Gates = field(default_factory=Gates)
+    scheduling: SchedulingLimits = field(default_factory=SchedulingLimits)
+    isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.rollout != "swap" and (self.latest != 1 or self.specific):
+            raise ValueError(
+                f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
+                " room for latest and specific"
+            )
+        if self.load_timeout_s == 0:
+            raise ValueError("load_timeout_s is 0, expected more: no version is loaded in no time")
+        needs_one = self.rollout != "swap" or self.governor is not None
+        if self.isolated and self.isolation.processes > 1 and needs_one:
+            raise ValueError(
+                "a canary, a shadow or a governor needs all of a model in one process, got"
+                f" isolation.processes = {self.isolation.processes}; set that to 1, or leave the others out"
+            )

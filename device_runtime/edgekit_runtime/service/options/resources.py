@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit_runtime.errors import ManifestError
-
 if TYPE_CHECKING:
     from edgekit_runtime.power.governor.settings import Limits
 
@@ -52,7 +50,7 @@ class CacheLimits:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_input_bytes < 0:
-            raise ManifestError(f"cache: expected max_bytes >= 1 and max_input_bytes >= 0, got {self}")
+            raise ValueError(f"expected max_bytes >= 1 and max_input_bytes >= 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class DriftLimits:
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0 or self.window < 1:
-            raise ManifestError(f"drift: expected budget_s > 0 and window >= 1, got {self}")
+            raise ValueError(f"expected budget_s > 0 and window >= 1, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,14 +169,14 @@ def _find_at_once(observed: Observed, gates: Gates) -> Rollback | None:
 
 def _find(observed: Observed, gates: Gates) -> Iterator[_Finding]:
     current, candidate = observed.current, observed.candidate
-    if gates.min_agreement is not None:
+    if gates.min_agreement:
         yield _find_agreement(observed, gates.min_agreement, gates.alpha)
     yield _find_errors(observed, gates)
-    if gates.max_p50_ratio is not None:
+    if gates.max_p50_ratio:
         yield _find_p50(observed.paired, gates.max_p50_ratio, gates.alpha)
-    if gates.max_p99_ratio is not None:
+    if gates.max_p99_ratio:
         yield _find_p99(observed.paired, gates.max_p99_ratio, gates.alpha)
-    if gates.max_energy_ratio is not None and candidate.energy.count and current.energy.count:
+    if gates.max_energy_ratio and candidate.energy.count and current.energy.count:
         yield _find_energy(candidate.energy, current.energy, gates.max_energy_ratio, gates.alpha)
 
 

@@ -94,7 +94,7 @@ class Watch:
         observed.agreement += pair.agreement
         observed.compared += 1
         observed.paired.add(pair.current_s, pair.candidate_s, self._gates.max_p99_ratio)
-        if least is not None and pair.agreement < least:
+        if pair.agreement < least:
             self.look()  # wrong answers go to clients until then
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:

@@ -28,7 +28,7 @@ class PairedLatency:
     candidate_slow: int = 0
     current_slow: int = 0
 
-    def add(self, current_s: float, candidate_s: float, max_p99_ratio: float | None) -> None:
+    def add(self, current_s: float, candidate_s: float, max_p99_ratio: float) -> None:
         """Count a pair.
 
         Args:
@@ -38,7 +38,7 @@ class PairedLatency:
         """
         # By the pairs before this one: what decides must not know what it decides about.
         slow_s = self.current.quantile(0.99) if self.current.count >= _LEAST_FOR_P99 else None
-        if slow_s is not None and max_p99_ratio is not None:
+        if slow_s is not None and max_p99_ratio:
             is_candidate, is_current = candidate_s > max_p99_ratio * slow_s, current_s > slow_s
             self.candidate_slow += is_candidate and not is_current
             self.current_slow += is_current and not is_candidate

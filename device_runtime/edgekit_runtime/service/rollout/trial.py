@@ -7,7 +7,8 @@ from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import SlotError
-from edgekit_runtime.service.options.rollout import Rollout
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import choose_comparison
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
@@ -41,18 +42,18 @@ class Trial:
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
         candidate: the version on trial.
-        rollout: how it is tried.
+        options: of the model, which say how it is tried.
     """
 
-    __slots__ = ("_running", "candidate", "current", "rollout")
+    __slots__ = ("_running", "candidate", "current", "options")
 
-    def __init__(self, current: Served, candidate: Served, rollout: Rollout, settle: Settle) -> None:
+    def __init__(self, current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> None:
         """Begin; calls for `current` reach the candidate from now on.
 
         Args:
             current: the version in use.
             candidate: the one on trial.
-            rollout: how it is tried.
+            options: of the model, which say how it is tried.
             settle: takes the verdict, on the thread of the loop.
 
         Raises:
@@ -65,7 +66,7 @@ class Trial:
                 f" {current.version} that is in use: the two cannot be tried side by side; set rollout ="
                 " 'swap' for this change"
             )
-        self.current, self.candidate, self.rollout = current, candidate, rollout
+        self.current, self.candidate, self.options = current, candidate, options
         report = functools.partial(settle, self)
         remote = None if candidate.loaded.remote is None else candidate.loaded.remote.trial
         self._running: RunningTrial
@@ -73,7 +74,7 @@ class Trial:
             self._running = remote
             remote.begin(report)
         else:
-            self._running = _LocalTrial(current, candidate, rollout, report)
+            self._running = _LocalTrial(current, candidate, options, report)
         current.trial = candidate.trial = self
 
     def look(self) -> None:
@@ -95,11 +96,11 @@ class Trial:
 
     def describe(self) -> str:
         """Return one line for people."""
-        share = self.rollout.share if self.rollout.kind == "canary" else self.rollout.shadow.share
+        share = _parts(self.options).share
         found = self.to_json()
         candidate, comparison = found["candidate"], found.get("comparison")
         answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
-        line = f"{self.rollout.kind} with {share:.0%} of the calls, {answers} answers so far"
+        line = f"{self.options.rollout} with {share:.0%} of the calls, {answers} answers so far"
         if not isinstance(comparison, Mapping):  # a process has not said anything yet
             return line
         how = "a guess: " if comparison["guessed"] else ""
@@ -115,7 +116,7 @@ class Trial:
         """Return what is known, for `/v2` statistics."""
         return {
             **self._running.to_json(),
-            "kind": self.rollout.kind,
+            "kind": self.options.rollout,
             "current_version": self.current.version,
             "candidate_version": self.candidate.version,
         }
@@ -126,12 +127,12 @@ class _LocalTrial:
 
     __slots__ = ("_current", "_lane", "_pairs", "_watch")
 
-    def __init__(self, current: Served, candidate: Served, rollout: Rollout, report: Report) -> None:
+    def __init__(self, current: Served, candidate: Served, options: ModelOptions, report: Report) -> None:
         loop = asyncio.get_running_loop()
-        watch = Watch(rollout.gates, report, defer=loop.call_later)
+        watch = Watch(options.gates, report, defer=loop.call_later)
         self._current, self._watch = current, watch
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
-        comparison = choose_comparison(outputs, manifest.figures, name=rollout.comparison)
+        comparison = choose_comparison(outputs, manifest.figures, name=_parts(options).comparison)
         self._lane: CanaryLane | ShadowLane
         sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
         self._pairs = PairedRuns(
@@ -140,17 +141,17 @@ class _LocalTrial:
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
         )
-        if rollout.kind == "canary":
+        if options.rollout == "canary":
             self._lane = CanaryLane(
                 *(current.stack, candidate.stack, watch, self._pairs, comparison),
-                share=rollout.share,
-                compared_share=rollout.compared_share,
-                retry=rollout.retry,
+                share=options.canary.share,
+                compared_share=options.canary.compared_share,
+                retry=options.canary.retry,
             )
         else:
             self._lane = ShadowLane(
                 *(current.stack, candidate.stack, watch, self._pairs, comparison),
-                options=rollout.shadow,
+                options=options.shadow,
                 defer=loop.call_later,
             )
         current.lane = self._lane
@@ -170,6 +171,10 @@ class _LocalTrial:
 
     def to_json(self) -> Mapping[str, JsonValue]:
         return self._lane.to_json()
+
+
+def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
+    return options.canary if options.rollout == "canary" else options.shadow
 
 
 def find_difference(current: Tensors, candidate: Tensors) -> str | None:

@@ -144,7 +144,7 @@ def load(
     if open_remote is not None:
         options = _isolate_traps(package, options)
         is_beside_remote = beside is not None and beside.remote is not None
-        if options.isolation is None and not is_beside_remote:
+        if not options.isolated and not is_beside_remote:
             open_remote = None
     try:
         with explained(what):
@@ -159,7 +159,7 @@ def load(
                 work = functools.partial(load_here, package, options)
                 loaded = Attempt(what, work, Loaded.close).result_within(_find_limit(package, options))
                 sessions = loaded.session_count
-            copies = sessions * count_processes(options.isolation)
+            copies = sessions * count_processes(options)
             memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
@@ -170,7 +170,7 @@ def load(
 
 def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
     """Return options that open a package whose inputs may end its process in a process of its own."""
-    if options.isolation is not None or options.in_process or not can_trap(package):
+    if options.isolated is not None or not can_trap(package):
         return options
     _logger.warning(
         "%s: divides integers by values of its inputs, which can end the process that does it, so it runs in"
@@ -181,7 +181,7 @@ def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOption
     if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
         start_s = max(isolation.start_timeout_s, 2 * options.load_timeout_s)
         isolation = dataclasses.replace(isolation, start_timeout_s=start_s)
-    return dataclasses.replace(options, isolation=isolation)
+    return dataclasses.replace(options, isolated=True, isolation=isolation)
 
 
 def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:

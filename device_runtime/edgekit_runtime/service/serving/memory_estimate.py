@@ -1,21 +1,20 @@
 """How much memory is free for another model, and about how much one needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.service.options.model import GovernorOptions, Isolation
-from edgekit_runtime.service.options.version_policy import Servable
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
 _SHARED: Final = ("ort",)  # backends whose sessions are concurrent
 
 
-def needed_bytes(packages: Sequence[Servable]) -> int:
-    """Return about how much memory the sessions of `packages` take; 0 for those that cannot be read."""
-    return sum(_size_bytes(package.path) for package in packages) * _PER_PACKAGE_BYTE
+def needed_bytes(packages: Iterable[Path]) -> int:
+    """Return about how much memory the sessions of packages take; 0 for those that cannot be read."""
+    return sum(map(_size_bytes, packages)) * _PER_PACKAGE_BYTE
 
 
 def count_sessions(manifest: Manifest, instances: int) -> int:
@@ -23,9 +22,9 @@ def count_sessions(manifest: Manifest, instances: int) -> int:
     return 1 if manifest.backend.name in _SHARED else instances
 
 
-def count_processes(isolation: Isolation | None) -> int:
+def count_processes(options: ModelOptions) -> int:
     """Return how many processes have the model."""
-    return 1 if isolation is None else isolation.processes + isolation.standby
+    return options.isolation.processes + options.isolation.standby if options.isolated else 1
 
 
 def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:
@@ -40,7 +39,7 @@ def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None
     stated = _stated_bytes(manifest.figures)
     copies = sessions if governor is None else sessions * max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants
-        return copies * _PER_PACKAGE_BYTE * _size_bytes(path)
+        return copies * needed_bytes([path])
     if governor is None:
         return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.models.source import Load, open_listed
-from edgekit_runtime.service.options.version_policy import Servable, VersionPolicy
+from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import Given
 from edgekit_runtime.trust.dsse import Statement, read_unverified

@@ -113,7 +113,7 @@ class IsolatedModel:
         self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
     ) -> None:
         """Try a version, see `IsolatedTrial`, in the worker of the one in use, as soon as that answers."""
-        gates = self._order.config.models[self._order.name].rollout.gates
+        gates = self._order.config.models[self._order.name].gates
         trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened, gates)
         if self._is_over:
             trial.close()

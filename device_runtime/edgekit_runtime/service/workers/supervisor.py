@@ -56,7 +56,7 @@ class Workers:
         """
         self._http, self._regions, self._config = http, regions, config
         self._limits, self._token = limits, token
-        self._names = {name for name, options in config.models.items() if options.isolation}
+        self._names = {name for name, options in config.models.items() if options.isolated}
         self._models: dict[IsolatedModel, Future[IsolatedLane]] = {}
         self._ended: list[IsolatedModel] = []
         self._is_over = False
@@ -82,7 +82,7 @@ class Workers:
             PackageError: the package cannot be read again.
             UnavailableError: it cannot be loaded now, which says nothing of the package.
         """
-        isolation = options.isolation or Isolation()
+        isolation = options.isolation
         manifest = package.manifest
         if beside is None:
             return self._open_process(package, options, isolation)
@@ -218,8 +218,7 @@ class Workers:
         # Less than the process has, which then says why it refuses a version, and need not be killed.
         limit_s = OWN_SHARE * isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
-        here = dataclasses.replace(options, isolation=None)
-        alone = dataclasses.replace(here, in_process=True, load_timeout_s=limit_s)
+        alone = dataclasses.replace(options, isolated=False, load_timeout_s=limit_s)
         config = dataclasses.replace(
             self._config,
             listen=Listen(unix_socket="-", host=""),

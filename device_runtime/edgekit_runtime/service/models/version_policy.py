@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 from edgekit_runtime.slots.versions import sort_key
-
-SwapOrder: TypeAlias = Literal["availability", "resource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,11 @@ class VersionPolicy:
     latest: int = 1
     specific: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, options: ModelOptions) -> "VersionPolicy":
+        """Return the policy that a model's options state."""
+        return cls(options.latest, options.specific)
+
     def ordered(self) -> tuple[str, ...]:
         """Return the specific versions, the newest first."""
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
@@ -62,14 +65,14 @@ class VersionPolicy:
         return tuple(package for package in newest_first if package.version in self.specific)
 
 
-def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder | None) -> SwapOrder:
+def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder) -> SwapOrder:
     """Return whether a swap loads first (`availability`) or unloads first (`resource`).
 
     Args:
         needed_bytes: by the new version.
         available_bytes: on this machine, while the old version is loaded.
-        configured: what was set by hand, or None.
+        configured: what was set by hand, or `auto`.
     """
-    if configured is not None:
+    if configured != "auto":
         return configured
     return "availability" if needed_bytes <= available_bytes else "resource"
