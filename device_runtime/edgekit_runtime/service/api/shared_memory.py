@@ -1,9 +1,8 @@
-"""The addresses of shared memory: clients register regions, ask for them and unregister them.
+"""The endpoints of shared memory: clients register regions, list them and unregister them.
 
 Source: Triton's extension shared_memory.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from edgekit_runtime.errors import RequestError
@@ -14,25 +13,23 @@ from edgekit_runtime.service.http.response import make_json
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 
 
-class _Owned:
-    """The memfds that a connection registered; as its `on_close`, which goes with it to a worker and back.
+class _OwnedRegions:
+    """The memfds that a connection registered; its `on_close`, which goes with it to a worker and back.
 
     Attributes:
-        regions: they, those that were unregistered meanwhile among them.
+        regions: some of them may have been unregistered meanwhile.
     """
 
-    __slots__ = ("_further", "_registered", "regions")
+    __slots__ = ("_registered", "regions")
 
-    def __init__(self, registered: Regions, further: Callable[[], None] | None) -> None:
-        self._registered, self._further = registered, further
+    def __init__(self, registered: Regions) -> None:
+        self._registered = registered
         self.regions: list[Region] = []
 
     def __call__(self) -> None:
-        """Let them end with the connection: a client that dies unregisters nothing."""
+        """Unregister them with the end of the connection: a client that dies unregisters nothing."""
         for region in self.regions:
             self._registered.remove(region)
-        if self._further is not None:
-            self._further()
 
 
 class SharedMemoryHandler:
@@ -49,7 +46,7 @@ class SharedMemoryHandler:
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Take a region in: a memfd that came with the body, or a POSIX segment."""
+        """Register a region: a memfd that arrived with the body, or a POSIX segment."""
         stated = load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
@@ -68,7 +65,11 @@ class SharedMemoryHandler:
                 owner=connection.peer_pid,
             )
             del connection.descriptors[0]  # the region's from now on
-            self._own(connection, region)
+            owned = connection.on_close
+            if not isinstance(owned, _OwnedRegions):
+                owned = connection.on_close = _OwnedRegions(self._regions)
+            # Without regions that were unregistered meanwhile: their mappings end with the last reference.
+            owned.regions = [*(one for one in owned.regions if one.descriptor >= 0), region]
         else:
             self._regions.add_posix(name, key, offset_bytes=offset_bytes, size_bytes=size_bytes)
         connection.respond(*make_json({}))
@@ -76,7 +77,7 @@ class SharedMemoryHandler:
     def respond_status(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Say what is registered, of one region or of all."""
+        """Respond with what is registered, of one region or of all."""
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
         found = regions if name is None else [self._regions.find(name, is_local=is_local)]
@@ -85,15 +86,15 @@ class SharedMemoryHandler:
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Forget one region, or all but the memfds of other connections.
+        """Unregister one region, or all but the memfds of other connections.
 
-        One that this client cannot use is left alone. Segments by key belong to nobody: a client of the
-        protocol has several connections, on any of which it registers and unregisters.
+        Regions that this client cannot use stay. Segments by key have no owner: a client of the protocol has
+        several connections, and registers and unregisters on any of them.
 
         Raises:
             RequestError: the region is a memfd that another process passed.
         """
-        owned = connection.on_close.regions if isinstance(connection.on_close, _Owned) else ()
+        owned = connection.on_close.regions if isinstance(connection.on_close, _OwnedRegions) else ()
         for region in self._regions.of(is_local=connection.is_local):
             if region.name == name and region.owner not in (None, connection.peer_pid):
                 raise RequestError(
@@ -102,13 +103,6 @@ class SharedMemoryHandler:
             if region.name == name or (name is None and (not region.is_mapped or region in owned)):
                 self._regions.remove(region)
         connection.respond(*make_json({}))
-
-    def _own(self, connection: Connection, region: Region) -> None:
-        owned = connection.on_close
-        if not isinstance(owned, _Owned):
-            owned = connection.on_close = _Owned(self._regions, owned)
-        # Without those that were unregistered meanwhile, whose mappings end with the last reference.
-        owned.regions = [*(one for one in owned.regions if one.descriptor >= 0), region]
 
 
 def _describe_region(region: Region) -> dict[str, Any]:

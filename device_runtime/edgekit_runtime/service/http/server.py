@@ -227,7 +227,7 @@ class HttpServer:
             return
         if not is_local:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        Connection(self, connected, is_local=is_local, on_admit=None if is_local else _nothing)
+        Connection(self, connected, is_local=is_local, on_admit=None if is_local else lambda: None)
 
     def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
         """Refuse clients with the spare descriptor; without one, pause: the loop would call for ever.
@@ -259,10 +259,6 @@ class HttpServer:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._spare = -1
-
-
-def _nothing() -> None:
-    pass
 
 
 def _refuse(connected: socket.socket) -> None:
