@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -17,7 +18,7 @@ from edgekit_runtime.client.requests import (
     make_template,
     token_line,
 )
-from edgekit_runtime.client.responses import Layout, load_json, make_error, read_response
+from edgekit_runtime.client.responses import Layout, make_error, read_response
 from edgekit_runtime.client.shared_memory import SharedMemory
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import RequestedOutput, SharedPlace
@@ -213,9 +214,12 @@ class Client:
         self.close()
 
     def _call(self, method: str, path: str) -> Any:
-        request = make_request_head(method, path, self._fields)
-        _, body = self._ask((request,), len(request), None)
-        return load_json(body)
+        head = make_request_head(method, path, self._fields)
+        _, body = self._ask(RequestTemplate(head, len(head)), (head,), None)
+        try:
+            return json.loads(bytes(body)) if len(body) else {}
+        except ValueError as cause:
+            raise TransportError(f"the answer is not JSON: {cause}") from cause
 
     def _infer(
         self,
@@ -224,27 +228,19 @@ class Client:
         outputs: Mapping[str, Array] | None,
         timeout_s: float | None,
     ) -> dict[str, Array]:
-        layout = template.layout
-        found: Any = self._ask(parts, template.size_bytes, timeout_s, layout, template.regions)
-        if layout is not None and found is layout:
-            return layout.read(outputs)
+        found: Any = self._ask(template, parts, timeout_s)
+        if isinstance(found, Layout):
+            return found.read(outputs)
         head, body = found
         read, template.layout = read_response(head, body, outputs, self._link.memory)
         return read
 
-    def _ask(
-        self,
-        parts: Sequence[Any],
-        size_bytes: int,
-        timeout_s: float | None,
-        layout: Layout | None = None,
-        regions: Sequence[str] = (),
-    ) -> Any:
-        """Return head and body of the response, or `layout` where the response is one of those."""
+    def _ask(self, template: RequestTemplate, parts: Sequence[Any], timeout_s: float | None) -> Any:
+        """Return head and body of the response, or the template's layout where the response has that."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         link = self._link
         for _ in range(2):
-            for region in regions:
+            for region in template.regions:
                 memory = self._shared.get(region)
                 if memory is None:
                     raise DataError("an array of this call was released; bind again")
@@ -252,10 +248,10 @@ class Client:
                 if not is_known and not memory.register(link, self._fields, timeout_s):
                     break
             else:
-                found: Any = link.ask(parts, size_bytes, timeout_s, layout)
+                found: Any = link.ask(parts, template.size_bytes, timeout_s, template.layout)
                 if found is None:
                     continue
-                if found is not layout and found[0].status != 200:
+                if found is not template.layout and found[0].status != 200:
                     raise make_error(*found)
                 return found
         raise TransportError("the service closes every connection before it answers")

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.protocol.rest import HEADER_LENGTH
 from edgekit_runtime.tensors import allocate_aligned
 
 _READ_BYTES: Final = 64 << 10
@@ -347,7 +348,7 @@ def _parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
     body_bytes = int(length or 0)
     if not 0 <= body_bytes <= max_body_bytes:
         raise ValueError(f"answered with {body_bytes} bytes, the limit is {max_body_bytes}")
-    json_bytes = fields.get("inference-header-content-length")
+    json_bytes = fields.get(HEADER_LENGTH.lower())
     retry = fields.get("retry-after", "")
     return ResponseHead(
         int(words[1]),

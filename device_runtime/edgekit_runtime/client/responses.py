@@ -4,10 +4,8 @@ A service repeats its responses but for their values, so the client keeps where 
 stood.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -116,18 +114,6 @@ def _find_target(output: InferTensor, targets: Mapping[str, Array]) -> Array:
 
 def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
     return target if target.shape == shape else target.reshape(-1)[: math.prod(shape)].reshape(shape)
-
-
-def load_json(body: memoryview) -> Any:
-    """Return the JSON document in `body`, an empty object where there is none.
-
-    Raises:
-        TransportError: it is none.
-    """
-    try:
-        return json.loads(bytes(body)) if len(body) else {}
-    except ValueError as cause:
-        raise TransportError(f"the answer is not JSON: {cause}") from cause
 
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
