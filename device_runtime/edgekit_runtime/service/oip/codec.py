@@ -41,13 +41,12 @@ class Codec:
     """Decodes requests to one version of a model and encodes its responses.
 
     Attributes:
-        name: of the model.
         inputs, outputs: of the model.
     """
 
     __slots__ = (
         *("_check_inputs", "_dimensions", "_max_json_bytes", "_max_json_response_bytes"),
-        *("_names", "_regions", "_requests", "inputs", "name", "outputs"),
+        *("_names", "_regions", "_requests", "inputs", "outputs"),
     )
 
     def __init__(
@@ -74,7 +73,6 @@ class Codec:
             max_json_response_bytes: of one response.
             check_inputs: raises RequestError where the inputs of one request are too large, or None.
         """
-        self.name = name
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
         self._dimensions = find_named_dimensions(inputs)
