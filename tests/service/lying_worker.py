@@ -11,7 +11,7 @@ from typing import Any
 
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.worker_wire.channel import Kind
-from edgekit_runtime.service.worker_wire.messages import TrialWord
+from edgekit_runtime.service.worker_wire.messages import TrialMessage
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 
 ARM = {"answers": 3, "failed": 0}
@@ -33,7 +33,7 @@ def main() -> None:
         channel.send(bytes((kind,)) + payload)
 
     def tell(outcome: str) -> None:
-        word = TrialWord(version, outcome, "gate", "reason")  # type: ignore[arg-type]
+        word = TrialMessage(version, outcome, "gate", "reason")  # type: ignore[arg-type]
         say(Kind.WORKER_TRIAL, word.to_bytes())
 
     say(Kind.WORKER_READY)
@@ -50,12 +50,12 @@ def main() -> None:
         candidate = ARM if os.environ["LIE"] == "early" else failed
         rollout = {"current": {**ARM, "answers": 10**9}, "candidate": candidate, "agreement": None}
         said = [write_counts(), {"variant": "x", "rollout": rollout}]
-        say(Kind.WORKER_BEAT, json.dumps({version: said}).encode())
+        say(Kind.WORKER_HEARTBEAT, json.dumps({version: said}).encode())
         tell("tried")
         tell("promote")
     if os.environ["LIE"] == "beat":
         rollout = {"current": ARM, "candidate": {**ARM, "answers": "many"}, "agreement": None}
-        say(Kind.WORKER_BEAT, json.dumps({version: [{}, {"variant": "x", "rollout": rollout}]}).encode())
+        say(Kind.WORKER_HEARTBEAT, json.dumps({version: [{}, {"variant": "x", "rollout": rollout}]}).encode())
     time.sleep(600)
 
 

@@ -12,7 +12,7 @@ from edgekit_runtime.service.worker_wire.messages import INDEX
 
 CLOSED = bytes((Kind.WORKER_CLOSED,))
 RETURNS = bytes((Kind.WORKER_RETURNS,))
-BEAT = bytes((Kind.WORKER_BEAT,))
+BEAT = bytes((Kind.WORKER_HEARTBEAT,))
 TRIAL = bytes((Kind.WORKER_TRIAL,))
 MORE = 0x80
 
@@ -51,8 +51,8 @@ ROGUES = [
     [TRIAL + b'{"version": "9.0.0", "outcome": "win"}'],
     [TRIAL + b'{"version": ["9"], "outcome": "tried"}'],
     [TRIAL + b'{"surprise": 1}'],
-    [bytes((Kind.WORKER_BEAT | MORE,)) + bytes(30_000)] * 200,
-    [bytes((Kind.WORKER_BEAT | MORE,)) + b"{", CLOSED + INDEX.pack(0)],
+    [bytes((Kind.WORKER_HEARTBEAT | MORE,)) + bytes(30_000)] * 200,
+    [bytes((Kind.WORKER_HEARTBEAT | MORE,)) + b"{", CLOSED + INDEX.pack(0)],
     [bytes(100_000)],
 ]
 

@@ -26,8 +26,8 @@ from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates
 from edgekit_runtime.service.workers import worker_handle
-from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
-from edgekit_runtime.service.workers.worker_handle import Worker
+from edgekit_runtime.service.workers.worker_handle import WorkerHandle
+from edgekit_runtime.service.workers.worker_trial import WorkerTrial
 from edgekit_runtime.slots import HEALTHY, Slots
 
 SHORT = ModelOptions(
@@ -89,7 +89,7 @@ def test_crash_is_laid_on_the_candidate_and_costs_other_models_nothing(slots: Sl
 def test_hang_is_laid_on_the_candidate(slots: Slots) -> None:
     with serving(slots, hang_s=1.0) as service:
         kill(service, signal.SIGSTOP)
-        wait_for(lambda: "showed no life" in rejected(slots).get("2.0.0", ""), "the rejection")
+        wait_for(lambda: "no heartbeat" in rejected(slots).get("2.0.0", ""), "the rejection")
         assert_first_serves(service, slots)
 
 
@@ -157,7 +157,7 @@ def test_trials_leave_no_descriptors(maker: PackageMaker, slots: Slots) -> None:
 
 def is_asked(model: Any, version: str) -> bool:
     trial = model.trial
-    return trial is not None and trial.given.version == version and trial.worker is not None
+    return trial is not None and trial.version == version and trial.worker is not None
 
 
 def test_energy_that_the_service_measures_reaches_the_gates(slots: Slots) -> None:
@@ -240,7 +240,7 @@ def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots
         def count() -> int:
             gc.unfreeze()  # the service hides what is there after loading
             gc.collect()
-            return sum(isinstance(each, IsolatedTrial) for each in gc.get_objects())
+            return sum(isinstance(each, WorkerTrial) for each in gc.get_objects())
 
         wait_for(lambda: count() == 0, "the end of the trial", 5.0)
 
@@ -251,7 +251,7 @@ def test_worker_that_cannot_be_asked_rejects_nothing_and_stops_no_loading(
     def fail(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(Worker, "try_beside", fail)
+    monkeypatch.setattr(WorkerHandle, "start_trial", fail)
     before = count_descriptors()
     with serving(slots) as service:
         reply = load(service)

@@ -39,7 +39,7 @@ def test_connections_are_lent_to_a_busy_worker_by_a_service_without_descriptors(
                 for client in clients:
                     client.sendall(infer_bytes(LARGE))
                 model = find_model(service)
-                wait_for(lambda: sum(service.call(lambda: [w.lent for w in model.lives])) == 40, "lending")
+                wait_for(lambda: sum(service.call(lambda: [w.lent for w in model.workers])) == 40, "lending")
                 os.kill(pid, signal.SIGCONT)
                 for client in clients:
                     assert np.array_equal(

@@ -36,7 +36,7 @@ from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.version_policy import VersionPolicy
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving import loader
-from edgekit_runtime.service.workers import process_group, worker_handle
+from edgekit_runtime.service.workers import restart_policy, worker_handle
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
 
@@ -163,7 +163,7 @@ def test_version_is_loaded_later_where_descriptors_lack(
     options: ModelOptions,
     isolation: Isolation | None,
 ) -> None:
-    monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
+    monkeypatch.setattr(restart_policy, "_MAX_FIRST_REFUSALS", 1)  # the waits between them are long
     with serving(slots, isolation, options) as service, asking(service) as asker:
         slots.install(write(maker, tmp_path, "2.0.0"))
         for spare in range(MOST):
@@ -197,7 +197,7 @@ def test_version_is_loaded_later_where_descriptors_lack_in_its_worker(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LACKS_IN_WORKER.format(flag=str(flag)))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(process_group, "_MAX_FIRST_REFUSALS", 2)
+    monkeypatch.setattr(restart_policy, "_MAX_FIRST_REFUSALS", 2)
     with serving(slots, Isolation(), options) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         flag.touch()
@@ -224,10 +224,10 @@ def test_version_is_tried_later_where_the_one_in_use_has_no_process(
     with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         monkeypatch.setattr(worker_handle, "ChildProcess", fail)
-        lives = find_model(service).lives
+        group = find_model(service)
         kill(service, signal.SIGKILL)
         # A load before the loss is noticed goes to the process that is ending.
-        wait_for(lambda: not service.call(lambda: list(lives.ready)), "the loss of the process")
+        wait_for(lambda: not service.call(lambda: group.ready), "the loss of the process")
         reply = load(service)
         assert (reply.status, "no process of the version in use" in reply.json["error"]) == (503, True)
         assert current(slots) == ("2.0.0", "unproven", 0)

@@ -43,7 +43,7 @@ class _Version:
 def test_all_that_is_counted_arrives() -> None:
     metrics = fill(3)
     snapshot = read_snapshots(write_snapshots([_Version(metrics)]))["1"]  # type: ignore[list-item]
-    assert snapshot.said == {"variant": "default", "drift": {"looked_at": 3}}
+    assert snapshot.details == {"variant": "default", "drift": {"looked_at": 3}}
     read = snapshot.counted
     read.model, read.version = metrics.model, metrics.version
     assert values(read) == values(metrics)

@@ -22,7 +22,7 @@ REQUEST = infer_bytes(X)
 
 def count_lent(service: Running) -> list[int]:
     model = find_model(service)
-    counts: list[int] = service.call(lambda: [worker.lent for worker in model.lives if worker.is_ready])
+    counts: list[int] = service.call(lambda: [worker.lent for worker in model.workers if worker.is_ready])
     return counts
 
 

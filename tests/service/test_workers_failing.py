@@ -227,7 +227,7 @@ def test_fault_while_a_process_is_begun_stops_no_other_loading(
         before = count_descriptors()
         for name in ("__init__", "begin"):
             with monkeypatch.context() as patched:
-                patched.setattr(process_group.IsolatedModel, name, fail)
+                patched.setattr(process_group.ProcessGroup, name, fail)
                 assert ask(service, load_linear).status == 503
         wait_for(lambda: count_descriptors() <= before, "closed descriptors")
         assert ask(service, post_bytes("/v2/repository/models/other/load", b"")).status == 200

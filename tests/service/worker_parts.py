@@ -34,7 +34,7 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.workers.process_group import IsolatedModel
+from edgekit_runtime.service.workers.process_group import ProcessGroup
 from edgekit_runtime.tensors import TensorSpec
 
 OTHER = "/v2/models/other/infer"
@@ -102,12 +102,12 @@ def running_isolated(
         yield service
 
 
-def find_model(service: Running, name: str = "linear") -> IsolatedModel:
-    def find() -> IsolatedModel:
-        (model,) = (one for one in service.service.workers.models if one.lane.manifest.name == name)
+def find_model(service: Running, name: str = "linear") -> ProcessGroup:
+    def find() -> ProcessGroup:
+        (model,) = (one for one in service.service.workers.groups if one.model.manifest.name == name)
         return model
 
-    model: IsolatedModel = service.call(find)
+    model: ProcessGroup = service.call(find)
     return model
 
 
@@ -116,8 +116,8 @@ def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
     model = find_model(service, name)
 
     def find() -> tuple[int, ...]:
-        starting = [worker for worker in model.lives if worker not in model.lives.ready]
-        return tuple(worker.pid for worker in (*model.lives.ready, *starting))
+        starting = [worker for worker in model.workers if worker not in model.ready]
+        return tuple(worker.pid for worker in (*model.ready, *starting))
 
     pids: tuple[int, ...] = service.call(find)
     return pids
@@ -125,8 +125,8 @@ def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
 
 def wait_backed(service: Running) -> None:
     """Wait until a worker of `linear` stands by that has loaded the model."""
-    lives = find_model(service).lives
-    wait_for(lambda: service.call(lambda: len(lives.ready)) == 2, "the worker that stands by")
+    group = find_model(service)
+    wait_for(lambda: service.call(lambda: len(group.ready)) == 2, "the worker that stands by")
 
 
 def kill(service: Running, number: int, name: str = "linear") -> int:

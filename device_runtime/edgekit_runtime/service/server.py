@@ -36,7 +36,7 @@ from edgekit_runtime.service.serving.load_deadline import count_hung
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.systemd import Notifier
-from edgekit_runtime.service.workers.supervisor import Workers
+from edgekit_runtime.service.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.http.tls import TlsListener
@@ -95,8 +95,8 @@ class Service:
         router = Router(self.registry, self._regions, self._write_metrics, slicer)
         self._watching: Watching | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
-        self.workers = Workers(self.http, self._regions, config, source.limits, self._token)
-        self.workers.served = self.registry
+        self.workers = Supervisor(self.http, self._regions, config, source.limits, self._token)
+        self.workers.versions = self.registry
         self._socket_file: SocketFile | None = None
         self._tls: TlsListener | None = None
 

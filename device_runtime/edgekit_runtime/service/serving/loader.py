@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 class OpenRemote(Protocol):
-    """Opens packages in worker processes; see `Workers.open`."""
+    """Opens packages in worker processes; see `Supervisor.open`."""
 
     def __call__(
         self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None"

@@ -1,7 +1,7 @@
 """A worker process: the service with one model and without a listening socket.
 
-It gets connections from the service that started it, answers on them itself, and gives each back when its
-next request is for something else. It ends when its channel to the service ends.
+It receives connections from the service that started it, answers on them itself, and returns each one when
+its next request is for something else. It ends when its channel to the service ends.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service
 from edgekit_runtime.service.worker.confinement import confine
-from edgekit_runtime.service.worker.package_source import GivenPackages
+from edgekit_runtime.service.worker.package_source import ReceivedPackages
 from edgekit_runtime.service.worker.shared_memory import ForwardedRegions
 from edgekit_runtime.service.worker_wire.channel import Channel, Kind
 from edgekit_runtime.service.worker_wire.messages import (
-    BEAT_S,
     ENERGY,
+    HEARTBEAT_S,
     INDEX,
     LENT,
     MAX_REASON,
     SETTLED,
-    Given,
-    Order,
-    Outcome,
-    TrialWord,
+    TrialMessage,
+    TrialOutcome,
+    VerifiedPackage,
+    WorkerSpec,
 )
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 from edgekit_runtime.sessions.session import EngineMissingError
@@ -56,60 +56,61 @@ class _Worker:
     """One worker, in its event loop."""
 
     def __init__(
-        self, order: Order, source: GivenPackages, connected: socket.socket, states: memoryview
+        self, spec: WorkerSpec, source: ReceivedPackages, connected: socket.socket, states: memoryview
     ) -> None:
-        self._order, self._source, self._states = order, source, states
+        self._spec, self._source, self._states = spec, source, states
         self._loop = asyncio.get_running_loop()
-        self._name = order.name
-        self._token = None if order.token is None else order.token.encode("ascii")
+        self._name = spec.name
+        self._token = None if spec.token is None else spec.token.encode("ascii")
         self._is_default = self._is_retired = False
         self._indices: dict[Connection, int] = {}
         self._later: deque[tuple[Kind, bytes, list[int]]] = deque()
-        self._said = b""
+        self._sent = b""  # snapshots
         self._changes: set[asyncio.Task[None]] = set()
-        self._channel = Channel(self._loop, connected, self._take, _end)
+        self._channel = Channel(self._loop, connected, self._handle_message, _end)
 
     async def run(self) -> None:
         """Load, then serve until the process ends."""
-        order = self._order
-        self._regions = ForwardedRegions(order.config.shared_memory, self._channel)
-        self._service = Service(order.config, self._source, self._regions)
+        spec = self._spec
+        self._regions = ForwardedRegions(spec.config.shared_memory, self._channel)
+        self._service = Service(spec.config, self._source, self._regions)
         self._registry = self._service.registry
-        self._registry.rollouts.report = self._tell_verdict
+        self._registry.rollouts.report = self._send_verdict
         self._http = self._service.http
         self._http.screen = self._screen
-        if any(options.governor is not None for options in order.config.models.values()):
+        if any(options.governor is not None for options in spec.config.models.values()):
             self._service.watch()  # it reads the sensors here, too
-        self._beat()
+        self._send_heartbeat()
         try:
             await self._registry.load(self._name)
         except (UnavailableError, EngineMissingError) as error:
-            self._channel.send(Kind.WORKER_LACKS, str(error).encode())
+            self._channel.send(Kind.WORKER_UNAVAILABLE, str(error).encode())
         except EdgekitError as error:
-            self._channel.send(Kind.WORKER_FAILED, str(error).encode())
+            self._channel.send(Kind.WORKER_REFUSED, str(error).encode())
         else:
-            self._tell()
+            self._send_snapshots()
             self._channel.send(Kind.WORKER_READY)
         await self._loop.create_future()
 
-    def _take(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
-        """Take regions in at once, since a request may already name them, and all else in its order."""
+    def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
+        """Register regions at once, since a request may already name them; do all else in its order."""
         if kind is Kind.MAIN_REGION:
-            self._regions.take_in(payload, descriptors)
+            self._regions.receive(payload, descriptors)
         elif kind is Kind.MAIN_FORGET_REGION:
-            self._regions.leave_out(payload)
+            self._regions.forget(payload)
         else:
             self._later.append((kind, payload, descriptors))
-            self._loop.call_soon(self._take_later)
+            self._loop.call_soon(self._handle_later)
 
-    def _take_later(self) -> None:
+    def _handle_later(self) -> None:
         kind, payload, descriptors = self._later.popleft()
         if kind is Kind.MAIN_LEND:
             self._adopt(payload, descriptors)
         elif kind is Kind.MAIN_RETIRE:
             self._retire()
         elif kind is Kind.MAIN_TRY:
-            self._change(self._try_beside(from_plain(Given, json.loads(payload)), descriptors))
+            package = from_plain(VerifiedPackage, json.loads(payload))
+            self._change(self._try(package, descriptors))
         elif kind is Kind.MAIN_SETTLE:
             (is_promoted,) = SETTLED.unpack_from(payload)
             version = payload[SETTLED.size :].decode()
@@ -135,7 +136,7 @@ class _Worker:
         )
         self._indices[connection] = index
         if self._is_retired:
-            self._give_back(connection, unread)
+            self._return(connection, unread)
         else:
             connection.resume(unread)
 
@@ -154,38 +155,38 @@ class _Worker:
                 if version is None:  # versions come and go; a retired worker gives requests back unread
                     head.clearance = self._http.clearance
                 return False
-        self._give_back(connection)
+        self._return(connection)
         return True
 
-    def _give_back(self, connection: Connection, unread: bytes = b"") -> None:
+    def _return(self, connection: Connection, unread: bytes = b"") -> None:
         index = self._indices.pop(connection)
         connection.on_close = None
         connected, waiting = connection.release()
-        # Closed first: from when the service is told, it reads this connection itself.
+        # Closed first: once the service gets the message, it reads this connection itself.
         connected.close()
         self._channel.send(Kind.WORKER_RETURNS, INDEX.pack(index) + unread + waiting)
 
     def _retire(self) -> None:
-        """Give all connections back, those that are in use after their answers."""
+        """Return all connections, those that are in use after their answers."""
         self._is_retired = True
-        self._http.on_response_sent = self._give_back
+        self._http.on_response_sent = self._return
         for connection in list(self._indices):
             if connection.is_between_requests:
-                self._give_back(connection)
+                self._return(connection)
 
-    def _beat(self) -> None:
-        """Show life, judge what is on trial, and tell what is known."""
-        self._loop.call_later(BEAT_S, self._beat)
+    def _send_heartbeat(self) -> None:
+        """Judge the trial and send what has changed, again and again."""
+        self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         self._registry.models.look()
-        self._tell()
+        self._send_snapshots()
 
-    def _tell(self) -> None:
-        """Tell what is known if there is news; before a word, so that who asks after it is told all."""
+    def _send_snapshots(self) -> None:
+        """Send what is known of all versions, if it has changed; before any verdict that depends on it."""
         snapshots = write_snapshots(self._registry.models.served())
-        self._channel.send(Kind.WORKER_BEAT, b"" if snapshots == self._said else snapshots)
-        self._said = snapshots
+        self._channel.send(Kind.WORKER_HEARTBEAT, b"" if snapshots == self._sent else snapshots)
+        self._sent = snapshots
 
-    # Trials, which the service alone settles
+    # Trials, of which the service decides the outcome
 
     def _change(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -196,42 +197,42 @@ class _Worker:
         self._changes.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a change of the version failed", exc_info=task.exception())
-            os._exit(1)  # the service may now believe what is not so; the next worker has one version only
+            os._exit(1)  # the service may assume another state; the next worker has one version only
 
-    async def _try_beside(self, given: Given, descriptors: list[int]) -> None:
+    async def _try(self, package: VerifiedPackage, descriptors: list[int]) -> None:
         try:
             if not descriptors:
                 raise UnavailableError("its process had no descriptor free for the package")
-            self._source.add(given, descriptors[0])
+            self._source.add(package, descriptors[0])
             await self._registry.load(self._name)
-            self._registry.models.find(self._name, given.version)
+            self._registry.models.find(self._name, package.version)
         except EdgekitError as error:
-            self._source.remove([given.version])
-            is_lack = isinstance(error, UnavailableError | EngineMissingError)
-            outcome: Outcome = "lacking" if is_lack else "refused"
-            word = TrialWord(given.version, outcome, reason=str(error)[:MAX_REASON])
+            self._source.remove([package.version])
+            is_lacking = isinstance(error, UnavailableError | EngineMissingError)
+            outcome: TrialOutcome = "unavailable" if is_lacking else "refused"
+            message = TrialMessage(package.version, outcome, reason=str(error)[:MAX_REASON])
         else:
-            word = TrialWord(given.version, "tried")
-            self._tell()
-        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
+            message = TrialMessage(package.version, "tried")
+            self._send_snapshots()
+        self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
 
     async def _settle(self, version: str, *, is_promoted: bool) -> None:
         over = [each for each in self._source.versions if (each != version) == is_promoted]
         await self._registry.settle(self._name, version, is_promoted=is_promoted)
         self._source.remove(over)
 
-    def _tell_verdict(self, _name: str, _model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+    def _send_verdict(self, _name: str, _model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
         version = trial.candidate.version
         if isinstance(verdict, Promote):
-            word = TrialWord(version, "promote")
+            message = TrialMessage(version, "promote")
         else:
-            word = TrialWord(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
-        self._tell()  # the service compares the verdict with what it knows
-        self._channel.send(Kind.WORKER_TRIAL, word.to_bytes())
+            message = TrialMessage(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
+        self._send_snapshots()  # the service compares the verdict with them
+        self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
 
 
 def _end(_reason: str) -> None:
-    os._exit(0)  # whoever started this is gone, or wants it gone: nothing here is worth an orderly end
+    os._exit(0)  # the service has ended, or ends this process: nothing here needs an orderly end
 
 
 def main() -> None:
@@ -239,22 +240,22 @@ def main() -> None:
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
     _, extras, _, _ = connected.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
-    order_file, package, table = array("i", extras[0][2])
-    with os.fdopen(order_file) as file:
+    spec_file, package, leases = array("i", extras[0][2])
+    with os.fdopen(spec_file) as file:
         file.seek(0)
-        order = from_plain(Order, json.load(file))
-    logging.basicConfig(format=f"edgekit-worker {order.name}: %(message)s", level=logging.WARNING)
+        spec = from_plain(WorkerSpec, json.load(file))
+    logging.basicConfig(format=f"edgekit-worker {spec.name}: %(message)s", level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(SparingTracebacks(handler))
-    for refused in confine(order.isolation):
+    for refused in confine(spec.isolation):
         _logger.warning("the system does not allow %s", refused)
-    states = memoryview(mmap.mmap(table, order.connections))
-    os.close(table)
+    states = memoryview(mmap.mmap(leases, spec.connections))
+    os.close(leases)
 
     async def serve() -> None:
-        source = GivenPackages(order.name, order.limits)
-        source.add(order.given, package)
-        await _Worker(order, source, connected, states).run()
+        source = ReceivedPackages(spec.name, spec.limits)
+        source.add(spec.package, package)
+        await _Worker(spec, source, connected, states).run()
 
     asyncio.run(serve())
 

@@ -1,4 +1,4 @@
-"""Shared memory of clients as a worker process has it: registered by the service, which passes it on."""
+"""Shared memory of clients in a worker process: the service registers it and passes it on."""
 
 import logging
 
@@ -12,7 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ForwardedRegions(Regions):
-    """Regions that the service registers; its word of one may still lie in the channel."""
+    """Regions that the service registers; its message about one may still lie in the channel."""
 
     __slots__ = ("_channel", "_missing")
 
@@ -22,8 +22,8 @@ class ForwardedRegions(Regions):
         self._channel = channel
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
-    def take_in(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register what the service has registered; without its memory, where none can be had here now."""
+    def receive(self, payload: bytes, descriptors: list[int]) -> None:
+        """Register what the service has registered; without its memory, if it cannot be opened here now."""
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]
         name, key = (text.decode(errors="surrogatepass") for text in (words[:length], words[length:]))
@@ -41,7 +41,7 @@ class ForwardedRegions(Regions):
         else:
             self.put(region)
 
-    def leave_out(self, payload: bytes) -> None:
+    def forget(self, payload: bytes) -> None:
         """Forget the region of that name."""
         name = payload.decode(errors="surrogatepass")
         self._missing.pop(name, None)

@@ -40,12 +40,12 @@ class Kind(IntEnum):
     MAIN_SETTLE = 7
     MAIN_ENERGY = 8
     WORKER_READY = 16
-    WORKER_FAILED = 17
+    WORKER_REFUSED = 17
     WORKER_RETURNS = 18
     WORKER_CLOSED = 19
-    WORKER_BEAT = 20
+    WORKER_HEARTBEAT = 20
     WORKER_TRIAL = 21
-    WORKER_LACKS = 22
+    WORKER_UNAVAILABLE = 22
 
 
 Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]

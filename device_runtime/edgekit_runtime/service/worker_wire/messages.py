@@ -1,4 +1,4 @@
-"""What the service and a worker process say to each other beyond single words: forms of the messages."""
+"""Forms of the messages between the service and a worker process."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ INDEX: Final = struct.Struct("<I")
 REGION: Final = struct.Struct("<QQ?H")  # offset_bytes, size_bytes, is_mapped, bytes of the name; name, key
 SETTLED: Final = struct.Struct("<?")  # whether the candidate takes over; its version
 ENERGY: Final = struct.Struct("<dd")  # joules per request, of the candidate and of the current version
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 MAX_REASON: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class VerifiedPackage:
     """A package whose signature the service has verified.
 
     Attributes:
@@ -34,14 +34,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What a worker is to do; it comes as JSON in a file, with the package and the memory of the leases.
+class WorkerSpec:
+    """What a worker is to do; it gets this as JSON in a file, with the package and the memory of the leases.
 
     Attributes:
         config: of the service in the process, which does not listen.
         isolation: of this process.
         name: of the model.
-        given: its package.
+        package: that it loads.
         limits: of reading packages.
         token: that clients over TCP must send, or None.
         connections: how many may be lent at one time.
@@ -50,29 +50,29 @@ class Order:
     config: ServiceConfig
     isolation: Isolation
     name: str
-    given: Given
+    package: VerifiedPackage
     limits: Limits
     token: str | None
     connections: int
 
 
-Outcome: TypeAlias = Literal["tried", "refused", "lacking", "promote", "rollback"]
+TrialOutcome: TypeAlias = Literal["tried", "refused", "unavailable", "promote", "rollback"]
 
 
 @dataclass(frozen=True, slots=True)
-class TrialWord:
-    """What a worker says of a version that it was told to try.
+class TrialMessage:
+    """What a worker reports of a version that it tries.
 
     Attributes:
-        version: of it.
-        outcome: `tried` once its trial has begun, `refused` where it cannot, `lacking` where it cannot now,
-            for want of what the machine has to give; after `tried`, the verdict.
-        gate: that was missed, where it is rolled back.
-        reason: for people, where it is not tried or rolled back.
+        version: that it tries.
+        outcome: `tried` once its trial has begun, `refused` if it cannot be loaded, `unavailable` if the
+            machine lacks memory or descriptors for it now; after `tried`, the verdict.
+        gate: that was missed, if it is rolled back.
+        reason: why it is not tried or rolled back.
     """
 
     version: str
-    outcome: Outcome
+    outcome: TrialOutcome
     gate: str = ""
     reason: str = ""
 
@@ -81,19 +81,19 @@ class TrialWord:
         return json.dumps(dataclasses.asdict(self)).encode("ascii")
 
 
-def read_word(payload: bytes) -> TrialWord:
-    """Return what `TrialWord.to_bytes` wrote.
+def read_trial_message(payload: bytes) -> TrialMessage:
+    """Return what `TrialMessage.to_bytes` wrote.
 
     Raises:
-        ChannelError: it did not write this.
+        ChannelError: the payload has another form.
     """
     try:
-        word = TrialWord(**json.loads(payload))
+        message = TrialMessage(**json.loads(payload))
     except (ValueError, TypeError, RecursionError) as cause:
-        raise ChannelError(f"it sent a word of a trial that cannot be read: {cause!r}"[:300]) from cause
-    texts = (word.version, word.outcome, word.gate, word.reason)
+        raise ChannelError(f"it sent a trial message that cannot be read: {cause!r}"[:300]) from cause
+    texts = (message.version, message.outcome, message.gate, message.reason)
     if not all(isinstance(text, str) and len(text) <= MAX_REASON for text in texts):
-        raise ChannelError("it sent a word of a trial that is none")
-    if word.outcome not in get_args(Outcome):
-        raise ChannelError(f"it sent a word of a trial with the outcome {word.outcome[:40]!r}")
-    return word
+        raise ChannelError("it sent a trial message with a field that is no text or too long")
+    if message.outcome not in get_args(TrialOutcome):
+        raise ChannelError(f"it sent a trial message with the outcome {message.outcome[:40]!r}")
+    return message

@@ -1,4 +1,4 @@
-"""What a worker process knows of its versions, on its way to the service: counts, drift, cache, rollout."""
+"""What a worker process reports of its versions to the service: counts, drift, cache, rollout."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
 _MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
-_SAID: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
-_MAX_SAID_BYTES: Final = 16 << 10
+_DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout")
+_MAX_DETAIL_BYTES: Final = 16 << 10
 _MAX_ANSWERS: Final = 1 << 53
 
 
@@ -27,12 +27,12 @@ class Snapshot:
 
     Attributes:
         counted: since its start.
-        said: what `Served.to_json` says there beyond that, but for the rollout.
+        details: what `Served.to_json` returns there beyond that, but for the rollout.
         rollout: that it takes part in, or None.
     """
 
     counted: LaneMetrics
-    said: dict[str, JsonValue]
+    details: dict[str, JsonValue]
     rollout: dict[str, JsonValue] | None
 
 
@@ -46,13 +46,13 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
     """Return what `write_snapshots` wrote, by version.
 
     Raises:
-        ChannelError: it did not write this.
+        ChannelError: the payload has another form.
     """
     try:
         document = json.loads(payload, parse_constant=_refuse_constant)
         return {
-            version: Snapshot(_read(counted), *_check_said(said))
-            for version, (counted, said) in document.items()
+            version: Snapshot(_read(counted), *_check_details(details))
+            for version, (counted, details) in document.items()
         }
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as cause:
         raise ChannelError(f"it sent metrics that cannot be read: {cause!r}"[:300]) from cause
@@ -114,24 +114,24 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
-    """Return what a worker said of a version, in which everything that the service uses itself is right."""
+def _check_details(details: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
+    """Return the details of a version and its rollout, checked for all that the service itself uses."""
     # Without `allow_nan=False`, 1e999 would pass: it is read as infinity, which no answer can be made of.
-    size_bytes = len(json.dumps(said, allow_nan=False))
-    if size_bytes > _MAX_SAID_BYTES or not set(said) <= set(_SAID):
-        raise ValueError(f"it says too much of a version: {sorted(said)}"[:200])
-    if not isinstance(said["variant"], str):
-        raise TypeError(f"the variant is {said['variant']!r}"[:200])
-    sessions = said.get("sessions", 1)
+    size_bytes = len(json.dumps(details, allow_nan=False))
+    if size_bytes > _MAX_DETAIL_BYTES or not set(details) <= set(_DETAILS):
+        raise ValueError(f"it sends unknown or too many details: {sorted(details)}"[:200])
+    if not isinstance(details["variant"], str):
+        raise TypeError(f"the variant is {details['variant']!r}"[:200])
+    sessions = details.get("sessions", 1)
     if type(sessions) is not int or sessions < 1:
-        raise ValueError(f"it says that it has {sessions!r} sessions"[:100])
-    governor = said.get("governor")
+        raise ValueError(f"it reports {sessions!r} sessions"[:100])
+    governor = details.get("governor")
     if governor is not None:
         for name in ("batch", "threads", "admit", "changes"):
             _number(governor[name])
         if not isinstance(governor["variant"], str):
             raise TypeError("the governor's variant is no text")
-    rollout = said.pop("rollout", None)
+    rollout = details.pop("rollout", None)
     if rollout is not None:
         for arm in ("current", "candidate"):
             answers, failed = _number(rollout[arm]["answers"]), _number(rollout[arm]["failed"])
@@ -141,7 +141,7 @@ def _check_said(said: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, J
             _number(rollout["agreement"])
         if "comparison" in rollout or rollout["agreement"] is not None:
             _check_comparison(rollout["comparison"])
-    return said, rollout
+    return details, rollout
 
 
 def _check_comparison(comparison: dict[str, Any]) -> None:

@@ -1,47 +1,48 @@
-"""The processes of one isolated model: kept alive, standing by, and given up."""
+"""The worker processes of one isolated model: started, watched, restarted, and ended."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.oip.shared_memory import Regions
-from edgekit_runtime.service.worker_wire.messages import Given, Order, TrialWord
+from edgekit_runtime.service.oip.shared_memory import Region, Regions
+from edgekit_runtime.service.worker_wire.messages import HEARTBEAT_S, TrialMessage, WorkerSpec
 from edgekit_runtime.service.worker_wire.snapshots import read_snapshots
-from edgekit_runtime.service.workers.lives import Lives
-from edgekit_runtime.service.workers.metric_sums import Tally
-from edgekit_runtime.service.workers.remote_model import IsolatedLane
-from edgekit_runtime.service.workers.remote_trial import IsolatedTrial
-from edgekit_runtime.service.workers.restart_policy import Crashes
-from edgekit_runtime.service.workers.worker_handle import Worker
+from edgekit_runtime.service.workers.remote_model import Processes, RemoteModel, set_outcome
+from edgekit_runtime.service.workers.restart_policy import End, RestartPolicy
+from edgekit_runtime.service.workers.worker_handle import WorkerHandle
+from edgekit_runtime.service.workers.worker_trial import WorkerTrial
 
-if TYPE_CHECKING:
-    from edgekit_runtime.service.workers.supervisor import Workers
+_RESTART_S: Final = 1.0  # about how long a start takes, for `Retry-After`
+_DRAIN_POLL_S: Final = 0.01
 
-_RESTART_S: Final = 1.0  # about how long a start takes, for who asks when to come again
-_MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
-_MAX_FIRST_REFUSALS: Final = 7  # of the system to let it load; with the waits between them about 8 s
+_EVENTS: Final = {
+    End.CRASH: "its worker is lost",
+    End.REFUSED: "its worker is lost",
+    End.UNAVAILABLE: "its process cannot be started",
+    End.TRAP: "a request ended its worker",
+}
 
 _logger = logging.getLogger(__name__)
 
 
-class IsolatedModel:
-    """Keeps the workers of one model; all on the thread of the loop but `close`.
+class ProcessGroup(Processes):
+    """Keeps the workers of one model running; all on the thread of the loop but `close`.
 
     Attributes:
-        lane: stands for the version in use.
-        lives: its processes.
-        restarts: how often a worker was started after a crash.
+        model: the version in use.
         trial: of a version beside that one, or None.
+        workers: those that run or start; the ready ones are in the order in which they became so.
+        restarts: how often a worker was started again after it was lost.
+        is_ended: whether `end` was called.
     """
 
     def __init__(
@@ -49,48 +50,130 @@ class IsolatedModel:
         http: HttpServer,
         regions: Regions,
         manifest: Manifest,
-        order: Order,
+        spec: WorkerSpec,
         *,
         package: int,
-        workers: "Workers",
+        opened: "Future[RemoteModel]",
+        report_crash: "Callable[[RemoteModel, str, bool], None]",
     ) -> None:
         """Make it; `begin` starts its first worker.
 
         Args:
-            http: whose connections it is lent.
+            http: whose connections the workers are lent.
             regions: shared memory of clients.
             manifest: of the version.
-            order: for each worker.
-            package: descriptor of the package; owned by this.
-            workers: hears of it.
+            spec: of each worker.
+            package: descriptor of the package; owned by the group.
+            opened: gets the model once a worker is ready, or why none can be.
+            report_crash: called with the model, the reason, and whether it crashes again and again.
         """
-        self._http, self._order, self._package = http, order, package
+        self._http, self._regions, self._spec = http, regions, spec
+        self._opened, self._report_crash = opened, report_crash
         self._loop = http.loop
-        self.lives = Lives(self._loop, order.isolation, regions)
-        self.lane = IsolatedLane(self, manifest)
+        self.model = RemoteModel(self, manifest, package)
+        self.trial: WorkerTrial | None = None
+        self.workers: list[WorkerHandle] = []
+        self._ending: list[WorkerHandle] = []
         self.restarts = 0
-        self._workers = workers
-        self._has_started = self._is_over = False
-        self.trial: IsolatedTrial | None = None
-        self._crashes, self._traps = Crashes(), Crashes()
-        self._refusals = 0  # of the system, in a row
+        self._policy = RestartPolicy(spec.isolation)
         self._restart_s = 0.0  # when the next start may be, on the clock of the loop
+        self._is_draining = self.is_ended = False
+        self._heartbeat: asyncio.TimerHandle = self._loop.call_later(HEARTBEAT_S, self._check_heartbeats)
 
     @property
-    def _ready(self) -> list[Worker]:
-        """Those that may be asked: the first `processes` of them answer, and one may stand by."""
-        return [] if self._is_over else self.lives.ready
+    def ready(self) -> list[WorkerHandle]:
+        """The workers that have loaded the model: the first `processes` of them answer, one may stand by."""
+        return [worker for worker in self.workers if worker.is_ready]
 
-    # For its lanes
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended and so have all its processes."""
+        return self.is_ended and all(worker.is_over for worker in self._ending)
+
+    def add_region(self, region: Region) -> None:
+        """Let requests name `region`."""
+        for worker in self.workers:
+            worker.add_region(region)
+
+    def remove_region(self, name: str) -> None:
+        """Forget a region."""
+        for worker in self.workers:
+            worker.remove_region(name)
+
+    def start_trial(self, manifest: Manifest, package: int, opened: "Future[RemoteModel]") -> None:
+        """Try a version in the first worker that is ready.
+
+        Args:
+            manifest: of the version.
+            package: descriptor of its package; owned by the group.
+            opened: gets the version once it is on trial, or why it cannot be.
+        """
+        candidate = RemoteModel(self, manifest, package)
+        if self._is_draining:
+            opened.cancel()
+            candidate.close_package()
+            return
+        gates = self._spec.config.models[self._spec.name].gates
+        deadline_s = self._loop.time() + self._spec.isolation.start_timeout_s
+        self.trial = candidate.trial = WorkerTrial(candidate, self, opened, gates, deadline_s)
+        if ready := self.ready:
+            self.trial.start(ready[0])
+
+    def promote(self, trial: WorkerTrial) -> bool:
+        """Put the candidate in use if its worker still runs, which goes on with it alone."""
+        if self.trial is not trial or trial.worker is None:
+            return False
+        self.trial = None
+        trial.stop()
+        trial.worker.end_trial(trial.version, is_promoted=True)
+        self.model.close_package()
+        self.model = trial.model
+        self._spec = dataclasses.replace(self._spec, package=trial.model.verified)
+        self._end_workers(keep=trial.worker)  # the others have the old version
+        self._fill()
+        return True
+
+    def drop(self, trial: WorkerTrial) -> None:
+        """End the trial without the candidate; does nothing if it is over."""
+        if self.trial is not trial:
+            return
+        if trial.worker is not None:
+            trial.worker.end_trial(trial.version, is_promoted=False)
+        self._forget_trial(trial)
+
+    def begin_stop(self) -> None:
+        """Have the connections back, if a worker was ever ready; else end at once."""
+        if self._opened.done():
+            self.drain(self.model, lambda: None)
+        else:
+            self.end()
+            self._opened.cancel()
+
+    def end(self) -> None:
+        """End all processes at once; the connections that they were lent come back."""
+        if self.is_ended:
+            return
+        if self.trial is not None:
+            self.drop(self.trial)
+        self._is_draining = self.is_ended = True
+        self._heartbeat.cancel()
+        self._end_workers(keep=None)
+        self.model.close_package()
+
+    # As `Processes`
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is under way in any worker."""
-        return all(worker.is_idle for worker in self.lives)
+        return all(worker.is_idle for worker in self.workers)
+
+    def find_first_ready(self) -> WorkerHandle | None:
+        """Return the worker that has been ready for the longest time, or None."""
+        return next(iter(self.ready), None)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker answer the present request of `connection`; see `Worker.lend`."""
-        answering = self._ready[: self._order.isolation.processes]
+        """Let the worker with the fewest connections answer the present request of `connection`."""
+        answering = [] if self._is_draining else self.ready[: self._spec.isolation.processes]
         return any(
             worker.lend(connection, is_default=is_default)
             for worker in sorted(answering, key=attrgetter("lent"))
@@ -98,214 +181,160 @@ class IsolatedModel:
 
     def explain(self) -> UnavailableError:
         """Return why no worker can take a call now."""
-        name = self._order.name
-        if self._ready:
+        name = self._spec.name
+        if self.ready and not self._is_draining:
             return UnavailableError(f"{name}: its process takes no more connections", _RESTART_S)
         left_s = max(0.0, self._restart_s - self._loop.time())
         return UnavailableError(f"{name}: its process ended and is being started again", _RESTART_S + left_s)
 
-    def say(self, tally: Tally) -> dict[str, JsonValue]:
-        """Return what the worker that answers, or the oldest of them, says of a version."""
-        ready = self._ready
-        return tally.said_by(ready[0]) if ready else {}
-
-    def try_beside(
-        self, manifest: Manifest, given: Given, package: int, opened: "Future[IsolatedLane]"
-    ) -> None:
-        """Try a version, see `IsolatedTrial`, in the worker of the one in use, as soon as that answers."""
-        gates = self._order.config.models[self._order.name].gates
-        trial = IsolatedTrial(IsolatedLane(self, manifest), given, package, opened, gates)
-        if self._is_over:
-            trial.close()
-            return
-        self.trial = trial.lane.trial = trial
-        trial.limit(self._loop, self._order.isolation.start_timeout_s, self._check_opened)
-        if ready := self._ready:
-            trial.ask(ready[0])
-
-    def promote(self, lane: IsolatedLane) -> bool:
-        """Let the candidate take over, where it still lives: its worker goes on with it alone."""
-        trial = self.trial
-        if trial is None or trial.lane is not lane or trial.worker is None:
-            return False
-        self.trial = None
-        trial.worker.settle(trial.given.version, is_promoted=True)
-        self.lane, self._package, trial.package = lane, trial.package, self._package
-        self._order = dataclasses.replace(self._order, given=trial.given)
-        trial.close()
-        self.lives.end_all_but(trial.worker)  # which have the old version
-        self._fill()
-        return True
-
-    def drop(self, lane: IsolatedLane) -> None:
-        """Try a candidate no more, if that is what `lane` stands for."""
-        trial = self.trial
-        if trial is None or trial.lane is not lane:
-            return
-        self.trial = None
-        if trial.worker is not None:
-            trial.worker.settle(trial.given.version, is_promoted=False)
-        trial.close()
-
-    def drain(self, lane: IsolatedLane, done: Callable[[], None]) -> None:
-        """Lend no more where this is the version in use; call `done` once all connections have come back."""
-        if lane is not self.lane:
+    def drain(self, model: RemoteModel, done: Callable[[], None]) -> None:
+        """Stop lending if `model` is in use; call `done` once all connections have come back."""
+        if model is not self.model:
             done()
             return
         if self.trial is not None:
-            self.drop(self.trial.lane)
-        self._is_over = True
-        self.lives.retire(done, self._order.config.inference.drain_timeout_s)
+            self.drop(self.trial)
+        self._is_draining = True
+        for worker in self.workers:
+            worker.retire()
+        limit_s = self._spec.config.inference.drain_timeout_s
+        self._await_returns(done, self._loop.time() + limit_s)
 
-    def close(self, lane: IsolatedLane) -> None:
-        """End all processes, where this is the version in use; from any thread."""
-        if lane is self.lane:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, after `Workers.close`
+    def close(self, model: RemoteModel) -> None:
+        """End all processes if `model` is in use; from any thread."""
+        if model is self.model:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
                 self._loop.call_soon_threadsafe(self.end)
 
-    def end(self) -> None:
-        """End all processes at once; what they were lent comes back."""
-        if self._package < 0:
-            return
-        if self.trial is not None:
-            self.drop(self.trial.lane)
-        self._is_over = True
-        self.lives.stop_watching()
-        self.lives.end_all_but(None)
-        os.close(self._package)
-        self._package = -1
-        self._workers.on_end(self)
+    # As the owner of its workers
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it was ended and so have all its processes."""
-        return self._package < 0 and self.lives.is_over
-
-    # What its workers tell
-
-    def on_ready(self, worker: Worker) -> None:
+    def on_ready(self, worker: WorkerHandle) -> None:
         """Let it answer, or stand by."""
-        self.lives.note_ready(worker)
-        self._refusals = 0
-        if self.trial is not None and len(self._ready) == 1:
-            self.trial.ask(worker)
-        if not self._has_started:
-            self._has_started = True
-            self._workers.on_started(self, None)
+        self.workers.remove(worker)
+        self.workers.append(worker)  # behind those that were ready before
+        is_first = not self._policy.has_started
+        self._policy.note_ready()
+        if self.trial is not None and self.trial.worker is None:
+            self.trial.start(worker)
+        if is_first and not set_outcome(self._opened, self.model):
+            self.end()  # no thread waits for it any more
         self._fill()
 
-    def on_snapshots(self, worker: Worker, payload: bytes) -> None:
-        """Take in what it knows of the versions that are of interest here.
+    def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
+        """Take what it knows of its versions.
 
         Raises:
-            ChannelError: it has said something else.
+            ChannelError: it cannot be read.
         """
         snapshots = read_snapshots(payload)
         trial = self.trial
-        if trial is not None and trial.worker is worker and trial.given.version in snapshots:
-            trial.take(snapshots[trial.given.version])
-        own = snapshots.get(self._order.given.version)
+        if trial is not None and trial.worker is worker and trial.version in snapshots:
+            trial.add_snapshot(snapshots[trial.version])
+        own = snapshots.get(self.model.manifest.version)
         if own is not None:
-            self.lane.tally.take(worker, own)
+            self.model.add_snapshot(worker, own)
 
-    def on_word(self, worker: Worker, word: TrialWord) -> None:
-        """Take in what it says of a trial, unless that is over here.
+    def on_trial_message(self, worker: WorkerHandle, message: TrialMessage) -> None:
+        """Act on what it reports of a trial, unless that is over.
 
         Raises:
-            ChannelError: that makes no sense.
+            ChannelError: it makes no sense now.
         """
         trial = self.trial
-        if trial is None or trial.worker is not worker or trial.given.version != word.version:
+        if trial is None or trial.worker is not worker or trial.version != message.version:
             return
-        trial.hear(word)
-        if word.outcome in ("refused", "lacking"):
-            self.trial = None
-            trial.close()
+        trial.handle_message(message)
+        if message.outcome in ("refused", "unavailable"):
+            self._forget_trial(trial)
 
-    def on_end(self, worker: Worker, reason: str) -> None:
-        """Start another, at once after a first crash and later after further ones."""
-        self.lane.tally.keep(worker)
-        lived_s = self.lives.lose(worker)
-        if self._is_over:
+    def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
+        """Start another one, when and if the policy says so."""
+        self.model.remove_worker(worker)
+        self.workers.remove(worker)
+        if self._is_draining:
             return
         self.restarts += 1
         trial = self.trial
         if trial is not None and trial.worker is worker:
-            self.trial = None
             trial.crash(reason)
-            self._restart(Crashes())
-        elif worker.has_lacked:
-            self._take_refusal(reason)
-        elif worker.has_trapped and worker.is_ready:
-            self._take_trap(reason, lived_s)
-        else:
-            self._take_crash(reason, lived_s, is_final=worker.has_refused)
-
-    def _take_crash(self, reason: str, lived_s: float, *, is_final: bool) -> None:
-        self._crashes = self._crashes.after(lived_s, self._order.isolation)
-        what = f"{self.lane.manifest.name} {self.lane.manifest.version}"
-        if not self._has_started and (is_final or self._crashes.count >= _MAX_FIRST_CRASHES):
-            self._workers.on_started(self, BackendError(f"{what}, in its worker: {reason}"))
-            self.end()
-            return
-        _logger.error("%s: its worker is lost: %s", what, reason)
-        if self._has_started:
-            self._workers.on_crash(self, reason, is_loop=self._crashes.is_loop(self._order.isolation))
-        if not self._is_over:
-            self._restart(self._crashes)
-
-    def _take_trap(self, reason: str, lived_s: float) -> None:
-        """Start another: a request divided by what it held, and clients must not get a version rejected."""
-        self._traps = self._traps.after(lived_s, self._order.isolation)
-        manifest = self.lane.manifest
-        _logger.error("%s %s: a request ended its worker: %s", manifest.name, manifest.version, reason)
-        self._restart(self._traps)
-
-    def _restart(self, crashes: Crashes) -> None:
-        delay_s = crashes.delay_s(self._order.isolation)
-        self._restart_s = self._loop.time() + delay_s
-        self._loop.call_later(delay_s, self._fill)
-
-    def _fill(self) -> None:
-        """Start a worker where one is missing and it is time for it."""
-        isolation = self._order.isolation
-        wanted = isolation.processes + isolation.standby if self._has_started else 1
-        is_waiting = self._restart_s > self._loop.time() + 1e-3
-        if len(self.lives) < wanted and not self._is_over and not is_waiting:
-            self.begin()
+            self._forget_trial(trial)
+            end = End.TRIAL
+        self._restart(end, reason, worker.ready_for_s)
 
     def begin(self) -> None:
         """Start a worker; the first one from outside, all others by itself."""
         self._restart_s = 0.0
         try:
-            worker = Worker(self._http, self, self._order, self._package)
+            worker = WorkerHandle(self._http, self, self._spec, self.model.fileno())
         except (OSError, MemoryError, ImportError) as cause:
-            self._loop.call_soon(self._take_refusal, repr(cause))
+            self._loop.call_soon(self._on_start_failed, repr(cause))
             return
-        self.lives.add(worker)
+        self.workers.append(worker)
+        for region in self._regions:
+            worker.add_region(region)
 
-    def _take_refusal(self, reason: str) -> None:
-        """Try again, later each time: what the system lacks for a process says nothing of the version."""
-        if self._is_over:
-            return
-        self._refusals += 1
-        manifest = self.lane.manifest
-        what = f"{manifest.name} {manifest.version}: its process cannot be started: {reason}"
-        if not self._has_started and self._refusals >= _MAX_FIRST_REFUSALS:
-            self._workers.on_started(self, UnavailableError(f"{what}; load it again later", _RESTART_S))
+    def _on_start_failed(self, reason: str) -> None:
+        if not self._is_draining:
+            self._restart(End.UNAVAILABLE, reason)
+
+    def _restart(self, end: End, reason: str, ready_for_s: float = 0.0) -> None:
+        decision = self._policy.decide(end, ready_for_s)
+        what = f"{self.model.manifest.name} {self.model.manifest.version}"
+        if decision.fails_load:
+            text = f"{what}, in its worker: {reason}"
+            is_fault = end is not End.UNAVAILABLE
+            later = UnavailableError(f"{text}; load it again later", _RESTART_S)
+            set_outcome(self._opened, BackendError(text) if is_fault else later)
             self.end()
             return
-        _logger.error("%s", what)
-        self._restart(Crashes(self._crashes.count + self._refusals))
+        if end is not End.TRIAL:
+            _logger.error("%s: %s: %s", what, _EVENTS[end], reason)
+        if end in (End.CRASH, End.REFUSED) and self._policy.has_started:
+            self._report_crash(self.model, reason, decision.is_loop)
+        if not self._is_draining:
+            self._restart_s = self._loop.time() + decision.delay_s
+            self._loop.call_later(decision.delay_s, self._fill)
 
-    def _check_opened(self, trial: IsolatedTrial) -> None:
-        """End a trial that has not begun: its worker hangs, or the version in use has none that lives."""
-        reason = f"it did not load version {trial.given.version} in time"
+    def _fill(self) -> None:
+        """Start a worker if one is missing and may start now."""
+        isolation = self._spec.isolation
+        wanted = isolation.processes + isolation.standby if self._policy.has_started else 1
+        is_waiting = self._restart_s > self._loop.time() + 1e-3
+        if len(self.workers) < wanted and not self._is_draining and not is_waiting:
+            self.begin()
+
+    def _end_workers(self, keep: WorkerHandle | None) -> None:
+        """End all workers but `keep`; none of them calls back."""
+        ended = [worker for worker in self.workers if worker is not keep]
+        self.workers = [] if keep is None else [keep]
+        self._ending = [worker for worker in (*self._ending, *ended) if not worker.is_over]
+        for worker in ended:
+            worker.end()
+
+    def _forget_trial(self, trial: WorkerTrial) -> None:
+        self.trial = None
+        trial.stop()
+        trial.model.close_package()
+
+    def _await_returns(self, done: Callable[[], None], end_s: float) -> None:
+        is_late = self._loop.time() > end_s
+        if is_late:
+            _logger.warning("connections of a worker did not come back in time")
+        if is_late or not any(worker.lent for worker in self.workers):
+            done()
+            return
+        self._loop.call_later(_DRAIN_POLL_S, self._await_returns, done, end_s)
+
+    def _check_heartbeats(self) -> None:
+        """End the workers that hang, and a trial that has not begun in time."""
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._check_heartbeats)
+        for worker in self.workers:
+            worker.check_heartbeat()
+        trial = self.trial
+        if trial is None or trial.is_open or self._loop.time() < trial.deadline_s:
+            return
         if trial.worker is not None:
-            trial.worker.kill(reason)
-        else:  # it was never asked
-            self.trial = None
-            what = f"{self._order.name} {trial.given.version} cannot be tried now"
-            why = "no process of the version in use lives; load it again later"
-            trial.refuse(UnavailableError(f"{what}: {why}", _RESTART_S))
-            trial.close()
+            trial.worker.kill(f"it did not load version {trial.version} in time")
+        else:
+            trial.give_up("no process of the version in use is ready")
+            self._forget_trial(trial)

@@ -1,11 +1,24 @@
-"""When a crashed worker is restarted, and when its version is rejected instead; only decisions."""
+"""When the next worker starts after one has ended, and when its version is given up; only decisions."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from edgekit_runtime.service.options.model import Isolation
 
 _FIRST_DELAY_S: Final = 0.25
+_MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
+_MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time; with the delays about 8 s
+
+
+class End(Enum):
+    """Why a worker ended, or did not start."""
+
+    CRASH = auto()  # also if it hung or broke the protocol
+    REFUSED = auto()  # it reported that the model cannot be loaded
+    UNAVAILABLE = auto()  # the system lacks memory, processes or descriptors; this is no fault of the version
+    TRAP = auto()  # a request made it divide integers so that the processor ended it, see `integer_division`
+    TRIAL = auto()  # the version on trial is blamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +32,11 @@ class Crashes:
     count: int = 0
 
     def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
-        """Return what a further crash makes of it, of a worker that had been ready for `lived_s`."""
+        """Return the count after one more crash, of a worker that had been ready for `lived_s`."""
         return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
 
     def delay_s(self, isolation: Isolation) -> float:
-        """Return how long to wait before the next start: first not at all, then ever longer."""
+        """Return how long to wait before the next start: not at all first, then longer each time."""
         if self.count <= 1:
             return 0.0
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
@@ -31,3 +44,56 @@ class Crashes:
     def is_loop(self, isolation: Isolation) -> bool:
         """Whether the version should be given up."""
         return self.count >= isolation.max_crashes
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDecision:
+    """What follows the end of a worker.
+
+    Attributes:
+        delay_s: before the next start.
+        fails_load: whether the version cannot be loaded, instead of a next start.
+        is_loop: whether the version keeps crashing and is to be rejected.
+    """
+
+    delay_s: float = 0.0
+    fails_load: bool = False
+    is_loop: bool = False
+
+
+class RestartPolicy:
+    """Decides for the workers of one model.
+
+    Attributes:
+        has_started: whether a worker was ever ready.
+    """
+
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation = isolation
+        self._crashes, self._traps = Crashes(), Crashes()
+        self._refusals = 0  # of the system, in a row
+        self.has_started = False
+
+    def note_ready(self) -> None:
+        """Count a worker that has loaded the model."""
+        self.has_started, self._refusals = True, 0
+
+    def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
+        """Return what follows the end of a worker that had been ready for `lived_s`."""
+        isolation, is_first = self._isolation, not self.has_started
+        if end is End.TRIAL:
+            return RestartDecision()
+        if end is End.TRAP:  # never a loop: any client could get a good version rejected
+            self._traps = self._traps.after(lived_s, isolation)
+            return RestartDecision(self._traps.delay_s(isolation))
+        if end is End.UNAVAILABLE:
+            self._refusals += 1
+            delay_s = Crashes(self._crashes.count + self._refusals).delay_s(isolation)
+            return RestartDecision(delay_s, fails_load=is_first and self._refusals >= _MAX_FIRST_REFUSALS)
+        self._crashes = self._crashes.after(lived_s, isolation)
+        is_final = end is End.REFUSED or self._crashes.count >= _MAX_FIRST_CRASHES
+        return RestartDecision(
+            self._crashes.delay_s(isolation),
+            fails_load=is_first and is_final,
+            is_loop=self._crashes.is_loop(isolation),
+        )

@@ -1,6 +1,6 @@
-"""One worker process as the service sees it: started, lent connections, watched, ended.
+"""One worker process as the service uses it: started, lent connections, watched, ended.
 
-What becomes of the connections of a worker that died is decided by what it last said of each, see `leases`.
+Once a worker has ended, its connections are answered or closed by what it last wrote of each, see `lease`.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import socket
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
@@ -23,20 +23,19 @@ from edgekit_runtime.service.oip.shared_memory import Region
 from edgekit_runtime.service.worker_wire.channel import CLOSED, Channel, ChannelError, Kind, Passed
 from edgekit_runtime.service.worker_wire.messages import (
     ENERGY,
+    HEARTBEAT_S,
     INDEX,
     LENT,
     MAX_REASON,
     REGION,
     SETTLED,
-    Given,
-    Order,
-    TrialWord,
-    read_word,
+    TrialMessage,
+    VerifiedPackage,
+    WorkerSpec,
+    read_trial_message,
 )
+from edgekit_runtime.service.workers.restart_policy import End
 from edgekit_runtime.system.child_process import ChildProcess, describe_end
-
-if TYPE_CHECKING:
-    from edgekit_runtime.service.workers.process_group import IsolatedModel
 
 _MODULE: Final = "edgekit_runtime.service.worker"
 _ENDING_S: Final = 2.0  # for a process that has closed its channel
@@ -50,55 +49,80 @@ class _Lent:
     on_close: Callable[[], None] | None
 
 
-class Worker:
+class WorkerOwner(Protocol):
+    """Is called when something happens to a worker; not after `WorkerHandle.end`."""
+
+    def on_ready(self, worker: "WorkerHandle") -> None:
+        """Called once it has loaded its model."""
+
+    def on_snapshots(self, worker: "WorkerHandle", payload: bytes) -> None:
+        """Called with what it knows of its versions, see `read_snapshots`.
+
+        Raises:
+            ChannelError: that cannot be read; it ends the worker.
+        """
+
+    def on_trial_message(self, worker: "WorkerHandle", message: TrialMessage) -> None:
+        """Called with what it reports of a version on trial.
+
+        Raises:
+            ChannelError: that makes no sense now; it ends the worker.
+        """
+
+    def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
+        """Called once the process has ended, last."""
+
+
+class WorkerHandle:
     """One process; all of it on the thread of the loop.
 
     Attributes:
-        silent_s: for how long it has shown no life.
         is_ready: whether it has loaded its model.
         is_over: whether the process has ended.
-        has_refused: whether it said that the model cannot be loaded, in the place of crashing.
-        has_lacked: whether it said that it cannot be loaded now, for want of what the machine has to give.
-        has_trapped: whether the processor ended it for a division, see `traps`.
     """
 
-    def __init__(self, http: HttpServer, owner: "IsolatedModel", order: Order, package: int) -> None:
+    def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
         """Start the process.
 
         Args:
             http: whose connections it is lent.
-            owner: hears of it; nothing after `end` was called.
-            order: what it is to do.
+            owner: is called back.
+            spec: what it is to do.
             package: descriptor of the package; stays the caller's.
 
         Raises:
             OSError: it cannot be started.
         """
-        self._http = http
-        self._owner: IsolatedModel | None = owner
+        self._http, self._isolation = http, spec.isolation
+        self._owner: WorkerOwner | None = owner
         self._loop = http.loop
-        self.silent_s = 0.0
-        self.is_ready = self.has_refused = self.has_lacked = self.has_trapped = False
-        self._is_condemned = self.is_over = False
-        self._reason: str | None = None
-        self._asked: set[str] = set()
+        self._begun_s, self._ready_s = self._loop.time(), 0.0
+        self._silent_s = 0.0
+        self.is_ready = self.is_over = self._is_killed = False
+        self._end, self._reason = End.CRASH, ""
+        self._tried: set[str] = set()  # versions
         self._lent: dict[int, _Lent] = {}
         self._free: list[int] = []
-        self._unused = order.connections
-        table = os.memfd_create("edgekit-leases", os.MFD_CLOEXEC)
+        self._unused = spec.connections
+        leases = os.memfd_create("edgekit-leases", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(table, order.connections)
-            self._states = mmap.mmap(table, order.connections)
-            self._process, near = _start(order, package, table)
+            os.ftruncate(leases, spec.connections)
+            self._states = mmap.mmap(leases, spec.connections)
+            self._process, near = _start(spec, package, leases)
         finally:
-            os.close(table)
-        self._channel = Channel(self._loop, near, self._take, self._on_channel_end)
+            os.close(leases)
+        self._channel = Channel(self._loop, near, self._handle_message, self._on_channel_end)
         self._process.call_at_end(self._loop, self._on_exit)
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def ready_for_s(self) -> float:
+        """For how many seconds it has been ready."""
+        return self._loop.time() - self._ready_s if self.is_ready else 0.0
 
     @property
     def lent(self) -> int:
@@ -115,12 +139,12 @@ class Worker:
 
         Args:
             connection: as `screen` gets it.
-            is_default: whether the model was asked for without a version.
+            is_default: whether the request names no version.
 
         Returns:
-            False, with nothing done, where it can take no more.
+            False, with nothing done, if it can take no more.
         """
-        if self._is_condemned or self._channel.is_full or not (self._free or self._unused):
+        if self._is_killed or self._channel.is_full or not (self._free or self._unused):
             return False
         on_close, connection.on_close = connection.on_close, None
         is_local = connection.is_local
@@ -150,80 +174,95 @@ class Worker:
         """Forget a region."""
         self._channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
-    def try_beside(self, candidate: Given, package: Passed) -> None:
-        """Have it try a version beside the one that it serves.
+    def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
+        """Let it try a version beside the one that it serves.
 
         Args:
             candidate: the package.
             package: its file, which stays the caller's.
         """
-        self._asked.add(candidate.version)
+        self._tried.add(candidate.version)
         self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
-    def settle(self, version: str, *, is_promoted: bool) -> None:
-        """Have it end the trial of `version`, which takes over or goes."""
+    def end_trial(self, version: str, *, is_promoted: bool) -> None:
+        """Let it go on with `version` alone, or without it."""
         self._channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
-    def tell_energy(self, candidate_j: float, current_j: float) -> None:
-        """Tell it what a request took of both versions that it has; see `Watch.add_energy`."""
+    def send_energy(self, candidate_j: float, current_j: float) -> None:
+        """Send the energy of a request to each of its two versions, in joules."""
         self._channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
+    def check_heartbeat(self) -> None:
+        """Kill the process if it hangs or loads for too long; to be called every `HEARTBEAT_S`.
+
+        It counts these calls, not time: if the service itself was stopped, its workers do not hang.
+        """
+        self._silent_s += HEARTBEAT_S
+        isolation = self._isolation
+        if self.is_ready:
+            if self._silent_s > isolation.hang_s:
+                self.kill(f"it sent no heartbeat for {isolation.hang_s:g} s")
+        elif self._loop.time() - self._begun_s > isolation.start_timeout_s:
+            self.kill(f"it did not load the model within {isolation.start_timeout_s:g} s")
+
     def kill(self, reason: str) -> None:
-        """End the process since it misbehaves; the owner hears `reason`, once it has ended."""
-        self._condemn(reason)
+        """Kill the process; `on_end` gets `reason`. Its connections come back once it surely has ended."""
+        if not self._is_killed:
+            self._is_killed, self._reason = True, reason
+            self._process.kill()
 
     def end(self) -> None:
-        """End the process, and take back what it was lent; the owner hears nothing more."""
+        """Kill the process without calling the owner back."""
         self._owner = None
-        self._condemn(None)
+        self.kill("")
 
-    def _take(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
+    def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
         if descriptors:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ChannelError("it sent descriptors, which no message of a worker has")
-        if kind is Kind.WORKER_BEAT:
-            self.silent_s = 0.0
+        if kind is Kind.WORKER_HEARTBEAT:
+            self._silent_s = 0.0
             if payload and self._owner is not None:
                 self._owner.on_snapshots(self, payload)
         elif kind is Kind.WORKER_RETURNS:
-            _, lent = self._take_lent(payload)
+            _, lent = self._pop_lent(payload)
             self._adopt(lent, payload[INDEX.size :])
         elif kind is Kind.WORKER_CLOSED:
-            self._take_closed(*self._take_lent(payload))
+            self._on_closed(*self._pop_lent(payload))
         elif kind is Kind.WORKER_TRIAL:
-            self._take_word(read_word(payload))
+            self._on_trial_message(read_trial_message(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
-            self.is_ready = True
-            if self._owner is not None and not self._is_condemned:
+            self.is_ready, self._ready_s = True, self._loop.time()
+            if self._owner is not None and not self._is_killed:
                 self._owner.on_ready(self)
-        elif kind in (Kind.WORKER_FAILED, Kind.WORKER_LACKS) and not self.is_ready:
-            self.has_refused, self.has_lacked = kind is Kind.WORKER_FAILED, kind is Kind.WORKER_LACKS
-            self._condemn(payload.decode("utf-8", "replace")[:MAX_REASON])
+        elif kind in (Kind.WORKER_REFUSED, Kind.WORKER_UNAVAILABLE) and not self.is_ready:
+            self._end = End.REFUSED if kind is Kind.WORKER_REFUSED else End.UNAVAILABLE
+            self.kill(payload.decode("utf-8", "replace")[:MAX_REASON])
         else:
-            raise ChannelError(f"it sent a message {kind.name} that has no place here")
+            raise ChannelError(f"it sent a message {kind.name} at the wrong time")
 
-    def _take_word(self, word: TrialWord) -> None:
-        if word.version not in self._asked:
-            raise ChannelError(f"it spoke of version {word.version[:80]}, which it was not asked to try")
-        if self._owner is not None and not self._is_condemned:
-            self._owner.on_word(self, word)
+    def _on_trial_message(self, message: TrialMessage) -> None:
+        if message.version not in self._tried:
+            raise ChannelError(f"it sent a verdict of version {message.version[:80]}, which it does not try")
+        if self._owner is not None and not self._is_killed:
+            self._owner.on_trial_message(self, message)
 
-    def _take_closed(self, index: int, lent: _Lent) -> None:
-        if self._states[index] == HANDED:  # it could not even take it
+    def _on_closed(self, index: int, lent: _Lent) -> None:
+        if self._states[index] == HANDED:  # it had no descriptor for it
             error = UnavailableError("the model's process has no descriptor free; try again", _RETRY_AFTER_S)
             self._adopt(lent).refuse(error)
             return
         _close(lent)
         self._http.take_back(is_local=lent.is_local)
 
-    def _take_lent(self, payload: bytes) -> tuple[int, _Lent]:
+    def _pop_lent(self, payload: bytes) -> tuple[int, _Lent]:
         if len(payload) < INDEX.size:
             raise ChannelError(f"it sent {len(payload)} bytes about a connection")
         (index,) = INDEX.unpack_from(payload)
         lent = self._lent.pop(index, None)
         if lent is None:
-            raise ChannelError(f"it spoke of connection {index}, which it does not have")
+            raise ChannelError(f"it returned connection {index}, which it does not have")
         self._free.append(index)
         return index, lent
 
@@ -236,23 +275,17 @@ class Worker:
             connection.close_when_idle()
         return connection
 
-    def _condemn(self, reason: str | None) -> None:
-        """Kill the process; what it was lent is taken back once it surely does nothing any more."""
-        if self._is_condemned:
-            return
-        self._is_condemned, self._reason = True, reason
-        self._process.kill()
-
     def _on_channel_end(self, reason: str) -> None:
         if reason != CLOSED:
-            self._condemn(reason)
+            self.kill(reason)
         else:  # a process that ends closes its channel just before; how it ended tells more
-            self._loop.call_later(_ENDING_S, self._condemn, reason)
+            self._loop.call_later(_ENDING_S, self.kill, reason)
 
     def _on_exit(self, code: int) -> None:
-        self.is_over = self._is_condemned = True
-        self.has_trapped = code == -signal.SIGFPE
+        self.is_over = self._is_killed = True
         self._channel.receive_rest()
+        if code == -signal.SIGFPE and self.is_ready:
+            self._end = End.TRAP
         self._channel.close()
         self._process.close()
         lent, self._lent = self._lent, {}
@@ -260,7 +293,7 @@ class Worker:
             self._recover(one, self._states[index])
         self._states.close()
         if self._owner is not None:
-            self._owner.on_end(self, self._reason or f"it ended {describe_end(code)}")
+            self._owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
 
     def _recover(self, lent: _Lent, state: int) -> None:
         if state == RESPONDING:
@@ -273,13 +306,13 @@ class Worker:
             connection.refuse(error)
 
 
-def _start(order: Order, package: int, table: int) -> tuple[ChildProcess, socket.socket]:
+def _start(spec: WorkerSpec, package: int, leases: int) -> tuple[ChildProcess, socket.socket]:
     """Return a worker that was started, and this end of its channel.
 
     Args:
-        order: what it is to do.
+        spec: what it is to do.
         package: descriptor of the package.
-        table: descriptor of the memory of the leases.
+        leases: descriptor of their memory.
 
     Raises:
         OSError: it cannot be started.
@@ -287,10 +320,10 @@ def _start(order: Order, package: int, table: int) -> tuple[ChildProcess, socket
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with far, contextlib.ExitStack() as undo:
         undo.enter_context(near)
-        with os.fdopen(os.memfd_create("edgekit-order", os.MFD_CLOEXEC), "w") as file:
-            json.dump(to_plain(order), file)
+        with os.fdopen(os.memfd_create("edgekit-spec", os.MFD_CLOEXEC), "w") as file:
+            json.dump(to_plain(spec), file)
             file.flush()
-            passed = array("i", (file.fileno(), package, table))
+            passed = array("i", (file.fileno(), package, leases))
             near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         process = ChildProcess(_MODULE, output="log", channel=far)
         undo.pop_all()
