@@ -97,9 +97,15 @@ def from_plain(
         if name not in hints:
             raise error(f"{shown}: unknown setting '{name}', known are {', '.join(sorted(hints))}")
         values[name] = _read_value(hints[name], value, (where, name), error)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        has_default = field.default is not field.default_factory  # both are MISSING where there is none
+        if field.init and field.name not in values and not has_default:
+            raise error(f"{shown}: '{field.name}' is missing")
     try:
         return kind(**values)
-    except (ValueError, TypeError) as cause:  # TypeError: a field without a default is missing
+    except error as cause:  # it names the field
+        raise error(f"{where}.{cause}" if where else str(cause)) from cause
+    except ValueError as cause:
         raise error(f"{shown}: {cause}") from cause
 
 
@@ -135,7 +141,10 @@ def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[Edgek
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
         if is_list and isinstance(value, list):
-            return tuple(_read_value(kind, each, place, error) for each in value)
+            return tuple(
+                _read_value(kind, each, (where, f"{name}[{number}]"), error)
+                for number, each in enumerate(value)
+            )
         return value
     checked = _Kind(kind, is_list, allowed or _range_of_unit(name), choices)
     if (expected := checked.find_fault(value)) is not None:

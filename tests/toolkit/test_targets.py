@@ -156,7 +156,7 @@ def test_name_with_dots_does_not_leave_the_folder(own: Path) -> None:
     [
         (b"schema = ", "expected TOML"),
         (b"\xff\xfe", "expected TOML"),
-        (b"", "schema: expected a whole number"),
+        (b"", "schema is None, expected 1"),
     ],
 )
 def test_file_that_is_not_a_target_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -172,33 +172,33 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("schema = 1", "schema = 2", "schema: expected 1, got 2"),
-        (CORES, "", "cpu.cores: expected a table, got nothing"),
-        (CORES, "cores = 4", "cpu.cores: expected a table, got 4"),
+        ("schema = 1", "schema = 2", "schema is 2, expected 1"),
+        (CORES, "", "cpu: 'cores' is missing"),
+        (CORES, "cores = 4", "cpu.cores: expected a table, got int"),
         (
             CORES,
             CORES.replace("4", "-4"),
-            "cpu.cores.value: expected a finite number of at least 0, got -4.0",
+            "cpu.cores: value is -4, expected 0 to 1e+18",
         ),
         (
             CORES,
             CORES.replace("4", "nan"),
-            "cpu.cores.value: expected a finite number of at least 0, got nan",
+            "cpu.cores: value is nan, expected 0 to 1e+18",
         ),
         (
             CORES,
             CORES.replace("4", "inf"),
-            "cpu.cores.value: expected a finite number of at least 0, got inf",
+            "cpu.cores: value is inf, expected 0 to 1e+18",
         ),
         (CORES, CORES.replace("4", "0"), "cpu.cores.value: expected more than 0, got 0"),
-        (CORES, CORES.replace("4", "true"), "cpu.cores.value: expected a number, got True"),
-        (CORES, CORES.replace("4", '"4"'), "cpu.cores.value: expected a number, got '4'"),
-        (CORES, CORES.replace("value = 4, ", ""), "cpu.cores.value: expected a number, got nothing"),
+        (CORES, CORES.replace("4", "true"), "cpu.cores: value is True, expected a number"),
+        (CORES, CORES.replace("4", '"4"'), "cpu.cores: value is '4', expected a number"),
+        (CORES, CORES.replace("value = 4, ", ""), "cpu.cores: 'value' is missing"),
         (CORES, CORES.replace('"1"', '"B"'), "cpu.cores.unit: expected '1', got 'B'"),
         (
             CORES,
             CORES.replace('"datasheet"', '"guess"'),
-            "cpu.cores.status: expected one of datasheet, published, measured, estimated, got 'guess'",
+            "cpu.cores: status is 'guess', expected one of datasheet, published, measured, estimated",
         ),
         (
             CORES,
@@ -210,19 +210,19 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
             CORES.replace('"datasheet"', '"estimated"'),
             "cpu.cores.source: expected a source with `derivation` for a figure with status 'estimated'",
         ),
-        (CORES, CORES.replace("value", "amount"), "cpu.cores.value: expected a number, got nothing"),
+        (CORES, CORES.replace("value", "amount"), "cpu.cores: unknown setting 'amount'"),
         (
             CORES,
             CORES.replace(" }", ", note = 1 }"),
-            "cpu.cores.note: unknown field; known here are source, status, unit, value",
+            "cpu.cores: unknown setting 'note', known are source, status, unit, value",
         ),
         (
             "[cpu]",
             "[cpu]\nsockets = 1",
-            "cpu.sockets: unknown field; known here are clock, cores, isa, model",
+            "cpu: unknown setting 'sockets', known are clock, cores, isa, model",
         ),
-        ('isa = ["neon", "fp16", "dotprod"]', "isa = [1]", "cpu.isa: expected a list of texts, got [1]"),
-        ("per_channel = true", "per_channel = 1", "quantization.per_channel: expected true or false, got 1"),
+        ('isa = ["neon", "fp16", "dotprod"]', "isa = [1]", "cpu: isa is [1], expected a list of strings"),
+        ("per_channel = true", "per_channel = 1", "quantization: per_channel is 1, expected true or false"),
         (
             'form = "asymmetric"\nactivations = "int8"',
             'form = "symmetric"\nactivations = "uint8"',
@@ -246,7 +246,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
         (
             "free = { value = 3000000000",
             "free = { value = 9e9",
-            "memory.free: expected at most total (4294967296.0), got 9000000000.0",
+            "memory.free: expected at most total (4294967296), got 9000000000.0",
         ),
         ("uncertainty = { value = 2", "uncertainty = { value = 0.5", "costs.uncertainty: expected a factor"),
         ('arch = "aarch64"', 'arch = "riscv64"', "arch: expected one of aarch64, x86_64, got 'riscv64'"),

@@ -104,5 +104,5 @@ def _power_modes(target: Target) -> str:
 
 
 def _engines(release: Release) -> str:
-    versions = ", ".join(f"{engine} {version}" for engine, version in release.engines)
+    versions = ", ".join(f"{engine} {version}" for engine, version in sorted(release.engines.items()))
     return f"Python {release.python}; {versions}"

@@ -4,8 +4,9 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import TargetError
 
 Status = Literal["datasheet", "published", "measured", "estimated"]
@@ -51,7 +52,7 @@ class Figure:
         source: key of a `Source` of the same target.
     """
 
-    value: float
+    value: Annotated[float, Range(0, 1e18)]
     unit: str
     status: Status
     source: str

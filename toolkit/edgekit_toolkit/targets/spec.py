@@ -7,7 +7,7 @@ source that it comes from. This module reads no files.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -129,13 +129,13 @@ class Release:
     Attributes:
         name: the vendor's name.
         python: major.minor of the Python that comes with it.
-        engines: (engine, newest version known to install there), sorted by engine.
+        engines: engine to the newest version known to install there.
         source: key of a `Source`.
     """
 
     name: str
     python: str
-    engines: tuple[tuple[str, str], ...]
+    engines: Mapping[str, str]
     source: str
 
     def __post_init__(self) -> None:
