@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import click
 import numpy as np
 
-from edgekit_toolkit.targets import list_targets
+from edgekit_toolkit.targets.loader import list_targets
 from works import CACHE, HERE, WORKS, MissingError
 
 TINY = HERE.parent / "models" / "tiny"

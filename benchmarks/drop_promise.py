@@ -27,7 +27,7 @@ from edgekit_toolkit.samples.source import open_data
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.selection.choice import Measured, choose
 from edgekit_toolkit.selection.confirmation import Accepted, Confirmed, choose_confirmed
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 from works import WORKS, MissingError
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"

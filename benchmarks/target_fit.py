@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.costs.target_model import NodeCost
-from edgekit_toolkit.targets import Precision
+from edgekit_toolkit.targets.spec import Precision
 
 # MobileNet v1, table 1: stride and output channels of each depthwise separable block.
 _V1 = [(1, 64), (2, 128), (1, 128), (2, 256), (1, 256), (2, 512), *[(1, 512)] * 5, (2, 1024), (1, 1024)]

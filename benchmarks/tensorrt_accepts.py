@@ -12,7 +12,7 @@ from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 from edgekit_toolkit.tensorrt.check import ShapeRange, check_tensorrt
 
 ROOT = Path(__file__).resolve().parents[1]

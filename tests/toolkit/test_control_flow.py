@@ -22,7 +22,7 @@ from edgekit_toolkit.onnx_graph.control_flow import (
 from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
 from edgekit_toolkit.passes import fold_constants
 from edgekit_toolkit.quantize.onnx.storage import half_weights
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 
 
 def macs(whole: onnx.ModelProto, dims: dict[str, int] | None = None) -> int:

@@ -12,7 +12,6 @@ from tests.toolkit.package_run import environment, model_of, package, read_only,
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.evaluation.memory_here import estimate_service_bytes, measure_service_bytes
 from edgekit_toolkit.measurement.peak_memory import (
-    MemoryLimits,
     measure_engine_bytes,
     measure_peak_memory,
 )
@@ -84,9 +83,7 @@ def test_time_limit_is_reported():
     feeds = {"x": np.ones((1, 8), np.float32)}
     measure_engine_bytes()  # has its own time limit
     with pytest.raises(BackendError, match=r"longer than 0\.001 s"):
-        measure_peak_memory(
-            matmul_model(8).SerializeToString(), feeds, limits=MemoryLimits(time_limit_s=0.001)
-        )
+        measure_peak_memory(matmul_model(8).SerializeToString(), feeds, time_limit_s=0.001)
 
 
 @linux_only

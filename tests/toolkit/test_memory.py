@@ -17,7 +17,7 @@ from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_peak_mem
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 
 KIB, MIB = 1024, 1024 * 1024
 # As scripts/emulated-python has it.

@@ -23,7 +23,7 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_toolkit.targets import list_targets
+from edgekit_toolkit.targets.loader import list_targets
 
 pytestmark = pytest.mark.usefixtures("home")
 

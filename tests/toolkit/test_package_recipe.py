@@ -36,7 +36,7 @@ from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 
 LABELS, PREPROCESSING = "näh\nfern\n", {"mean": [0.5], "nested": {"b": 1, "a": "é"}}
 

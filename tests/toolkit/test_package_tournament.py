@@ -13,7 +13,7 @@ from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.engine_tournament import search_engines
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = [
     pytest.mark.usefixtures("home"),

@@ -30,7 +30,7 @@ from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
 from edgekit_toolkit.selection.budget import Budget, parse_budget
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 pytest.importorskip("ai_edge_litert")

@@ -8,7 +8,7 @@ from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_toolkit.quantize import ranges
-from edgekit_toolkit.quantize.ranges import Limits, Range, collect
+from edgekit_toolkit.quantize.ranges import Range, collect
 from edgekit_toolkit.samples.generated import Feeds
 
 NAMES = ["x", "c", "r", "p", "s"]
@@ -81,7 +81,7 @@ def test_samples_may_differ_in_size(rng: np.random.Generator) -> None:
 def test_groups_that_a_limit_makes_give_the_same_extremes(group_bytes: int, rng: np.random.Generator) -> None:
     model, samples = conv_model(), images(rng, 3)
     whole = collect(model, NAMES, lambda: iter(samples), threads=1)
-    grouped = collect(model, NAMES, lambda: iter(samples), threads=1, limits=Limits(group_bytes))
+    grouped = collect(model, NAMES, lambda: iter(samples), threads=1, group_bytes=group_bytes)
     assert_same(grouped, {name: (item.low, item.high) for name, item in whole.items()})
 
 
@@ -96,7 +96,7 @@ def test_group_holds_no_more_than_its_limit(rng: np.random.Generator) -> None:
 
     original = ranges.run_session
     with mock.patch.object(ranges, "run_session", run_session):
-        collect(model, NAMES, lambda: iter(samples), threads=1, limits=Limits(2000))
+        collect(model, NAMES, lambda: iter(samples), threads=1, group_bytes=2000)
     # 6 channels of 8 x 8 float32 are 1536 bytes; a tensor alone may be fetched whatever its size.
     assert max(fetched) <= 2000
 

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.targets import (
-    Figure,
-    Source,
-    Target,
-    list_targets,
-    load_target,
-    read_target,
-    user_target_dir,
-)
+from edgekit_toolkit.targets.figures import Figure, Source
+from edgekit_toolkit.targets.loader import list_targets, load_target, read_target, user_target_dir
+from edgekit_toolkit.targets.spec import Target
 
 OURS = (
     "android-arm64",

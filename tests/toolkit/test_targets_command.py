@@ -6,7 +6,7 @@ from tests.toolkit.command_run import invoker
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.commands.targets import command
-from edgekit_toolkit.targets import load_target
+from edgekit_toolkit.targets.loader import load_target
 
 
 @pytest.fixture(autouse=True)

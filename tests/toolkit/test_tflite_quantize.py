@@ -22,7 +22,6 @@ from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.litert.ranges import collect
 from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.quantize.ranges import Limits
 from edgekit_toolkit.quantize.scheme import LITERT
 from edgekit_toolkit.samples.range_trap import find_range_trap
 from edgekit_toolkit.tflite.flatbuffer import constant, operators, pack, parse, schema, tensor_name
@@ -233,7 +232,7 @@ def test_ranges_are_the_extremes_in_any_grouping() -> None:
     prepared = prepare(small_cnn().content())
     names = ["x", "a", "d", "z"]
     whole = collect(prepared, names, lambda: images(5), threads=1)
-    split = collect(prepared, names, lambda: images(5), threads=1, limits=Limits(group_bytes=1))
+    split = collect(prepared, names, lambda: images(5), threads=1, group_bytes=1)
     assert {name: item.whole() for name, item in whole.items()} == {
         name: item.whole() for name, item in split.items()
     }

@@ -13,7 +13,7 @@ from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
 from edgekit_toolkit.pipeline.replay import repeat
-from edgekit_toolkit.targets import load_target, user_target_dir
+from edgekit_toolkit.targets.loader import load_target, user_target_dir
 
 
 def check_alone(ctx: click.Context) -> None:

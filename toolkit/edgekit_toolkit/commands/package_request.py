@@ -16,7 +16,8 @@ from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.samples.media.classes import find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.targets import Target, load_target, user_target_dir
+from edgekit_toolkit.targets.loader import load_target, user_target_dir
+from edgekit_toolkit.targets.spec import Target
 
 # As the manifest takes them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from edgekit_toolkit.targets import Release, Target
+    from edgekit_toolkit.targets.spec import Release, Target
 
 
 @click.command("targets")
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, *, as_json: bool) -> None:
     """List the targets, or show the one called NAME (a name, an alias, or the path of a .toml file)."""
-    from edgekit_toolkit.targets import list_targets, load_target, user_target_dir
+    from edgekit_toolkit.targets.loader import list_targets, load_target, user_target_dir
 
     dirs = [user_target_dir()]
     found = [load_target(name, dirs)] if name else list_targets(dirs)

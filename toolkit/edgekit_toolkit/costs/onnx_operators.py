@@ -26,7 +26,7 @@ from edgekit_toolkit.onnx_graph.control_flow import (
 )
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
-from edgekit_toolkit.targets import Precision
+from edgekit_toolkit.targets.spec import Precision
 
 # Operand positions (data, weight) of the operators whose work is multiply-accumulates.
 _PRODUCTS = {

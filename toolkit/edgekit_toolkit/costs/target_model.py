@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgekit_toolkit.targets import PowerMode, Precision, Target
+from edgekit_toolkit.targets.spec import PowerMode, Precision, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,6 @@ class ModelledCost:
     uncertainty: float
     kernels: int
     status: Literal["modelled"] = "modelled"
-
-    @property
-    def latency_range_s(self) -> tuple[float, float]:
-        """Least and greatest latency that the uncertainty allows."""
-        return self.latency_s / self.uncertainty, self.latency_s * self.uncertainty
 
 
 def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:

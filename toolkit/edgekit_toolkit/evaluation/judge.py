@@ -11,7 +11,7 @@ from edgekit_toolkit.costs.target_model import NodeCost, model_cost
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
 _LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0)
 

@@ -30,7 +30,7 @@ from edgekit_toolkit.measurement.resident_peak import peak_bytes
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
 _NAME: Final = "trivial"
 _CALLS: Final = 5

@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from edgekit_runtime.sessions.ort_products import EXACT_SETTING, saturates
 from edgekit_toolkit.models.model import Model
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
-SATURATING: Final = frozenset({"avx512bw", "avx2"})
-"""Instruction sets with which onnxruntime's sums of two products saturate."""
 # As Linux names them, the fastest for 8-bit products first.
 _X86: Final = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512bw", "avx2", "sse4_1")
 _ARM: Final = ("i8mm", "asimddp", "asimd")

@@ -23,24 +23,9 @@ from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
 
 _MODULE: Final = "edgekit_toolkit.measurement.peak_memory_child"
+_RUNS: Final = 3  # the second can need more than the first
+_TIME_LIMIT_S: Final = 120.0
 _PROC_STATUS = Path("/proc/self/status")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimits:
-    """Bounds of the process in which memory is measured.
-
-    Attributes:
-        runs: inferences; the second can need more than the first.
-        time_limit_s: for the whole process.
-    """
-
-    runs: int = 3
-    time_limit_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.runs < 1 or not self.time_limit_s > 0:
-            raise ValueError(f"expected runs >= 1 and time_limit_s > 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +53,7 @@ def measure_peak_memory(
     engine: Engine = "ort",
     threads: int = 1,
     options: Mapping[str, JsonValue] | None = None,
-    limits: MemoryLimits | None = None,
+    time_limit_s: float = _TIME_LIMIT_S,
 ) -> PeakMemory:
     """Peak memory of a fresh process on this machine that opens `model` with our runtime and runs it.
 
@@ -78,15 +63,14 @@ def measure_peak_memory(
         feeds: input name -> array, one for each input.
         threads: of one inference, at least 1.
         options: as a manifest has them, by default none; onnxruntime only.
-        limits: by default `MemoryLimits()`.
+        time_limit_s: for the whole process.
 
     Raises:
         BackendError: the process died or took too long, or this system has no /proc.
     """
-    limits = limits or MemoryLimits()
     engine_bytes = measure_engine_bytes(engine, threads)
     request = {"engine": engine, "threads": threads, "options": dict(options or {})}
-    return PeakMemory(_peak_bytes(model, feeds, request, limits), engine_bytes)
+    return PeakMemory(_peak_bytes(model, feeds, request, time_limit_s), engine_bytes)
 
 
 def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
@@ -109,7 +93,7 @@ def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
     """
     feeds: Feeds = {"x": np.zeros(1, np.float32)}
     request: dict[str, Any] = {"engine": engine, "threads": threads, "options": {}}
-    return _peak_bytes(trivial_model(engine), feeds, request, MemoryLimits())
+    return _peak_bytes(trivial_model(engine), feeds, request, _TIME_LIMIT_S)
 
 
 def trivial_model(engine: Engine) -> bytes:
@@ -129,12 +113,12 @@ def _peak_bytes(
     model: bytes | Path,
     feeds: Mapping[str, NDArray[Any]],
     request: Mapping[str, Any],
-    limits: MemoryLimits,
+    time_limit_s: float,
 ) -> int:
     if not _PROC_STATUS.exists():
         raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
     try:
-        return _measure_child(model, feeds, request, limits)
+        return _measure_child(model, feeds, request, time_limit_s)
     except OSError as error:
         raise BackendError(
             f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
@@ -145,7 +129,7 @@ def _measure_child(
     model: bytes | Path,
     feeds: Mapping[str, NDArray[Any]],
     request: Mapping[str, Any],
-    limits: MemoryLimits,
+    time_limit_s: float,
 ) -> int:
     with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
         folder = Path(name)
@@ -156,19 +140,17 @@ def _measure_child(
         for index, (input_name, array) in enumerate(feeds.items()):
             paths[input_name] = str(folder / f"{index}.npy")
             np.save(paths[input_name], array, allow_pickle=False)
-        whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": limits.runs}
+        whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": _RUNS}
         (folder / "request.json").write_text(json.dumps(whole), encoding="utf-8")
-        return _run_child(folder / "request.json", limits)
+        return _run_child(folder / "request.json", time_limit_s)
 
 
-def _run_child(request: Path, limits: MemoryLimits) -> int:
+def _run_child(request: Path, time_limit_s: float) -> int:
     with ChildProcess(_MODULE, str(request), folder=request.parent, output="keep") as child:
-        code = child.wait(limits.time_limit_s)
+        code = child.wait(time_limit_s)
         output, last_line = child.output, child.last_line
     if code is None:
-        raise BackendError(
-            f"measuring memory took longer than {limits.time_limit_s:g} s; raise MemoryLimits.time_limit_s"
-        )
+        raise BackendError(f"measuring memory took longer than {time_limit_s:g} s")
     if code < 0:
         how = describe_end(code)
         hint = " (often: out of memory)" if how.endswith("SIGKILL") else ""

@@ -24,7 +24,7 @@ from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.pipeline.run import EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
 _SECONDS: Final = 20.0  # for the tournament, nearly; models of less than a millisecond take 2 to 6
 

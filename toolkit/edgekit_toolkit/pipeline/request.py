@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_toolkit.selection.budget import Budget
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
 # Called with what is done now, how much of it is done and how much there is.
 Progress = Callable[[str, int | None, int | None], None]

@@ -10,7 +10,7 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512, SCHEMES, Scheme
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.targets import Target
+from edgekit_toolkit.targets.spec import Target
 
 # TensorRT takes none of the other forms (docs/reference/tensorrt.md).
 KINDS: Final = {

@@ -6,7 +6,7 @@ activation into memory at once. `clipping` makes narrower ranges of the histogra
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -16,16 +16,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.samples.generated import Feeds
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the collection.
-
-    Attributes:
-        group_bytes: activations fetched in one run of the model.
-    """
-
-    group_bytes: int = 192 << 20
+GROUP_BYTES: Final = 192 << 20  # activations that are fetched in one run of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ def collect(
     samples: Callable[[], Iterable[Feeds]],
     *,
     threads: int,
-    limits: Limits | None = None,
+    group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
     """Return the extremes of the activations `names`; see `activation_reader` and `gather`.
@@ -85,7 +76,7 @@ def collect(
     first = next(iter(samples()), None)
     if first is None:
         raise no_samples()
-    read = activation_reader(model, names, first, threads=threads, limits=limits)
+    read = activation_reader(model, names, first, threads=threads, group_bytes=group_bytes)
     return gather(samples, read, progress, axis=1)
 
 
@@ -95,7 +86,7 @@ def activation_reader(
     first: Feeds,
     *,
     threads: int,
-    limits: Limits | None = None,
+    group_bytes: int = GROUP_BYTES,
 ) -> ReadActivations:
     """Return a call that runs `model` on a sample and yields the activations `names`.
 
@@ -104,14 +95,14 @@ def activation_reader(
         names: activations; graph inputs may be among them.
         first: a sample, on which the sizes of the activations are measured.
         threads: threads of the engine.
-        limits: bounds on memory.
+        group_bytes: of the activations that are fetched in one run.
 
     Raises:
         BackendError: the model does not run on the sample.
     """
     inner = [name for name in names if name not in first]
     sizes = _measured_bytes(model, inner, first, threads)
-    groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
+    groups = split_by_bytes(sizes, group_bytes)
     sessions = [session_for(_with_outputs(model, group), threads=threads) for group in groups]
 
     def values(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:

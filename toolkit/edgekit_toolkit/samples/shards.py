@@ -28,6 +28,8 @@ _LABEL_NAMES: Final = frozenset(
     {"y", "label", "labels", "target", "targets", "class", "classes", "y_true", "ground_truth", "gt"}
 )
 
+_MAX_SAMPLE_BYTES: Final = 1 << 30  # of one input
+
 Arrays = Mapping[str, StoredArray]
 
 
@@ -44,21 +46,6 @@ class Column(Protocol):
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows where `keep` (bool [rows]) holds, or all."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataLimits:
-    """What a data file may ask of memory.
-
-    Attributes:
-        max_sample_bytes: the largest single sample of one input.
-    """
-
-    max_sample_bytes: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        if self.max_sample_bytes < 1:
-            raise ValueError(f"max_sample_bytes must be at least 1, got {self.max_sample_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +93,13 @@ class Shard:
         return next(iter(self.inputs.values())).shape[0]
 
 
-def find_shards(path: Path, inputs: Sequence[TensorSpec], limits: DataLimits) -> list[Shard]:
+def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
     """Return the files under `path`, sorted by name, each checked against the inputs.
 
     Raises:
-        DataError: see `data.open_data`.
+        DataError: see `source.open_data`.
     """
-    shards = [_shard(arrays, names, where, inputs, limits) for where, arrays, names in _found(path, inputs)]
+    shards = [_shard(arrays, names, where, inputs) for where, arrays, names in _found(path, inputs)]
     if len({shard.labels is None for shard in shards}) > 1:
         raise DataError(f"{path}: some files have labels '{LABELS}' and some have none; add or remove them")
     return shards
@@ -176,9 +163,7 @@ def _read(file: Path, wanted: frozenset[str], inputs: Sequence[TensorSpec]) -> t
     return {inputs[0].name: read_npy(file)}, [inputs[0].name]
 
 
-def _shard(
-    arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[TensorSpec], limits: DataLimits
-) -> Shard:
+def _shard(arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[TensorSpec]) -> Shard:
     wanted = _wanted(inputs)
     columns = {}
     for spec in inputs:
@@ -193,7 +178,7 @@ def _shard(
         columns = {name: _one_row(stored) for name, stored in columns.items()}
         labels = _one_row(labels) if labels is not None and labels.shape == () else labels
     for spec in inputs:
-        _check_column(columns[spec.name], spec, spec.shape[1:] if stacked else spec.shape, limits)
+        _check_column(columns[spec.name], spec, spec.shape[1:] if stacked else spec.shape)
     _check_lengths([*columns.values(), *([labels] if labels is not None else [])], labels)
     return Shard(columns, labels)
 
@@ -210,9 +195,7 @@ def _missing(where: Path, name: str, names: Sequence[str], inputs: Sequence[Tens
     return f"{where}: has no array '{name}'{also}, got {got}; the model takes one array an input{hint}"
 
 
-def _check_column(
-    stored: StoredArray, spec: TensorSpec, sample: Sequence[int | str], limits: DataLimits
-) -> None:
+def _check_column(stored: StoredArray, spec: TensorSpec, sample: Sequence[int | str]) -> None:
     expected = DTYPES[spec.dtype]
     if stored.dtype.newbyteorder("=") != expected:
         raise DataError(
@@ -229,10 +212,9 @@ def _check_column(
             f"{stored.where}: has shape {list(stored.shape)}, but input '{spec.name}' takes [{want}] with N"
             f" samples{_layout_hint(row, sample)}"
         )
-    if stored.row_bytes > limits.max_sample_bytes:
+    if stored.row_bytes > _MAX_SAMPLE_BYTES:
         raise DataError(
-            f"{stored.where}: a sample has {stored.row_bytes} bytes, at most {limits.max_sample_bytes} are"
-            " allowed (max_sample_bytes)"
+            f"{stored.where}: a sample has {stored.row_bytes} bytes, at most {_MAX_SAMPLE_BYTES} are allowed"
         )
 
 

@@ -21,7 +21,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding, media_shard
 from edgekit_toolkit.samples.media.files import is_media
-from edgekit_toolkit.samples.shards import Batching, DataLimits, Shard, find_shards
+from edgekit_toolkit.samples.shards import Batching, Shard, find_shards
 
 Batch = tuple[Feeds, NDArray[np.int64] | None]
 Sample = tuple[dict[str, NDArray[Any]], int | None]
@@ -155,7 +155,6 @@ class DataSource:
 def open_data(
     path: Path,
     inputs: Sequence[TensorSpec],
-    limits: DataLimits | None = None,
     *,
     decoding: Decoding | None = None,
 ) -> DataSource:
@@ -164,7 +163,6 @@ def open_data(
     Args:
         path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
         inputs: what the model takes.
-        limits: default: `DataLimits()`.
         decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
@@ -174,7 +172,7 @@ def open_data(
     if is_media(path):
         shards = [media_shard(path, inputs, decoding or Decoding())]
     else:
-        shards = find_shards(path, inputs, limits or DataLimits())
+        shards = find_shards(path, inputs)
     total = sum(len(shard) for shard in shards)
     return DataSource(inputs, shards, np.ones(total, np.bool_))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.quantize.ranges import (
-    Limits,
+    GROUP_BYTES,
     Range,
     ReadActivations,
     gather,
@@ -30,7 +30,7 @@ def collect(
     samples: Callable[[], Iterable[Feeds]],
     *,
     threads: int,
-    limits: Limits | None = None,
+    group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
     """Return the extremes of the activations `names`, of the tensor as a whole; see `activation_reader`.
@@ -39,7 +39,7 @@ def collect(
         DataError: there are no samples, or a value is not finite.
         BackendError: the model does not run on a sample.
     """
-    read = activation_reader(prepared, names, threads=threads, limits=limits)
+    read = activation_reader(prepared, names, threads=threads, group_bytes=group_bytes)
     found = gather(samples, read, progress, axis=None)
     if not found:
         raise no_samples()
@@ -47,7 +47,7 @@ def collect(
 
 
 def activation_reader(
-    prepared: bytes, names: Sequence[str], *, threads: int, limits: Limits | None = None
+    prepared: bytes, names: Sequence[str], *, threads: int, group_bytes: int = GROUP_BYTES
 ) -> ReadActivations:
     """Return a call that runs a model on a sample and yields the activations `names`.
 
@@ -55,11 +55,11 @@ def activation_reader(
         prepared: float model with a name of its own for each tensor.
         names: activations; inputs may be among them.
         threads: of the engine.
-        limits: bounds on memory.
+        group_bytes: of the activations that are fetched in one run.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
-    groups = split_by_bytes(sizes, (limits or Limits()).group_bytes)
+    groups = split_by_bytes(sizes, group_bytes)
     options = LiteRtOptions(threads=threads, float_io=False)
     sessions = [LiteRtSession(_with_outputs(prepared, group), options) for group in groups]
 
