@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,16 +39,6 @@ class RecipeVariant:
     form: Form
     model_sha256: str
     figures: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of this variant."""
-        return {
-            "name": self.name,
-            "backend": self.backend,
-            "form": self.form.to_json(),
-            "model_sha256": self.model_sha256,
-            "figures": dict(self.figures),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,32 +98,9 @@ class Recipe:
 
     def to_bytes(self) -> bytes:
         """Return the recipe as canonical JSON; without variants or disabled rewrites it has no such field."""
-        variants = [variant.to_json() for variant in self.variants]
-        disabled = list(self.disabled_optimizers)
-        return encode_json(
-            {
-                **({"variants": variants} if variants else {}),
-                **({"disabled_optimizers": disabled} if disabled else {}),
-                "format": RECIPE_FORMAT,
-                "name": self.name,
-                "version": self.version,
-                "target": self.target,
-                "backend": self.backend,
-                "source_sha256": self.source_sha256,
-                "batch": self.batch,
-                "dims": dict(self.dims),
-                "steps": [list(step) for step in self.steps],
-                "form": self.form.to_json(),
-                "model_sha256": self.model_sha256,
-                "golden_seed": self.golden_seed,
-                "golden_ranges": {name: list(pair) for name, pair in self.golden_ranges.items()},
-                "budget": dict(self.budget),
-                "figures": dict(self.figures),
-                "labels": self.labels,
-                "preprocessing": None if self.preprocessing is None else dict(self.preprocessing),
-                "tools": dict(self.tools),
-            }
-        )
+        value = _to_json(self) | {"format": RECIPE_FORMAT}
+        value["variants"] = [_to_json(variant) for variant in self.variants]
+        return encode_json({name: item for name, item in value.items() if item or name not in _OPTIONAL})
 
     @property
     def sha256(self) -> str:
@@ -141,7 +108,7 @@ class Recipe:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the recipe, for people to read too.
+        """Write the recipe, indented, so that it can be read.
 
         Raises:
             OutputError: it cannot be written.
@@ -183,7 +150,8 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: format is {found!r}, expected {RECIPE_FORMAT!r}")
     try:
         _check_digest(value)
-        return _parse(value)
+        members = {name: item for name, item in value.items() if name not in {"format", "sha256"}}
+        return _read(Recipe, members)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:  # from encode_json
@@ -196,93 +164,47 @@ def _check_digest(value: Mapping[str, Any]) -> None:
     if value.get("sha256") != made:
         raise RecipeError(
             f"has sha256 {made}, it states {value.get('sha256')}: it was edited or damaged; fetch it again,"
-            " or package the model anew with other options"
+            " or package the model again with other options"
         )
 
 
-class _Members:
-    """The members of one JSON object of a recipe, taken out one by one."""
+def _to_json(record: Recipe | RecipeVariant) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)} | {
+        "form": record.form.to_json()
+    }
 
-    def __init__(self, value: Mapping[str, Any], where: str = "") -> None:
-        self.left = dict(value)
-        self.where = where
 
-    def take(self, name: str, read: Callable[[Any], _T]) -> _T:
-        """Return and remove a member.
+def _read(kind: type[_T], value: Any, where: str = "") -> _T:
+    """Return the record that a JSON object states; an optional field may be missing.
 
-        Raises:
-            RecipeError: it is missing or malformed.
-        """
-        given = name in self.left
+    Raises:
+        RecipeError: a field is missing, malformed or not known.
+    """
+    left, found = dict(_object(value)), {}
+    for name in [field.name for field in fields(kind)]:  # type: ignore[arg-type]  # both kinds are dataclasses
+        if name in _OPTIONAL and name not in left:
+            continue
+        if name not in left:
+            raise RecipeError(f"field '{where}{name}' is missing")
         try:
-            return read(self.left.pop(name))
+            found[name] = _READERS[name](left.pop(name))
         except KeyError as error:
-            missing = f"{name}.{error.args[0]}" if given else name
-            raise RecipeError(f"field '{self.where}{missing}' is missing") from error
+            raise RecipeError(f"field '{where}{name}.{error.args[0]}' is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(f"field '{self.where}{name}' is malformed: {error}") from error
-
-    def check_all_taken(self) -> None:
-        """Raise `RecipeError` when a member is left that nobody knows."""
-        if self.left:
-            raise RecipeError(
-                f"field '{self.where}{min(self.left)}' is not known here; this recipe is of a newer edgekit"
-            )
-
-
-def _parse(value: Mapping[str, Any]) -> Recipe:
-    members = _Members({name: item for name, item in value.items() if name not in {"format", "sha256"}})
-    take = members.take
-    recipe = Recipe(
-        name=take("name", _text),
-        version=take("version", _text),
-        target=take("target", _text),
-        backend=take("backend", _backend),
-        source_sha256=take("source_sha256", _text),
-        batch=take("batch", lambda batch: None if batch is None else _integer(batch, 1)),
-        dims=take("dims", lambda dims: {name: _integer(size, 1) for name, size in dims.items()}),
-        steps=take("steps", lambda steps: tuple((_text(name), _integer(form, 0)) for name, form in steps)),
-        form=take("form", Form.from_json),
-        model_sha256=take("model_sha256", _text),
-        golden_seed=take("golden_seed", lambda seed: _integer(seed, 0)),
-        golden_ranges=take(
-            "golden_ranges",
-            lambda ranges: {name: (_number(low), _number(high)) for name, (low, high) in ranges.items()},
-        ),
-        budget=take("budget", lambda budget: {name: _number(limit) for name, limit in budget.items()}),
-        figures=take("figures", _object),
-        labels=take("labels", lambda labels: None if labels is None else _text(labels)),
-        preprocessing=take("preprocessing", lambda given: None if given is None else _object(given)),
-        tools=take("tools", lambda tools: {name: _text(version) for name, version in tools.items()}),
-        disabled_optimizers=take("disabled_optimizers", lambda names: tuple(_text(name) for name in names))
-        if "disabled_optimizers" in value
-        else (),
-        variants=take("variants", _variants) if "variants" in value else (),
-    )
-    members.check_all_taken()
-    return recipe
+            raise RecipeError(f"field '{where}{name}' is malformed: {error}") from error
+    if left:
+        raise RecipeError(f"field '{where}{min(left)}' is not known here; this recipe is of a newer edgekit")
+    return kind(**found)
 
 
 def _variants(value: Any) -> tuple[RecipeVariant, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_VARIANTS:
         raise ValueError(f"expected a list of 1 to {MAX_VARIANTS} variants")
-    found = []
-    for index, item in enumerate(value):
-        members = _Members(_object(item), f"variants[{index}].")
-        found.append(
-            RecipeVariant(
-                name=members.take("name", _text),
-                backend=members.take("backend", _backend),
-                form=members.take("form", Form.from_json),
-                model_sha256=members.take("model_sha256", _text),
-                figures=members.take("figures", _object),
-            )
-        )
-        members.check_all_taken()
+    found = tuple(_read(RecipeVariant, item, f"variants[{index}].") for index, item in enumerate(value))
     names = [variant.name for variant in found]
     if len(set(names)) < len(names):
         raise ValueError(f"a name stands twice in {', '.join(names)}")
-    return tuple(found)
+    return found
 
 
 def _text(value: Any) -> str:
@@ -313,3 +235,30 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"is {value!r}, expected an object")
     return value
+
+
+def _or_none(read: Callable[[Any], _T]) -> Callable[[Any], _T | None]:
+    return lambda value: None if value is None else read(value)
+
+
+_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
+# How each field of a recipe, and of a variant in it, is read.
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("name", "version", "target", "source_sha256", "model_sha256"), _text),
+    "backend": _backend,
+    "batch": _or_none(lambda batch: _integer(batch, 1)),
+    "dims": lambda dims: {name: _integer(size, 1) for name, size in dims.items()},
+    "steps": lambda steps: tuple((_text(name), _integer(form, 0)) for name, form in steps),
+    "form": Form.from_json,
+    "golden_seed": lambda seed: _integer(seed, 0),
+    "golden_ranges": lambda ranges: {
+        name: (_number(low), _number(high)) for name, (low, high) in ranges.items()
+    },
+    "budget": lambda budget: {name: _number(limit) for name, limit in budget.items()},
+    "figures": _object,
+    "labels": _or_none(_text),
+    "preprocessing": _or_none(_object),
+    "tools": lambda tools: {name: _text(version) for name, version in tools.items()},
+    "disabled_optimizers": lambda names: tuple(_text(name) for name in names),
+    "variants": _variants,
+}
