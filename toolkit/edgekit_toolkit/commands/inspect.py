@@ -110,7 +110,7 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
-    """Return whether nobody can say if the signature is right; one by a known key is right or wrong."""
+    """Return whether the key is not known here, so that the signature cannot be checked."""
     return error.key_id is not None and error.key_id not in trust.key_ids
 
 
@@ -226,7 +226,7 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
 
 
 def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """Figures for people; of `reference`, which holds tables for a device, only that it is there."""
+    """Figures; of `reference`, which holds tables for a device, only that it is there."""
     yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
     if "reference" in figures:
         reference = figures["reference"]

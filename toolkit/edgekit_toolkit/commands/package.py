@@ -141,7 +141,7 @@ def command(
     from edgekit_toolkit.commands.package_request import command_line, read_request
     from edgekit_toolkit.console import open_console
 
-    console = open_console(stderr=as_json)  # with --json only the progress bar is for people
+    console = open_console(stderr=as_json)  # with --json it shows only the progress bar
     try:
         if recipe is None:
             request = read_request(model, options)

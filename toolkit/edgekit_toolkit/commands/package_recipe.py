@@ -22,28 +22,28 @@ def check_alone(ctx: click.Context) -> None:
     Raises:
         click.UsageError: such an option was given.
     """
-    given = [
+    stated = [
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
         and parameter.name not in {"recipe", "target", "out", "key", "as_json"}
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
-    if given:
+    if stated:
         raise click.UsageError(
-            f"--recipe holds what {', '.join(given)} would decide; give it alone (with -o, --key, --json, and"
-            " the recipe's own --target)."
+            f"--recipe holds what {', '.join(stated)} would decide; give it alone (with -o, --key, --json,"
+            " and the recipe's own --target)."
         )
 
 
-def _check_target(given: str | None, recipe: Recipe) -> None:
+def _check_target(target: str | None, recipe: Recipe) -> None:
     """Refuse another target than the recipe's; its file need not be here."""
-    if given in {None, recipe.target}:
+    if target in {None, recipe.target}:
         return
-    name = load_target(str(given), [user_target_dir()]).name
+    name = load_target(str(target), [user_target_dir()]).name
     if name != recipe.target:
         raise click.UsageError(
-            f"the recipe is for target {recipe.target}, --target {given} is {name}; leave out --target, or"
+            f"the recipe is for target {recipe.target}, --target {target} is {name}; leave out --target, or"
             f" leave out --recipe to package for {name}."
         )
 
@@ -57,7 +57,7 @@ def repeat_recipe(
         model: path of the source model.
         path: of the recipe.
         out: folder for the results.
-        console: for people.
+        console: where the outcome is shown.
         target: as the user gave it, or None.
         key: name of the signing key.
         as_json: whether to print JSON.

@@ -42,8 +42,8 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     target = load_target(options["target"], [user_target_dir()])
     if options["power_mode"] is not None:
         target = target.in_mode(options["power_mode"])
-    given = None if options["labels"] is None else read_labels(options["labels"])
-    found = () if given is not None else _class_folders(options)
+    labels = None if options["labels"] is None else read_labels(options["labels"])
+    found = () if labels is not None else _class_folders(options)
     return Request(
         model=model,
         target=target,
@@ -55,7 +55,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         metric=options["metric"],
         batch=options["batch"],
         dims=_dims(options["dims"]),
-        labels="".join(f"{name}\n" for name in found) or given,
+        labels="".join(f"{name}\n" for name in found) or labels,
         labels_from_folders=bool(found),
         preprocessing=None
         if options["preprocessing"] is None
@@ -74,24 +74,24 @@ def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:
     return find_class_names(path for path in paths if path is not None)
 
 
-def _backend(given: str | None, target: Target, model: Path) -> str:
+def _backend(asked: str | None, target: Target, model: Path) -> str:
     """The engine that is asked for, or that the target prefers and that can be packaged for here."""
     known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
-    if given is not None and given not in {*known, "auto"}:
+    if asked is not None and asked not in {*known, "auto"}:
         raise click.BadParameter(
-            f"{target.name} runs {' and '.join(known)}, not {given}", param_hint="--backend"
+            f"{target.name} runs {' and '.join(known)}, not {asked}", param_hint="--backend"
         )
     if is_tflite(model):
-        if "litert" not in known or given == "ort":
+        if "litert" not in known or asked == "ort":
             raise click.BadParameter(
                 f"{model.name} is a .tflite model, which LiteRT runs alone; {target.name} runs"
                 f" {' and '.join(known)}. Give the model as ONNX.", param_hint="--backend",
             )  # fmt: skip
         return "litert"
-    if given == "auto" and "tensorrt" in known:
+    if asked == "auto" and "tensorrt" in known:
         return "tensorrt"  # its contest is held on the device: edgekit-device tournament
-    if given is not None or "tensorrt" in known:
-        return given or "tensorrt"
+    if asked is not None or "tensorrt" in known:
+        return asked or "tensorrt"
     here = engines_here(target)
     if len(here) > 1 and target.backend.default == "ort":
         return "auto"
@@ -99,15 +99,15 @@ def _backend(given: str | None, target: Target, model: Path) -> str:
 
 
 def command_line(ctx: click.Context) -> str:
-    """Return the command as it was given, in the order of its help, with file names in the place of paths.
+    """Return the command with the options in the order of its help, and file names instead of paths.
 
-    A report is passed on: it should not tell how folders and users are called here.
+    A report is passed on: it must not show the names of folders and users.
     """
     parts = ["edgekit", "package", _without_folders(ctx.params["model"])]
     for option in ctx.command.params:
         name = option.name or ""
-        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if not given or not isinstance(option, click.Option):
+        is_stated = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not is_stated or not isinstance(option, click.Option):
             continue
         value = ctx.params[name]
         if option.is_flag:
@@ -128,9 +128,9 @@ def _threads() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
-def _dims(given: tuple[str, ...]) -> dict[str, int]:
+def _dims(items: tuple[str, ...]) -> dict[str, int]:
     dims: dict[str, int] = {}
-    for item in given:
+    for item in items:
         name, equals, size = item.rpartition("=")
         if not equals or not name or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) <= MAX_SIZE:
             raise click.BadParameter(

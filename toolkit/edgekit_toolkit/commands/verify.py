@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.sessions.selftest import OutputCheck, SelfTest
     from edgekit_runtime.trust.trust_store import TrustStore
 
-_OK = ("ok", "green")
-
-
-class _Say(Protocol):
-    """Tells the outcome of one check; a mark is its text and its style."""
-
-    def __call__(self, check: str, detail: str, mark: tuple[str, str] = _OK, /) -> None: ...
+_OK = ("ok", "green")  # a mark and its style
 
 
 @click.command("verify")
@@ -53,24 +47,30 @@ def command(
     from edgekit_runtime.package.evidence import evidence_path, read_evidence
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
 
+    # One line as soon as a check has passed, so that what held before an error is seen.
+    def report(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:
+        if not as_json:
+            from edgekit_toolkit.console import open_console, print_line
+
+            print_line(open_console(), mark, f"{check}:", detail, indent=3)
+
     trust = _choose_trust(key_files, keys_folder)
     with read_package(package, trust) as opened:
-        say = _quiet if as_json else _make_say()
         manifest = opened.manifest
-        say("form and digests", f"{manifest.file_name}, {len(manifest.artifacts)} artifacts")
-        say("signature", f"by the trusted key {opened.key_id}")
+        report("form and digests", f"{manifest.file_name}, {len(manifest.artifacts)} artifacts")
+        report("signature", f"by the trusted key {opened.key_id}")
         evidence = evidence_path(package)
         has_evidence = evidence.exists()
         if has_evidence:
             read_evidence(evidence, package, trust)
-            say("evidence", f"{evidence.name} is about this package, by a trusted key")
+            report("evidence", f"{evidence.name} is about this package, by a trusted key")
         tests = [] if no_self_test else _run_selftests(opened)
         for test in tests:
             of = "" if test.variant == DEFAULT_VARIANT else f"variant {test.variant}: "
             for check in test.checks:
-                say("self-test", of + check.message)
+                report("self-test", of + check.message)
             if test.not_run is not None:
-                say("self-test", f"{of}not run: {test.not_run}", ("--", "yellow"))
+                report("self-test", f"{of}not run: {test.not_run}", ("--", "yellow"))
         if as_json:
             _print_json(opened, evidence if has_evidence else None, None if no_self_test else tests)
 
@@ -85,23 +85,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
     return TrustStore((read_public_key(path) for path in (*key_files, *in_folder)), folder)
 
 
-def _quiet(_check: str, _detail: str, _mark: tuple[str, str] = _OK) -> None:
-    """Say nothing: the outcome is printed as JSON, in one piece."""
-
-
-def _make_say() -> _Say:
-    from edgekit_toolkit.console import open_console, print_line
-
-    console = open_console()
-
-    # One line as soon as a check has passed, so that it is seen what held before an error.
-    def say(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:
-        print_line(console, mark, f"{check}:", detail, indent=3)
-
-    return say
-
-
-class Outcome(NamedTuple):
+class VariantSelfTest(NamedTuple):
     """The self-test of one variant; `not_run` says what is missing for it."""
 
     variant: str
@@ -109,7 +93,7 @@ class Outcome(NamedTuple):
     not_run: str | None = None
 
 
-def _run_selftests(package: OpenedPackage) -> list[Outcome]:
+def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
     """Test every variant whose engine is here.
 
     Raises:
@@ -127,13 +111,13 @@ def _run_selftests(package: OpenedPackage) -> list[Outcome]:
     return outcomes
 
 
-def _try_selftest(package: OpenedPackage, variant: str) -> Outcome:
+def _try_selftest(package: OpenedPackage, variant: str) -> VariantSelfTest:
     from edgekit_runtime.sessions import EngineMissingError
 
     try:
-        return Outcome(variant, _run_selftest(package, variant).checks)
+        return VariantSelfTest(variant, _run_selftest(package, variant).checks)
     except EngineMissingError as error:
-        return Outcome(variant, (), str(error))
+        return VariantSelfTest(variant, (), str(error))
 
 
 def _run_selftest(package: OpenedPackage, variant: str) -> SelfTest:
@@ -155,7 +139,9 @@ def _run_selftest(package: OpenedPackage, variant: str) -> SelfTest:
     return result
 
 
-def _print_json(package: OpenedPackage, evidence: Path | None, tests: Sequence[Outcome] | None) -> None:
+def _print_json(
+    package: OpenedPackage, evidence: Path | None, tests: Sequence[VariantSelfTest] | None
+) -> None:
     import dataclasses
     import json
 

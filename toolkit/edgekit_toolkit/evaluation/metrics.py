@@ -1,11 +1,21 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; an output that is NaN scores 0.
 
 `top1` and `top5` need labels. The others compare with the outputs of the float source model, which says how
-much packaging changed, not how good the model is. One's own are in `own_metrics`, boxes in `detections`.
+much packaging changed, not how good the model is. Boxes are in `detections`.
+
+A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
+with the outputs of each batch and returns a score a sample; with `FUNCTION.whole_set = True` it is called
+with lists of the outputs of all samples, and returns one score.
 """
 
+import hashlib
+import importlib.util
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -35,12 +45,16 @@ class Metric:
         title: how messages and reports call it.
         score: the function.
         needs_labels: whether samples must be labelled.
+        outputs: what the outputs must be, in words.
+        suits: whether outputs are that.
     """
 
     name: str
     title: str
     score: Score
     needs_labels: bool = False
+    outputs: str = "outputs"
+    suits: Callable[[Outputs], bool] = bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +84,7 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric | SetMetr
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
     """
     if name not in METRICS and ":" in name:
-        from edgekit_toolkit.evaluation.user_metric import load_metric
-
-        return load_metric(name)
+        return _load_metric(name)
     if name == "auto":
         name = _choose(outputs, labelled)
     if name not in METRICS:
@@ -82,10 +94,9 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric | SetMetr
         raise DataError(
             f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data"
         )
-    needed, is_suited = _NEEDED[name]
-    if not is_suited(outputs):
+    if not metric.suits(outputs):
         shapes = {key: list(value.shape) for key, value in outputs.items()}
-        raise DataError(f"metric {name!r} needs {needed}; the outputs are {shapes}")
+        raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
     return metric
 
 
@@ -224,29 +235,111 @@ def _mask_overlap(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDAr
     return np.asarray(np.where(union == 0, 1.0, overlap) * finite, np.float64)
 
 
+def _load_metric(name: str) -> Metric | SetMetric:
+    """Return the metric `FILE.py:FUNCTION`.
+
+    Raises:
+        DataError: there is no such file or function, or the file cannot be imported.
+    """
+    file, _, function_name = name.rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        raise DataError(f"metric {name!r}: there is no Python file {file}")
+    title = f"{path.name}:{function_name}"
+    stated = f"{title} (sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]})"
+    function = _import(name, path, function_name)
+
+    def call(*arguments: Any) -> NDArray[np.float64]:
+        try:
+            with redirect_stdout(sys.stderr):  # standard output belongs to --json
+                return np.asarray(function(*arguments), np.float64)
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
+            raise DataError(f"metric {name!r} failed: {error!r}{_place(error, path)}") from error
+
+    def score(outputs: Outputs, reference: Outputs, labels: Labels) -> NDArray[np.float64]:
+        # Copies: a metric that works in place must not change what the next candidate is held against.
+        copies = ({key: value.copy() for key, value in one.items()} for one in (outputs, reference))
+        scores = np.atleast_1d(call(*copies, _copy(labels)))
+        _check(name, scores, "shape [samples]")
+        return scores
+
+    def score_set(outputs: Sequence[Outputs], reference: Sequence[Outputs], labels: Labels) -> float:
+        found = call(outputs, reference, _copy(labels))
+        if found.ndim:
+            raise DataError(f"metric {name!r} returned shape {list(found.shape)}; expected one score 0..1")
+        _check(name, found[np.newaxis], "one for the whole set")
+        return float(found)
+
+    if getattr(function, "whole_set", False):
+        return SetMetric(stated, title, score_set)
+    return Metric(stated, title, score)
+
+
+def _copy(labels: Labels) -> Labels:
+    return None if labels is None else labels.copy()
+
+
+def _import(name: str, path: Path, function: str) -> Callable[..., Any]:
+    module_name = f"edgekit_metric_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise DataError(f"metric {name!r}: {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+        found: Callable[..., Any] = getattr(module, function)
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise DataError(f"metric {name!r}: {error!r}{_place(error, path)} while loading {path}") from error
+    return found
+
+
+def _check(name: str, scores: NDArray[np.float64], expected: str) -> None:
+    is_share = scores.size and np.isfinite(scores).all() and scores.min() >= 0 and scores.max() <= 1
+    if scores.ndim != 1 or not is_share:
+        found = f", values {scores.min()}..{scores.max()}" if scores.size else ""
+        raise DataError(
+            f"metric {name!r} returned shape {list(scores.shape)}{found}; expected scores 0..1, {expected}"
+        )
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """Return file and line of the user's file where an error came from, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f" at {path}:{error.lineno}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) in (path, path.absolute())
+    ]
+    return f" at {path}:{lines[-1]}" if lines else ""
+
+
+def _scores_classes(outputs: Outputs) -> bool:
+    return class_scores(outputs) is not None
+
+
+_CLASSES: Final = "class scores [samples, classes]"
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
-        Metric("top1", "top-1 accuracy", _top(1), needs_labels=True),
-        Metric("top5", "top-5 accuracy", _top(5), needs_labels=True),
-        Metric("agreement", "agreement with the float model", _agreement),
-        Metric("pixel_agreement", "pixels that agree with the float model", _pixel_agreement),
-        Metric("mask_overlap", "mask overlap (IoU) with the float model", _mask_overlap),
-        Metric("detections", "detections (F1) in common with the float model", _detections),
+        Metric("top1", "top-1 accuracy", _top(1), True, _CLASSES, _scores_classes),
+        Metric("top5", "top-5 accuracy", _top(5), True, _CLASSES, _scores_classes),
+        Metric("agreement", "agreement with the float model", _agreement, False, _CLASSES, _scores_classes),
+        Metric(
+            "pixel_agreement", "pixels that agree with the float model", _pixel_agreement,
+            outputs="maps [N, C, H, W] of 2 classes or more", suits=lambda outputs: _channels(outputs) > 1,
+        ),
+        Metric(
+            "mask_overlap", "mask overlap (IoU) with the float model", _mask_overlap,
+            outputs="masks [N, 1, H, W]", suits=lambda outputs: _channels(outputs) == 1,
+        ),
+        Metric(
+            "detections", "detections (F1) in common with the float model", _detections,
+            outputs="decoded boxes [N, A, 4] with scores [N, A, C], or both in one [N, 4 + C, A] in pixels",
+            suits=lambda outputs: has_boxes(list(outputs.values())),
+        ),
         Metric("similarity", "similarity to the float model's outputs", _similarity),
     )
-}
-_CLASSES: Final = ("class scores [samples, classes]", lambda outputs: class_scores(outputs) is not None)
-# Metric -> what its outputs must be, in words and as a test.
-_NEEDED: Final[Mapping[str, tuple[str, Callable[[Outputs], bool]]]] = {
-    "top1": _CLASSES,
-    "top5": _CLASSES,
-    "agreement": _CLASSES,
-    "pixel_agreement": ("maps [N, C, H, W] of 2 classes or more", lambda outputs: _channels(outputs) > 1),
-    "mask_overlap": ("masks [N, 1, H, W]", lambda outputs: _channels(outputs) == 1),
-    "detections": (
-        "decoded boxes [N, A, 4] with scores [N, A, C], or both in one [N, 4 + C, A] in pixels",
-        lambda outputs: has_boxes(list(outputs.values())),
-    ),
-    "similarity": ("outputs", bool),
-}
+}  # fmt: skip

@@ -5,6 +5,7 @@ on samples that chose nothing; `confirmation` holds the rule.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -155,12 +156,11 @@ def score_candidates(
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *(one.run for one in candidates))]
     metric = find_metric(metric_name, runs[0](first[0]), part.labelled)
-    stacked = Batching.of(inputs).stacked
     alone = isinstance(metric, SetMetric) or any(one.alone for one in candidates)
-    judging = _Judging(part, 1 if alone else _batch(first[0]), stacked, progress)
-    if isinstance(metric, SetMetric):
-        return judging.by_set(runs, metric)
-    return judging.by_sample(runs, metric)
+    judging = _Judging(
+        part, 1 if alone else _batch(first[0]), stacked=Batching.of(inputs).stacked, progress=progress
+    )
+    return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
 
 
 def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
@@ -176,14 +176,14 @@ class _Judging:
         batch: samples at once where the model leaves that free.
         stacked: whether samples share a leading axis.
         progress: called with samples done and their number.
-        spoiled: place of a candidate -> output -> samples.
+        spoiled: (place of a candidate, output) -> samples.
     """
 
     part: Part
     batch: int
     stacked: bool
     progress: Callable[[int, int], None]
-    spoiled: dict[int, dict[str, int]] = field(default_factory=dict)
+    spoiled: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def by_sample(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: Metric) -> Scores:
         """Return the means of scores of single samples."""
@@ -206,45 +206,50 @@ class _Judging:
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; the outputs of two models are held at a time."""
+        count = self.part.count
         labels: list[int] = []
         references: list[Outputs] = []
-        for feeds, given in self.part.stream(1):
-            references += _sample_rows(runs[0](feeds), self._count(feeds))
-            labels += [] if given is None else given.tolist()
-            self.progress(len(references), self.part.count * len(runs))
-        known = np.asarray(labels, np.int64) if self.part.labelled else None
-        parts = _split(len(references), hold_back=not self.part.is_generated)
-        found: list[list[tuple[float, Floats]]] = [[] for _ in parts]
+        parts: list[Places] = []
+        found: list[list[tuple[float, Floats]]] = []
         for place, run in enumerate(runs):
-            outputs = references if place == 0 else self._outputs(run, references, place, len(runs))
+            outputs: list[Outputs] = []
+            for feeds, own_labels in self.part.stream(1):
+                rows = _sample_rows(run(feeds), self._count(feeds))
+                if place:
+                    for row, reference in zip(rows, references[len(outputs) :], strict=False):
+                        self._note_spoiled(place - 1, row, reference, 1)
+                elif own_labels is not None:
+                    labels += own_labels.tolist()
+                outputs += rows
+                self.progress(place * count + len(outputs), count * len(runs))
+            if not place:
+                references = outputs
+                parts = _split(len(references), hold_back=not self.part.is_generated)
+                found = [[] for _ in parts]
+            known = np.asarray(labels, np.int64) if self.part.labelled else None
             for part, entries in zip(parts, found, strict=True):
-                score = _set_score(metric, outputs, references, known, part)
-                entries.append((score(np.arange(len(part))), _set_replicates(metric, score, len(part))))
+                entries.append(_score_set(metric, outputs, references, known, part))
         scores = [_set_scores(len(part), entries) for part, entries in zip(parts, found, strict=True)]
         return Scores(metric, scores[0], scores[1] if scores[1:] else None, self._reasons(len(references)))
-
-    def _outputs(
-        self, run: Callable[[Feeds], Outputs], references: Sequence[Outputs], place: int, models: int
-    ) -> list[Outputs]:
-        outputs: list[Outputs] = []
-        for feeds, _ in self.part.stream(1):
-            rows = _sample_rows(run(feeds), self._count(feeds))
-            for found, reference in zip(rows, references[len(outputs) :], strict=False):
-                self._note_spoiled(place - 1, found, reference, 1)
-            outputs += rows
-            self.progress(place * self.part.count + len(outputs), self.part.count * models)
-        return outputs
 
     def _count(self, feeds: Feeds) -> int:
         return len(next(iter(feeds.values()))) if self.stacked else 1
 
     def _note_spoiled(self, place: int, found: Outputs, reference: Outputs, count: int) -> None:
         for name, rows in _spoiled_rows(found, reference, count).items():
-            counts = self.spoiled.setdefault(place, {})
-            counts[name] = counts.get(name, 0) + rows
+            self.spoiled[place, name] += rows
 
-    def _reasons(self, count: int) -> dict[int, str]:
-        return {place: _reason(counts, count) for place, counts in self.spoiled.items()}
+    def _reasons(self, samples: int) -> dict[int, str]:
+        """Name the output of each spoiled candidate that is wrong on the most samples."""
+        worst: dict[int, tuple[str, int]] = {}
+        for (place, name), count in self.spoiled.items():
+            if place not in worst or count > worst[place][1]:
+                worst[place] = name, count
+        return {
+            place: f"output '{name}' is NaN or infinite on {count} of {samples} evaluation samples, where the"
+            " source model's is finite"
+            for place, (name, count) in worst.items()
+        }
 
 
 def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
@@ -282,9 +287,9 @@ def _checked(scores: Floats, feeds: Feeds, count: int) -> Floats:
         DataError: there are none.
     """
     if not scores.size:
-        given = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise DataError(
-            f"the model's outputs have no rows to score, for inputs of {given}; give samples of the sizes"
+            f"the model's outputs have no rows to score, for inputs of {shapes}; give samples of the sizes"
             " that it is used with (--eval)"
         )
     return scores if scores.size == count else scores.mean(keepdims=True)
@@ -304,23 +309,30 @@ def _sample_rows(outputs: Outputs, count: int) -> list[Outputs]:
         )
     rows: list[Outputs] = []
     for place in range(count):
-        row = {
-            name: (value if count == 1 else value[place : place + 1]).copy()
-            for name, value in outputs.items()
-        }
-        for value in row.values():
+        row = {name: value if count == 1 else value[place : place + 1] for name, value in outputs.items()}
+        copies = {name: value.copy() for name, value in row.items()}
+        for value in copies.values():
             value.flags.writeable = False
-        rows.append(row)
+        rows.append(copies)
     return rows
 
 
-def _set_score(
+def _score_set(
     metric: SetMetric,
     outputs: Sequence[Outputs],
     references: Sequence[Outputs],
     labels: NDArray[np.int64] | None,
     part: Places,
-) -> Callable[[Places], float]:
+) -> tuple[float, Floats]:
+    """Return the score on a part of the samples and on its resamples; NaN where one has no score.
+
+    AUC has none on a resample in which a class was not drawn.
+
+    Raises:
+        DataError: there is none on more than half of the resamples.
+    """
+    errors: list[DataError] = []
+
     def score(drawn: Places) -> float:
         places = part[drawn]
         return metric.score(
@@ -329,17 +341,6 @@ def _set_score(
             None if labels is None else labels[places],
         )
 
-    return score
-
-
-def _set_replicates(metric: SetMetric, score: Callable[[Places], float], count: int) -> Floats:
-    """Return the score on each resample; NaN where it has none, as AUC where a class was not drawn.
-
-    Raises:
-        DataError: on more than half of them.
-    """
-    errors: list[DataError] = []
-
     def score_or_nan(drawn: Places) -> float:
         try:
             return score(drawn)
@@ -347,14 +348,15 @@ def _set_replicates(metric: SetMetric, score: Callable[[Places], float], count: 
             errors.append(error)
             return math.nan
 
-    found = set_replicates(score_or_nan, count)
-    if 2 * len(errors) > len(found):
+    whole, count = score(np.arange(len(part))), len(part)
+    replicates = set_replicates(score_or_nan, count)
+    if 2 * len(errors) > len(replicates):
         raise DataError(
-            f"metric {metric.name!r} has a score on all {count} samples, but on {len(errors)} of {len(found)}"
-            " resamples of them it has none, so its drop has no interval; give more samples. Last:"
-            f" {errors[-1]}"
+            f"metric {metric.name!r} has a score on all {count} samples, but on {len(errors)} of"
+            f" {len(replicates)} resamples of them it has none, so its drop has no interval; give more"
+            f" samples. Last: {errors[-1]}"
         )
-    return found
+    return whole, replicates
 
 
 def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScores:
@@ -377,14 +379,6 @@ def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, i
             alike = got.ndim > 0 and len(got) == count
             rows[name] = int(strange.reshape(count, -1).any(axis=1).sum()) if alike else count
     return rows
-
-
-def _reason(counts: Mapping[str, int], samples: int) -> str:
-    name, most = max(counts.items(), key=lambda item: item[1])
-    return (
-        f"output '{name}' is NaN or infinite on {most} of {samples} evaluation samples, where the source"
-        " model's is finite"
-    )
 
 
 def _batch(feeds: Feeds) -> int:

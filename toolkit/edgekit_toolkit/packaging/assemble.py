@@ -59,9 +59,9 @@ def golden_reference(
         BackendError: the model does not run on them.
     """
     inputs, outputs = floats.specs()
-    given, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
+    golden, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
     names = [spec.name for spec in outputs]
-    return Reference(given, artifacts, feeds, _run(floats, feeds, names))
+    return Reference(golden, artifacts, feeds, _run(floats, feeds, names))
 
 
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:

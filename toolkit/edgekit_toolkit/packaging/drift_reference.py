@@ -65,7 +65,7 @@ class _Seen:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest; None where no sample was given, or none shows anything.
+    """Return `figures.reference` of a manifest; None without samples, or if none shows anything.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
@@ -83,13 +83,13 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
     run = model.open(names, threads=1)
     classes = class_output(outputs)
     answers = None if classes is None else ClassSketch(int(classes.shape[1]))
-    given = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
+    taken = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
     made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
     count, is_certain = 0, True
     step = max(1, calibration.count // _SAMPLES)
     for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
         found = dict(zip(names, run(feeds), strict=True))
-        for name, seen in given.items():
+        for name, seen in taken.items():
             seen.add(feeds[name])
         for name, seen in made.items():
             seen.add(found[name])
@@ -98,7 +98,7 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
                 answers.add(row)
                 is_certain = is_certain and (says_classes or are_probabilities(row))
         count += 1
-    known_inputs = {name: seen.to_json() for name, seen in given.items() if seen.values}
+    known_inputs = {name: seen.to_json() for name, seen in taken.items() if seen.values}
     known_outputs = {name: seen.to_json() for name, seen in made.items() if seen.values}
     if classes is not None and answers is not None and is_certain and any(answers.classes):
         known_outputs[classes.name] = _class_reference(answers)

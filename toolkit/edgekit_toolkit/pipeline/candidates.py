@@ -145,8 +145,8 @@ def find_candidates(
         clock: seconds since any moment.
     """
     end = clock() + time_limit_s
-    name, given = quantizer.source_form()
-    floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(given), decibel(0.0))
+    name, source = quantizer.source_form()
+    floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(source), decibel(0.0))
     found = CandidateSet([floats])
     if (reason := quantizer.why_no_forms()) is not None:
         found.dropped.append(f"all other forms: {reason}")

@@ -147,7 +147,7 @@ def _sizes(
     source: SourceModel[Model], request: Request, decoding: Decoding
 ) -> tuple[dict[str, Size], Ranges]:
     """Sizes of all free dimensions, and the ranges of the inputs' values."""
-    given = dict(request.dims)
+    stated = dict(request.dims)
     path = request.calibration or request.evaluation
     if path is None:
         codes = source.model.input_code_ranges()
@@ -157,19 +157,19 @@ def _sizes(
         first, ranges = read_ranges(path, source.inputs, decoding)
     if not source.model.has_fixed_sizes:
         if request.batch is not None:
-            given.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
+            stated.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
     elif request.batch is not None or set(request.dims) - set(free_dims(source.inputs)):
         raise ModelError(
             f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
             " export the file with the sizes that you want"
         )
-    return settle_sizes(source.model, source.inputs, given, first, ranges), ranges
+    return settle_sizes(source.model, source.inputs, stated, first, ranges), ranges
 
 
 def settle_sizes(
     model: Model,
     inputs: Sequence[TensorSpec],
-    given: Mapping[str, int],
+    stated: Mapping[str, int],
     sample: Feeds | None,
     ranges: Ranges,
 ) -> dict[str, Size]:
@@ -178,14 +178,14 @@ def settle_sizes(
     Args:
         model: an imported model.
         inputs: what it takes.
-        given: sizes that the user states.
+        stated: sizes that the user states.
         sample: the first of the user's samples, or None.
         ranges: as for `generate_feeds`.
 
     Raises:
         ModelError: a size is not known, is of no free dimension, or does not suit the model.
     """
-    found = {name: Size(value, "given") for name, value in given.items()}
+    found = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
     chosen = batch if Batching.of(inputs).stacked else ()  # how many samples are stacked, no sample says
     for spec in inputs:

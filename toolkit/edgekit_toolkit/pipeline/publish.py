@@ -108,7 +108,7 @@ def _check_places(stage: Path, folder: Path) -> None:
 
 
 def _move_files(stage: Path, folder: Path) -> None:
-    # The package last: whoever sees it finds the rest.
+    # The package last: once it is there, so is the rest.
     for path in sorted(stage.iterdir(), key=lambda one: (one.suffix == ".edgepkg", one.name)):
         path.replace(folder / path.name)
 

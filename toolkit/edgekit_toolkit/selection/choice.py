@@ -25,7 +25,7 @@ class Measured:
 
     Attributes:
         id: short name.
-        label: what it is, for people.
+        label: what a report calls it.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
             known is infinite, so that no limit on it is kept.
         latency_uncertainty: factor by which the latency may be off against another candidate's; 1 where it
@@ -77,7 +77,7 @@ class Choice:
         chosen: id, or None where no candidate keeps all limits.
         binding: limits that stand in the way: every candidate that keeps the others exceeds one of these.
         closest: id of the candidate that exceeds its limits least, where none is chosen.
-        reason: one sentence for people.
+        reason: one sentence.
         needed: what would have to change, where none is chosen.
     """
 
@@ -104,8 +104,8 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
         candidates: of all engines, the chosen ones included.
         budget: limits.
     """
-    keeping = [one for one in candidates if not budget.violations(one.figures)]
-    front = [one for one in keeping if not any(_replaces(other, one) for other in keeping)]
+    within = [one for one in candidates if not budget.violations(one.figures)]
+    front = [one for one in within if not any(_replaces(other, one) for other in within)]
     return sorted(
         front, key=lambda one: (*(one.figures[cost] for cost in ("drop", "latency", "size")), one.id)
     )
@@ -134,13 +134,11 @@ def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = Fal
         budget: limits.
         on_gpu: whether the target's engine runs on a GPU, of which this machine's processor says little.
     """
-    keeping = [one for one in candidates if not budget.violations(one.figures)]
-    if len(keeping) == 1:
-        return Choice(
-            keeping[0].id, (), None, f"{keeping[0].label}: the only one that keeps every limit", None
-        )
-    if keeping:
-        fastest, place = _find_fastest(keeping, on_gpu=on_gpu)
+    within = [one for one in candidates if not budget.violations(one.figures)]
+    if len(within) == 1:
+        return Choice(within[0].id, (), None, f"{within[0].label}: the only one that keeps every limit", None)
+    if within:
+        fastest, place = _find_fastest(within, on_gpu=on_gpu)
         best = min(fastest, key=lambda one: (one.figures["size"], one.figures["drop"], one.id))
         return Choice(best.id, (), None, f"{best.label}: within every limit; {place}", None)
     closest = min(candidates, key=lambda one: (budget.excess(one.figures), one.id))
