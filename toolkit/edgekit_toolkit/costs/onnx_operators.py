@@ -79,7 +79,7 @@ def _work(costs: Sequence[NodeCost]) -> tuple[int, int, int]:
 
 
 class _Counter:
-    """Counts the kernels of one graph whose shapes are known."""
+    """Counts the kernels of one graph with known shapes."""
 
     def __init__(
         self, model: onnx.ModelProto, *, float_outputs: bool, static: Set[str] = frozenset()

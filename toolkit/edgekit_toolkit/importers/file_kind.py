@@ -26,7 +26,7 @@ _SIGNATURES: Final = (
     (0, b"\x80\x04", f"a Python pickle; {_TO_ONNX_FROM_TORCH}"),
     (0, b"GGUF", "a GGUF file of language model weights; it has no graph that could be imported"),
     (8, b'{"', "a safetensors file: weights without a graph; export the model they belong to as ONNX"),
-    (0, b"version https://git-lfs", "a Git LFS pointer in the place of the model; run `git lfs pull`"),
+    (0, b"version https://git-lfs", "a Git LFS pointer instead of the model; run `git lfs pull`"),
     (0, b"\x1f\x8b", "gzip-compressed; unpack it first"),
     (0, b"\xff\xd8\xff", f"a JPEG image; {_TO_SAMPLES}"),
     (0, b"\x89PNG\r\n", f"a PNG image; {_TO_SAMPLES}"),
@@ -63,7 +63,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return what a folder in the place of a model is."""
+    """Return what a folder is where a model was expected."""
     if (path / "saved_model.pb").exists():
         return "a TensorFlow SavedModel; export it first: python -m tf2onnx.convert --saved-model"
     return "a folder; give the model file in it"

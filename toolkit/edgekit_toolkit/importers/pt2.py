@@ -1,8 +1,8 @@
 """PyTorch exported programs (`.pt2`) to ONNX, through torch's own exporter in a process of its own.
 
 torch is not needed for anything else, so it is imported there only. It is kept from unpickling objects of
-the file, which could run code; it still evaluates the file's expressions of sizes, so open only programs of
-people whom you trust.
+the file, which could run code; it still evaluates the file's expressions of sizes, so open only programs
+from a source that you trust.
 """
 
 import hashlib

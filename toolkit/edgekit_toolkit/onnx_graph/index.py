@@ -145,7 +145,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
 def replace_nodes(
     graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
 ) -> None:
-    """Put `new` in the place of the last of `old` (in topological order) and drop all of `old`, in place."""
+    """Put `new` where the last of `old` is (in topological order), and drop all of `old`, in place."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
     left = len(gone)

@@ -89,7 +89,7 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
 def _control_flow_types(
     model: onnx.ModelProto, known: Mapping[str, onnx.TypeProto]
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types of what control flow makes, as far as its bodies tell; inference alone has few."""
+    """Return the types of the outputs of control flow that follow from its bodies; inference finds few."""
     graph = model.graph
     types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
     initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -101,7 +101,7 @@ def _control_flow_types(
             made = [body_model(model, node, body, types, initializers) for body in bodies(node)]
             shaped = [with_shapes(one, {}) for one in made]
             found |= output_types(node, shaped, types, initializers)
-        except ModelError:  # not known yet, or never: whoever needs the shape says so
+        except ModelError:  # not known yet, or never: the caller that needs the shape reports it
             continue
     return {name: kind for name, kind in found.items() if name not in known}
 

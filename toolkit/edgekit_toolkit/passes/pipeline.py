@@ -41,7 +41,7 @@ class PassResult:
     """What became of one pass.
 
     Attributes:
-        name: of the pass.
+        name: the pass.
         applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None where the result

@@ -41,7 +41,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fixed_names(main: onnx.GraphProto) -> set[str]:
-    """Names that must stay: outputs of any graph, and names that an inner graph defines anew."""
+    """Names that must stay: outputs of any graph, and names that an inner graph defines again."""
     inner = [graph for graph in graphs(main) if graph is not main]
     names = {value.name for graph in (main, *inner) for value in graph.output}
     for graph in inner:

@@ -36,7 +36,7 @@ def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, 
     """Return the range whose 8-bit codes have the least mean squared error, of shorter and shorter ones.
 
     Args:
-        histogram: of the activation.
+        histogram: the values of one activation.
         symmetric: whether codes reach equally far on both sides of 0.
     """
     edges = _edges(histogram)

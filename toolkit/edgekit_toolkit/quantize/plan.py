@@ -66,7 +66,7 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 
 
 def _precise(index: GraphIndex) -> set[str]:
-    """First outputs of the nodes that stay in float for the sake of those behind them."""
+    """First outputs of the nodes that stay in float because later ones need precise inputs."""
     nodes: list[OperatorNode[str]] = [
         OperatorNode(
             node.op_type,
@@ -153,7 +153,7 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 
 
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
-    """The part of a tensor's range that its readers can tell apart.
+    """The part of a tensor's range in which its readers give different results.
 
     A hard sigmoid alone is the same beyond its two ends; hard-swish x * HardSigmoid(x) is 0 below the lower
     one: nothing is lost where values beyond saturate there.

@@ -41,7 +41,7 @@ class Quantizer(Protocol[M]):
     Attributes:
         model: the float model.
         scheme: the quantized form that the target's engine runs.
-        labels: kinds of forms without a plan, in the order in which they are made, and what people call them.
+        labels: kinds of forms without a plan, in the order in which they are made, with their names.
     """
 
     @property

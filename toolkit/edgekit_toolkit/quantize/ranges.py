@@ -94,7 +94,7 @@ def activation_reader(
         model: float model.
         names: activations; graph inputs may be among them.
         first: a sample, on which the sizes of the activations are measured.
-        threads: threads of the engine.
+        threads: how many the engine uses.
         group_bytes: of the activations that are fetched in one run.
 
     Raises:
@@ -163,7 +163,7 @@ def count_values(
     """Return a histogram of each activation over its range; of one that is constant there is none.
 
     Args:
-        samples: a part of those that the ranges were taken from.
+        samples: some of the samples that gave the ranges.
         read: gives the activations of one sample.
         ranges: (low, high) by name; values beyond count at the ends.
     """

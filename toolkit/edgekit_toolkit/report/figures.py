@@ -1,4 +1,4 @@
-"""Numbers as people read them: units, significant digits, headroom. Shared by the page and the terminal."""
+"""Numbers as text: units, significant digits, headroom. Shared by the page and the terminal."""
 
 import math
 from collections.abc import Iterable, Sequence

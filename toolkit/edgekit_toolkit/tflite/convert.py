@@ -112,7 +112,7 @@ def _refusal(node: Node, refused: RefusedError) -> Refusal:
 def _stand_in(
     node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...] = ()
 ) -> None:
-    """Hold what a refused node would have made, as far as its shape is known; a view is held by its root."""
+    """Add tensors for the outputs of a refused node whose shapes are known; a view is held by its root."""
     for slot, name in enumerate(node.outputs):
         if name and name in graph.shapes and not values.is_held(name):
             form = forms[slot] if forms else plain(len(graph.shapes[name]))

@@ -14,7 +14,7 @@ class Windows:
     """The windows of a convolution or pooling, one entry a spatial axis.
 
     Attributes:
-        sizes: of the input.
+        sizes: the input's sizes.
         kernel: sizes of a window, without dilation.
         strides: steps between windows.
         dilations: steps inside a window.
@@ -58,7 +58,7 @@ def windows(
     """Return the windows with their padding as numbers.
 
     Args:
-        sizes: of the input.
+        sizes: the input's sizes.
         kernel: sizes of a window.
         attributes: of the ONNX node.
         outputs: of the result, as shape inference found them; with `ceil_mode` the last window may lie beyond

@@ -139,7 +139,7 @@ def _steps(fold: _Fold, out: int, channels: int) -> float:
 def _rewrite(
     model: Model, graph: SubGraph, operator: Operator, fold: _Fold, added: dict[str, str]
 ) -> Iterator[Operator]:
-    """Yield what comes in the place of a convolution, whose weights are changed."""
+    """Yield the operators that replace a convolution, whose weights are changed."""
     if operator_name(model, operator) == "DEPTHWISE_CONV_2D":
         _make_dense(model, graph, operator)
     source, made = int(operator.inputs[0]), int(operator.outputs[0])

@@ -58,7 +58,7 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 
 
 def _precise(model: Model) -> set[int]:
-    """First outputs of the operators that stay in float for the sake of those behind them."""
+    """First outputs of the operators that stay in float because later ones need precise inputs."""
     graph = model.subgraphs[0]
     nodes: list[OperatorNode[int]] = [
         OperatorNode(

@@ -77,7 +77,7 @@ def _read(graph: SubGraph) -> set[int]:
 
 
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
-    """Return an equal model with short names inside, and without what only people read.
+    """Return an equal model with short names inside, and without comments.
 
     Args:
         content: what the library made.
@@ -168,7 +168,7 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
 
 
 def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
-    """Give constants the rank of the output, whose scale the library applies to them as it stands."""
+    """Give constants the rank of the output: the library applies the output's scale to them unchanged."""
     rank = len(shape_of(graph.tensors[operator.outputs[0]]))
     for index in operator.inputs:
         tensor = graph.tensors[index]
@@ -177,7 +177,7 @@ def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
 
 
 def _part(model: Model, graph: SubGraph, place: int) -> None:
-    """Let operators read a tensor of their own in the place of an output; the output is a copy of it."""
+    """Let operators read a tensor of their own instead of an output, which becomes a copy of that tensor."""
     output = graph.tensors[place]
     if not is_static(output):
         return

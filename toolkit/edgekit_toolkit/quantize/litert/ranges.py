@@ -54,7 +54,7 @@ def activation_reader(
     Args:
         prepared: float model with a name of its own for each tensor.
         names: activations; inputs may be among them.
-        threads: of the engine.
+        threads: how many the engine uses.
         group_bytes: of the activations that are fetched in one run.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}

@@ -23,7 +23,7 @@ class Emitter:
     """Collects the nodes of the rewritten graph; constants go into the graph at once.
 
     Attributes:
-        nodes: in order; whoever writes the graph appends its own too.
+        nodes: in order; the caller appends its own nodes too.
     """
 
     def __init__(self, index: GraphIndex) -> None:
@@ -55,7 +55,7 @@ class Emitter:
 
         Args:
             codes: what it reads.
-            stem: of its name.
+            stem: what its name begins with.
             axis: of the channels where there is a scale a channel.
             output: name of what it makes, where that is settled.
         """
@@ -96,7 +96,7 @@ class Emitter:
         """Store codes of a constant and dequantize them, once for all equal requests.
 
         Args:
-            name: of the constant.
+            name: what the constant is called in the float model.
             values: its codes.
             params: their scale and zero point.
             axis: of the channels where there is a scale a channel.

@@ -95,7 +95,7 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
 
 
 def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that read a tensor, also in bodies, and those whose bodies give it out."""
+    """Yield the nodes that read a tensor, in their bodies too, and the nodes whose bodies return it."""
     for node in graph.node:
         if name in node.input:
             yield node

@@ -62,7 +62,7 @@ class Room:
 
         Args:
             text: to place.
-            y: of the line.
+            y: where the line is.
             below: which side to try first; where nothing is free it stands at the left end there.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)

@@ -40,7 +40,7 @@ _MAX_SAMPLES: Final = 1 << 28
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the preset that is named, with the other fields in the place of its own.
+    """Return the fields of the named preset, replaced by the other fields where both have them.
 
     Raises:
         DataError: there is no such preset.

@@ -1,4 +1,4 @@
-"""Gelu written out with an error function, of which TFLite has none, becomes its one operator."""
+"""Gelu written out with an error function becomes TFLite's operator: TFLite has no error function."""
 
 import math
 from typing import Final

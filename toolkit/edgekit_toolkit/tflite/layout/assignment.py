@@ -22,7 +22,7 @@ def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, V
     """Return the work form of each node.
 
     Args:
-        graph: of the model.
+        graph: the ONNX model.
         rules: one for each node; None where a node is refused or makes only views.
         views: what `values.find_views` returned.
     """
@@ -59,7 +59,7 @@ class _Plan:
                 self._seen.setdefault(self._root(name), []).append(wanted)
 
     def improve(self, place: int, *, planned: int) -> bool:
-        """Give a node its best form; returns whether it changed. Nodes from `planned` on have none yet."""
+        """Give a node its best form; returns whether it changed. Nodes from `planned` on have no form yet."""
         before = self.forms[place]
         candidates = dict.fromkeys([before, *self._candidates(place)])
         best = min(candidates, key=lambda form: self._cost(place, form, planned))

@@ -74,7 +74,7 @@ def broadcast_form(form: Form, rank: int) -> Form:
 
 
 def without_axes(form: Form, axes: Sequence[int]) -> Form:
-    """Return the form of a tensor from which `axes` have gone: the others are numbered anew."""
+    """Return the form of a tensor without `axes`; the axes that are left get new numbers."""
     return tuple(
         axis if axis == NEW else axis - sum(1 for gone in axes if gone < axis)
         for axis in form

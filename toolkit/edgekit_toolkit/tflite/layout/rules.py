@@ -94,7 +94,7 @@ def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
 
 
 def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, ...]]:
-    """Return how inputs are read of which those of the first one's rank share its form."""
+    """Return how inputs are read: an input with the rank of the first shares its form."""
     ranks = [_rank(graph, name) for name in node.inputs]
     return lambda form: tuple(form if rank == ranks[0] else plain(rank) for rank in ranks)
 

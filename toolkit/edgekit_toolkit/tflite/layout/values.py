@@ -83,7 +83,7 @@ class Values:
     """What is held of the model's values.
 
     Args:
-        graph: of the model.
+        graph: the ONNX model.
         views: what `find_views` returned.
         builder: where tensors and transpositions go.
     """

@@ -77,7 +77,7 @@ def write_gather_nd(step: Step) -> None:
 
 @writes("DepthToSpace", rule=spatial)
 def write_depth_to_space(step: Step) -> None:
-    """Write DEPTH_TO_SPACE, whose channels lie as in ONNX's mode DCR; for CRD they are put so first."""
+    """Write DEPTH_TO_SPACE. It orders channels as ONNX's mode DCR does; for CRD they are reordered first."""
     block, tensor = step.attribute("blocksize"), step.read(0)
     if step.text("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]

@@ -107,7 +107,7 @@ def fully_connected(
         tensor: float32 [..., K].
         weights: float32 [N, K].
         bias: float32 [N], or None for zeros.
-        activation: of the result.
+        activation: the one that the operator applies to its result.
 
     Returns:
         float32 [..., N].

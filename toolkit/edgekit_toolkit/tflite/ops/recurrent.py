@@ -1,6 +1,6 @@
 """LSTM, GRU and plain recurrent layers, written out step by step.
 
-TFLite's own recurrent operators keep their state from one run to the next, and ONNX's start anew in each.
+TFLite's own recurrent operators keep their state from one run to the next, and ONNX's start from zero.
 """
 
 from collections.abc import Sequence

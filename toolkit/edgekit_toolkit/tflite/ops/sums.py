@@ -22,7 +22,7 @@ def emit_reduction(
 
     Args:
         step: being written.
-        kind: of the operator.
+        kind: the operator, by its name in TFLite.
         tensor: any shape.
         axes: held axes, at least one.
         keep: whether they stay as axes of size 1.
