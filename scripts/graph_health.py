@@ -40,7 +40,7 @@ MOST_FILES_OF_FOLDER = {
 BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
 
 # Faults that are known. These numbers only fall.
-ALLOWED = {"folders": 1, "imports": 3, "rings": 11, "classes": 6, "names": 60}
+ALLOWED = {"folders": 0, "imports": 1, "rings": 0, "classes": 6, "names": 16}
 
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:

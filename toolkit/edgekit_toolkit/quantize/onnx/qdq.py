@@ -182,7 +182,7 @@ class _Writer:
         return [name for name in names if name and name not in self.index.initializers]
 
     def _read_codes(self, node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
-        """Let a float node read the output of an integer kernel through a Q/DQ pair: then the kernel fuses."""
+        """Let a float node read the output of an integer kernel through a Q/DQ pair, for fusion."""
         for position, name in enumerate(copy.input):
             if name not in self.produced:
                 continue
