@@ -350,6 +350,7 @@ def profile(folder: Path) -> None:
     import cProfile
     import pstats
 
+    from edgekit_runtime.service.http.connection import Connection
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.options.config import Listen, ServiceConfig
     from edgekit_runtime.service.server import Service
@@ -363,7 +364,7 @@ def profile(folder: Path) -> None:
         service = Service(config, source)
         await service.registry.load_all()
         ours, theirs = socket.socketpair()
-        connection = service.http.adopt(theirs, is_local=True)
+        connection = Connection(service.http, theirs, is_local=True)
         name = service.registry.models.find("small", None).codec.inputs[0].name
         request = record_request(name, x)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.service.http.connection import TICK_S
+from edgekit_runtime.service.http.connection import TICK_S, Connection
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.options.http import HttpLimits
 
@@ -39,9 +39,9 @@ def test_time_in_which_the_loop_was_held_up_counts_against_no_client(monkeypatch
     ignore: Any = None
     server = HttpServer(loop, ignore, ignore, HttpLimits(idle_timeout_s=10.0))
     pairs = [socket.socketpair() for _ in range(2)]
-    before = server.adopt(pairs[0][0], is_local=True)
+    before = Connection(server, pairs[0][0], is_local=True)
     now_s += 30.0
-    after = server.adopt(pairs[1][0], is_local=True)  # in the turn that took so long
+    after = Connection(server, pairs[1][0], is_local=True)  # in the turn that took so long
     loop.go_off()
     assert before.is_open
     assert after.is_open

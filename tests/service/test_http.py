@@ -24,6 +24,7 @@ from tests.service.service_parts import (
 )
 from tests.waiting import wait_for
 
+from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import HeadCache
 from edgekit_runtime.service.options.http import HttpLimits
 
@@ -468,7 +469,7 @@ def test_release_and_adopt_lose_no_byte(linear: Running) -> None:
         if head.path != "/v2/models/linear/infer" or "unread" in state:
             return False
         taken, state["unread"] = connection.release()
-        http.loop.call_later(0.1, lambda: http.adopt(taken, is_local=True, unread=state["unread"]))
+        http.loop.call_later(0.1, lambda: Connection(http, taken, is_local=True).resume(state["unread"]))
         return True
 
     before = http.screen

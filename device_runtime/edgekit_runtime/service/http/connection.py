@@ -70,7 +70,7 @@ def ticks(seconds: float) -> int:
 
 
 class Connection:
-    """A client's connection, from when it is accepted or adopted until it is closed or released.
+    """A client's connection, from when it is accepted or handed over until it is closed or released.
 
     Attributes:
         is_open: whether it was neither closed nor released.
@@ -98,12 +98,22 @@ class Connection:
         connected: socket.socket,
         *,
         is_local: bool,
-        unread: bytes = b"",
         lease: Lease | None = None,
         on_close: Callable[[], None] | None = None,
         on_admit: Callable[[], None] | None = None,
     ) -> None:
-        """Take over `connected`, which must not block; see `HttpServer.adopt`."""
+        """Serve a client.
+
+        Args:
+            owner: the server.
+            connected: a stream socket; owned by the connection from now on.
+            is_local: whether it came over the Unix socket.
+            lease: where to note its state, or None.
+            on_close: called once when it ends here, or None.
+            on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
+                one has passed before.
+        """
+        connected.setblocking(False)
         self._owner = owner
         self._socket = connected
         self.is_open = True
@@ -126,11 +136,9 @@ class Connection:
         limits = owner.limits
         self._set_deadline(limits.idle_timeout_s if on_admit is None else limits.read_timeout_s)
         owner.loop.add_reader(connected.fileno(), self._on_readable)
-        if unread:
-            self._data_received(unread)
 
     def resume(self, unread: bytes) -> None:
-        """Continue with bytes that were received before, of a connection that was adopted without them."""
+        """Continue with what was received and not answered before the connection was handed over."""
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
         self._data_received(unread)

@@ -15,7 +15,6 @@ from typing import Final
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
-from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import HeadCache
 from edgekit_runtime.service.http.response import make_error
 from edgekit_runtime.service.options.http import HttpLimits
@@ -101,45 +100,12 @@ class HttpServer:
 
         Args:
             listener: a listening socket; owned by the server from now on.
-            on_accept: takes each client's socket, which does not block, and hands it to `adopt` later; None
-                for plain HTTP.
+            on_accept: takes each client's socket; None for plain HTTP.
         """
         listener.setblocking(False)
         self._listeners[listener] = on_accept or self._serve
         self._kinds.add(listener.family == socket.AF_UNIX)
         self.loop.add_reader(listener.fileno(), self._accept, listener)
-
-    def adopt(
-        self,
-        connected: socket.socket,
-        *,
-        is_local: bool,
-        unread: bytes = b"",
-        lease: Lease | None = None,
-        on_close: Callable[[], None] | None = None,
-        on_admit: Callable[[], None] | None = None,
-    ) -> Connection:
-        """Serve a connection that was accepted elsewhere.
-
-        Args:
-            connected: a stream socket; owned by the connection from now on.
-            is_local: whether it came over the Unix socket.
-            unread: what was received from it and not answered.
-            lease: where to note its state, or None.
-            on_close: called once when it ends here, or None.
-            on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
-                one has passed before.
-        """
-        connected.setblocking(False)
-        return Connection(
-            self,
-            connected,
-            is_local=is_local,
-            unread=unread,
-            lease=lease,
-            on_close=on_close,
-            on_admit=on_admit,
-        )
 
     def connection_made(self, connection: Connection) -> None:
         """Count a new connection."""
@@ -216,7 +182,6 @@ class HttpServer:
             except OSError as cause:
                 self._refuse_some(listener, cause)
                 return
-            connected.setblocking(False)
             self._listeners[listener](connected)
 
     def _serve(self, connected: socket.socket) -> None:

@@ -12,6 +12,7 @@ import ssl
 from typing import Final
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.server import HttpServer
 
 _READ_BYTES: Final = 64 << 10
@@ -114,7 +115,7 @@ class TlsListener:
                     inner.close()
                 else:
                     on_admit = functools.partial(self._admit, task)
-                    self._http.adopt(inner, is_local=False, on_admit=on_admit)
+                    Connection(self._http, inner, is_local=False, on_admit=on_admit)
                 await _bridge(reader, writer, outer, timeout_s)
         except (OSError, asyncio.TimeoutError) as cause:
             _logger.debug("a TLS connection ended: %s", cause)

@@ -128,7 +128,8 @@ class _Worker:
             return
         connected = socket.socket(fileno=descriptors[0])
         unread = payload[LENT.size :]
-        connection = self._http.adopt(
+        connection = Connection(
+            self._http,
             connected,
             is_local=is_local,
             lease=Lease(self._states, index),

@@ -267,9 +267,8 @@ class WorkerHandle:
         return index, lent
 
     def _adopt(self, lent: _Lent, unread: bytes = b"") -> Connection:
-        connection = self._http.adopt(
-            lent.connected, is_local=lent.is_local, unread=unread, on_close=lent.on_close
-        )
+        connection = Connection(self._http, lent.connected, is_local=lent.is_local, on_close=lent.on_close)
+        connection.resume(unread)
         self._http.take_back(is_local=lent.is_local)
         if self._http.is_draining:
             connection.close_when_idle()
