@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from edgekit_runtime.client.link import ResponseHead
 from edgekit_runtime.client.requests import InferOptions, make_template
-from edgekit_runtime.client.responses import read_response
+from edgekit_runtime.client.responses import ResponseHead, read_response
 from edgekit_runtime.errors import DataError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.infer_request import (

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.client.link import Address, Link, make_request_head
+from edgekit_runtime.client.link import Address, Link
 from edgekit_runtime.client.requests import (
     InferOptions,
     RequestTemplate,
     check_arrays,
     check_timeout,
+    make_request_head,
     make_template,
     token_line,
 )

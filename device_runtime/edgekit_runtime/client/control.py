@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.client.link import Address, Link, Response, make_request_head
+from edgekit_runtime.client.link import Address, Link
+from edgekit_runtime.client.requests import make_request_head
+from edgekit_runtime.client.responses import Response
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
 

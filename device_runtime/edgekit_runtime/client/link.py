@@ -5,18 +5,17 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
+from edgekit_runtime.client.responses import Layout, Response, ResponseHead, parse_head
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.protocol.rest import HEADER_LENGTH
 from edgekit_runtime.tensors import allocate_aligned
 
 _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
-_MAX_KEPT: Final = 64
 _CONTINUE: Final = 100
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 _MAX_PORT: Final = 65_535
@@ -66,48 +65,6 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and int(text[:6]) <= _MAX_PORT
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
-    """What stands before the body of a response.
-
-    Attributes:
-        status: of HTTP.
-        body_bytes: of the body.
-        json_bytes: how much of it is JSON, or None for all.
-        closes: whether the service closes the connection behind it.
-        retry_after_s: when to try again, or None.
-        data: its bytes.
-    """
-
-    status: int
-    body_bytes: int
-    json_bytes: int | None
-    closes: bool
-    retry_after_s: int | None
-    data: bytes
-
-
-Response: TypeAlias = tuple[ResponseHead, memoryview]
-"""Head and body."""
-
-
-def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
-    """Return the head of a request, with the empty line; `fields` are whole lines."""
-    return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
-
-
-class KnownResponse(Protocol):
-    """A response whose beginning is known.
-
-    Attributes:
-        start: its first bytes.
-        size_bytes: of all of it.
-    """
-
-    start: bytes
-    size_bytes: int
-
-
 class Link:
     """A connection that is made when it is needed.
 
@@ -117,7 +74,7 @@ class Link:
     """
 
     __slots__ = (
-        *("_address", "_heads", "_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
+        *("_address", "_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
         *("connection", "memory"),
     )
 
@@ -128,7 +85,6 @@ class Link:
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
-        self._heads: dict[bytes, ResponseHead] = {}
         self._made = self.connection = 0
         self.memory = bytearray(_READ_BYTES)
 
@@ -162,7 +118,7 @@ class Link:
         parts: Sequence[Any],
         size_bytes: int,
         timeout_s: float,
-        known: KnownResponse | None = None,
+        known: Layout | None = None,
         ancillary: Sequence[Any] = (),
     ) -> Any:
         """Send a request and return its `Response`, or None where the service had closed an idle connection.
@@ -235,7 +191,7 @@ class Link:
                 raise ConnectionResetError("the connection ended before an answer")
             data += more
             _check_time(until_s)
-        head = self._parse(data[:end])
+        head = parse_head(data[:end], self._max_body_bytes)
         body = _receive_body(connected, data, end, head, until_s)
         if head.closes:
             self.close()
@@ -254,15 +210,6 @@ class Link:
             connected.settimeout(timeout_s)
             return
         limit_time(connected, timeout_s)
-
-    def _parse(self, data: bytes) -> ResponseHead:
-        head = self._heads.get(data)
-        if head is None:
-            head = _parse_head(data, self._max_body_bytes)
-            if len(self._heads) >= _MAX_KEPT:
-                self._heads.clear()
-            self._heads[data] = head
-        return head
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
@@ -331,30 +278,3 @@ def _receive_body(connected: Any, data: bytes, end: int, head: ResponseHead, unt
 def _check_time(until_s: float) -> None:
     if time.monotonic() > until_s:
         raise TimeoutError("the time for the request is over")
-
-
-def _parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
-    lines = data.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ", 2)
-    if len(words) < 2 or words[0] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].isdecimal():
-        raise ValueError(f"answered with {lines[0][:80]!r}, expected HTTP")
-    fields = {}
-    for line in lines[1:-2]:
-        name, _, value = line.partition(":")
-        fields[name.strip().lower()] = value.strip()
-    length = fields.get("content-length")
-    if length is None and words[1] not in ("100", "204", "304"):
-        raise ValueError("answered without Content-Length, which this client needs")
-    body_bytes = int(length or 0)
-    if not 0 <= body_bytes <= max_body_bytes:
-        raise ValueError(f"answered with {body_bytes} bytes, the limit is {max_body_bytes}")
-    json_bytes = fields.get(HEADER_LENGTH.lower())
-    retry = fields.get("retry-after", "")
-    return ResponseHead(
-        int(words[1]),
-        body_bytes,
-        None if json_bytes is None else int(json_bytes),
-        fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
-        int(retry) if retry.isdecimal() else None,
-        data,
-    )

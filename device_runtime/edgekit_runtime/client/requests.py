@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from edgekit_runtime.client.link import make_request_head
 from edgekit_runtime.client.responses import Layout
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.protocol.infer_request import (
@@ -52,6 +51,11 @@ class InferOptions(NamedTuple):
     version: str | None
     priority: int
     timeout_s: float | None
+
+
+def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
+    """Return the head of a request, with the empty line; `fields` are whole lines."""
+    return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 
 def make_template(

@@ -1,20 +1,78 @@
-"""The service's responses to inference requests: bytes to arrays.
+"""Responses of the service: heads, errors, and the arrays of an inference.
 
-A service repeats its responses but for their values, so the client keeps where the values of the last one
+A service repeats its responses except for the values, so the client keeps where the values of the last one
 stood.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.client.link import ResponseHead
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import InferTensor
 from edgekit_runtime.protocol.infer_response import decode_response
-from edgekit_runtime.protocol.rest import decode_error
+from edgekit_runtime.protocol.rest import HEADER_LENGTH, decode_error
 from edgekit_runtime.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What stands before the body of a response.
+
+    Attributes:
+        status: of HTTP.
+        body_bytes: of the body.
+        json_bytes: how much of it is JSON, or None for all.
+        closes: whether the service closes the connection behind it.
+        retry_after_s: when to try again, or None.
+        data: its bytes.
+    """
+
+    status: int
+    body_bytes: int
+    json_bytes: int | None
+    closes: bool
+    retry_after_s: int | None
+    data: bytes
+
+
+Response: TypeAlias = tuple[ResponseHead, memoryview]
+"""Head and body."""
+
+
+def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
+    """Return the head in `data`, which has a body of at most `max_body_bytes`.
+
+    Raises:
+        ValueError: it is no HTTP, or the body has another length or an unknown one.
+    """
+    lines = data.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ", 2)
+    if len(words) < 2 or words[0] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].isdecimal():
+        raise ValueError(f"answered with {lines[0][:80]!r}, expected HTTP")
+    fields = {}
+    for line in lines[1:-2]:
+        name, _, value = line.partition(":")
+        fields[name.strip().lower()] = value.strip()
+    length = fields.get("content-length")
+    if length is None and words[1] not in ("100", "204", "304"):
+        raise ValueError("answered without Content-Length, which this client needs")
+    body_bytes = int(length or 0)
+    if not 0 <= body_bytes <= max_body_bytes:
+        raise ValueError(f"answered with {body_bytes} bytes, the limit is {max_body_bytes}")
+    json_bytes = fields.get(HEADER_LENGTH.lower())
+    retry = fields.get("retry-after", "")
+    return ResponseHead(
+        int(words[1]),
+        body_bytes,
+        None if json_bytes is None else int(json_bytes),
+        fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0",
+        int(retry) if retry.isdecimal() else None,
+        data,
+    )
 
 
 class Layout:

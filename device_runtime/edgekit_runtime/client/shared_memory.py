@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.client.link import Link, make_request_head
+from edgekit_runtime.client.link import Link
+from edgekit_runtime.client.requests import make_request_head
 from edgekit_runtime.client.responses import make_error
 from edgekit_runtime.errors import DataError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
