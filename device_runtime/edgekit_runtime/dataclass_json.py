@@ -88,25 +88,25 @@ def from_plain(
     Raises:
         error: a field is unknown, of a wrong type or out of its range, or `kind` refuses a value.
     """
-    shown = where or kind.__name__
+    prefix = f"{where}: " if where else ""
     if not isinstance(plain, dict):
-        raise error(f"{shown}: expected a table, got {type(plain).__name__}")
+        raise error(f"{prefix}expected a table, got {type(plain).__name__}")
     hints = _read_hints(kind)  # type: ignore[arg-type]  # classes can be hashed
     values = {}
     for name, value in plain.items():
         if name not in hints:
-            raise error(f"{shown}: unknown setting '{name}', known are {', '.join(sorted(hints))}")
+            raise error(f"{prefix}unknown setting '{name}', known are {', '.join(sorted(hints))}")
         values[name] = _read_value(hints[name], value, (where, name), error)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         has_default = field.default is not field.default_factory  # both are MISSING where there is none
         if field.init and field.name not in values and not has_default:
-            raise error(f"{shown}: '{field.name}' is missing")
+            raise error(f"{prefix}'{field.name}' is missing")
     try:
         return kind(**values)
     except error as cause:  # it names the field
         raise error(f"{where}.{cause}" if where else str(cause)) from cause
     except ValueError as cause:
-        raise error(f"{shown}: {cause}") from cause
+        raise error(f"{prefix}{cause}") from cause
 
 
 @functools.cache
@@ -177,7 +177,7 @@ class _Kind:
             return _TYPE_NAMES[self.type, self.is_list]
         if self.type in (int, float) and not all(each in self.range for each in values):
             return str(self.range)
-        if self.choices and value not in self.choices:
+        if self.choices and not set(values) <= set(self.choices):
             return f"one of {', '.join(self.choices)}"
         if self.type is str and any("\0" in each for each in values):  # the system takes no such path
             return "a string without NUL"

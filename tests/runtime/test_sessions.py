@@ -13,6 +13,7 @@ from edgekit_runtime.errors import BackendError, DataError, SignatureError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import EngineMissingError, open_session
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
@@ -182,16 +183,18 @@ def test_a_model_with_sequences_is_a_backend_error() -> None:
         ({"spinning": 1}, "spinning is 1"),
         ({"arena": 1}, "arena is 1"),
         ({"optimise": None}, "optimise is None"),
-        ({"turbo": True}, r"unknown options \['turbo'\]"),
+        ({"turbo": True}, r"unknown setting 'turbo'"),
     ],
 )
 def test_wrong_options_are_a_backend_error(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        OrtOptions.from_json(options)
+        read_options(OrtOptions, "ort", options)
 
 
 def test_the_given_threads_override_those_of_the_manifest() -> None:
-    assert OrtOptions.from_json({"threads": 4, "spinning": True}, 1) == OrtOptions(1, spinning=True)
+    assert read_options(OrtOptions, "ort", {"threads": 4, "spinning": True}, 1) == OrtOptions(
+        1, spinning=True
+    )
 
 
 def test_open_session_verifies_a_package_and_opens_it(maker: Any, package_path: Path) -> None:

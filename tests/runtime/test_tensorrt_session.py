@@ -15,6 +15,7 @@ from tests.runtime.tensorrt_fakes import Bench, FixedExecutor
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.tensorrt import TensorRtOptions, TensorRtSession, open_on
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 
@@ -366,17 +367,17 @@ def test_inputs_that_do_not_fit_are_refused_whoever_runs(bench: Bench, open_it: 
         ({"precisions": []}, "precisions is"),
         ({"precisions": ["int4"]}, "precisions is"),
         ({"precisions": "int8"}, "precisions is"),
-        ({"shapes": [1]}, "shapes is"),
+        ({"shapes": [1]}, "shapes: expected a table, got list"),
         ({"shapes": {"x": [[1, 4], [1, 4]]}}, "shapes is"),
         ({"shapes": {"x": [[2, 4], [1, 4], [3, 4]]}}, "shapes is"),
         ({"shapes": {"x": [[1], [1, 4], [3, 4]]}}, "shapes is"),
         ({"shapes": {"x": [[0, 4], [1, 4], [3, 4]]}}, "shapes is"),
-        ({"shapes": {"x": [[True], [1], [3]]}}, "shapes is"),
+        ({"shapes": {"x": [[True], [1], [3]]}}, r"shapes: x\[0\] is \[True\]"),
         ({"workspace_bytes": 0}, "workspace_bytes is 0"),
         ({"timing_cache": 1}, "timing_cache is 1"),
-        ({"turbo": 1}, "unknown options"),
+        ({"turbo": 1}, "unknown setting"),
     ],
 )
 def test_wrong_options_are_a_backend_error(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        TensorRtOptions.from_json(options)
+        read_options(TensorRtOptions, "tensorrt", options)

@@ -131,7 +131,7 @@ def test_package_that_asks_for_more_threads_than_a_machine_should_give_is_refuse
     paths = [write(maker, tmp_path, "1.0.0", name="broken", backend=backend), write(maker, tmp_path, "1.0.0")]
     with running(make_config(tmp_path), PackageFiles(paths, maker.trust)) as service:
         assert infer(service).status == 200
-        assert f"threads is {threads}, expected null or 1 to 256" in reason_of(service, "broken")
+        assert f"threads is {threads}, expected 1 to 256" in reason_of(service, "broken")
 
 
 def test_setting_that_onnxruntime_does_not_take_is_a_refusal_of_the_backend(

@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions.options import parse_options, require_count, require_flag, require_names
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
@@ -55,34 +55,14 @@ class OrtOptions:
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
         disabled_optimizers: rewrites of the optimiser that change what this model computes, by onnxruntime's
             names; they are off, beside those that are off for every model (`ort_rewrites`).
-
-    Raises:
-        BackendError: a field has the wrong type or value.
     """
 
-    threads: int | None = None
+    threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
     spinning: bool = False
     arena: bool = True
     optimise: bool = True
     fold_weights: bool = False
-    disabled_optimizers: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        require_count("ort", "threads", self.threads, MAX_THREADS)
-        require_flag("ort", "spinning", self.spinning)
-        require_flag("ort", "arena", self.arena)
-        require_flag("ort", "optimise", self.optimise)
-        require_flag("ort", "fold_weights", self.fold_weights)
-        require_names("ort", "disabled_optimizers", self.disabled_optimizers)
-
-    @classmethod
-    def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "OrtOptions":
-        """Return the options in a manifest, with `threads` instead of theirs unless it is None.
-
-        Raises:
-            BackendError: an option is unknown or wrong.
-        """
-        return parse_options(cls, "ort", options, threads)
+    disabled_optimizers: tuple[str, ...] = ()
 
 
 class OrtSession:
@@ -196,7 +176,7 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
             those of the manifest.
         UnavailableError: there is no descriptor for the model now.
     """
-    options = OrtOptions.from_json(choice.options, threads)
+    options = read_options(OrtOptions, "ort", choice.options, threads)
     session = OrtSession(package.read(choice.artifact), options)
     check_specs(session, package, choice)
     return session

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime import sessions
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.trust import verifier_process  # noqa: F401  # not used here: `open_session` imports it
 from edgekit_toolkit.measurement.resident_peak import peak_bytes
 
@@ -29,7 +30,7 @@ def _open(request: Mapping[str, Any]) -> sessions.Session:
         return LiteRtSession(model, LiteRtOptions(threads=request["threads"]))
     from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
-    return OrtSession(model, OrtOptions.from_json(request["options"], request["threads"]))
+    return OrtSession(model, read_options(OrtOptions, "ort", request["options"], request["threads"]))
 
 
 def _main(request_path: str) -> None:

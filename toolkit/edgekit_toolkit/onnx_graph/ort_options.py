@@ -10,6 +10,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
@@ -51,4 +52,4 @@ def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
 
 def ort_options(model: onnx.ModelProto) -> OrtOptions:
     """Return the options with which onnxruntime runs the model here and on a device."""
-    return OrtOptions.from_json(stated_options(model))
+    return read_options(OrtOptions, "ort", stated_options(model))

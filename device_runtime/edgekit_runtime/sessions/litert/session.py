@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
-from edgekit_runtime.sessions.options import parse_options, require_count, require_flag
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.session import EngineMissingError, check_specs
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -36,28 +36,11 @@ class LiteRtOptions:
         threads: that share one inference; None leaves it to the engine, which takes one.
         xnnpack: whether XNNPACK runs what it can; without it the engine's own kernels do.
         float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
-
-    Raises:
-        BackendError: a field has the wrong type or value.
     """
 
-    threads: int | None = None
+    threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
     xnnpack: bool = True
     float_io: bool = True
-
-    def __post_init__(self) -> None:
-        require_count("litert", "threads", self.threads, MAX_THREADS)
-        require_flag("litert", "xnnpack", self.xnnpack)
-        require_flag("litert", "float_io", self.float_io)
-
-    @classmethod
-    def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "LiteRtOptions":
-        """Return the options in a manifest, with `threads` instead of theirs unless it is None.
-
-        Raises:
-            BackendError: an option is unknown or wrong.
-        """
-        return parse_options(cls, "litert", options, threads)
 
 
 class LiteRtSession:
@@ -181,7 +164,7 @@ def open_litert(package: OpenedPackage, choice: BackendChoice, threads: int | No
         BackendError: an option is wrong, the engine refused the model, or its inputs and outputs are not
             those of the manifest.
     """
-    options = LiteRtOptions.from_json(choice.options, threads)
+    options = read_options(LiteRtOptions, "litert", choice.options, threads)
     try:
         session = LiteRtSession(package.read(choice.artifact), options)
     except EngineMissingError:

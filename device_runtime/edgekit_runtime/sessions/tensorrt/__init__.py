@@ -14,6 +14,7 @@ from types import ModuleType
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.selftest import read_golden
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
 from edgekit_runtime.sessions.tensorrt.build import build_engines
@@ -61,7 +62,7 @@ def open_on(
     machine: Machine, package: OpenedPackage, choice: BackendChoice, threads: int | None
 ) -> TensorRtSession:
     """Return a session on `machine`; see `open_tensorrt`."""
-    options = TensorRtOptions.from_json(choice.options)
+    options = read_options(TensorRtOptions, "tensorrt", choice.options)
     model = bytes(package.read(choice.artifact))
     key = EngineKey(
         model_sha256=hashlib.sha256(model).hexdigest(),

@@ -1,15 +1,16 @@
 """Options of the TensorRT backend."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Final, Literal, get_args
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.options import parse_options, require_count
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.system.machine import MAX_THREADS
 
-PRECISIONS: Final = ("int8", "fp16", "fp32")
+Precision = Literal["int8", "fp16", "fp32"]
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +28,23 @@ class TensorRtOptions:
         threads: unused here; the session that runs until the engine is ready takes it.
 
     Raises:
-        BackendError: a field has the wrong type or value.
+        ValueError: `precisions` is empty, or shapes do not rise.
     """
 
-    precisions: Sequence[str] | None = None
-    shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict, hash=False)
-    workspace_bytes: int | None = None
+    precisions: tuple[Precision, ...] | None = None
+    shapes: Mapping[str, Shapes] = field(default_factory=dict, hash=False)
+    workspace_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
     timing_cache: str | None = None
-    threads: int | None = None
+    threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
 
     def __post_init__(self) -> None:
-        require_count("tensorrt", "workspace_bytes", self.workspace_bytes)
-        require_count("tensorrt", "threads", self.threads, MAX_THREADS)
-        given = self.precisions
-        if given is not None and not (
-            isinstance(given, (list, tuple)) and given and all(name in PRECISIONS for name in given)
-        ):
-            raise BackendError(
-                f"backend 'tensorrt': precisions is {given!r}, expected null or a list out of {PRECISIONS}"
+        if self.precisions == ():
+            raise ValueError(f"precisions is empty, expected null or some of {PRECISIONS}")
+        if not all(map(_is_range, self.shapes.values())):
+            raise ValueError(
+                f"shapes is {self.shapes!r}, expected for each input three shapes of one rank with"
+                " 1 <= smallest <= usual <= largest"
             )
-        if not isinstance(self.shapes, Mapping) or not all(map(_is_range, self.shapes.values())):
-            raise BackendError(
-                f"backend 'tensorrt': shapes is {self.shapes!r}, expected for each input three shapes of one"
-                " rank with 1 <= smallest <= usual <= largest"
-            )
-        if self.timing_cache is not None and not isinstance(self.timing_cache, str):
-            raise BackendError(
-                f"backend 'tensorrt': timing_cache is {self.timing_cache!r}, expected null or an artifact"
-            )
-
-    @classmethod
-    def from_json(cls, options: Mapping[str, JsonValue], threads: int | None = None) -> "TensorRtOptions":
-        """Return the options in a manifest.
-
-        Raises:
-            BackendError: an option is unknown or wrong.
-        """
-        return parse_options(cls, "tensorrt", options, threads)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what decides how the engine comes out."""
@@ -74,11 +55,7 @@ class TensorRtOptions:
         return {"precisions": precisions, "shapes": shapes, "workspace_bytes": self.workspace_bytes}
 
 
-def _is_range(value: Any) -> bool:
-    if not isinstance(value, (list, tuple)) or len(value) != 3:
+def _is_range(shapes: Shapes) -> bool:
+    if len(shapes) != 3 or len({len(shape) for shape in shapes}) != 1:
         return False
-    if not all(isinstance(shape, (list, tuple)) and len(shape) == len(value[0]) for shape in value):
-        return False
-    sizes = list(zip(*value, strict=True))
-    counts = all(isinstance(size, int) and not isinstance(size, bool) for row in sizes for size in row)
-    return counts and all(1 <= low <= usual <= high for low, usual, high in sizes)
+    return all(1 <= low <= usual <= high for low, usual, high in zip(*shapes, strict=True))
