@@ -82,7 +82,7 @@ def test_unloading_a_model_that_hangs_ends_and_is_said(
         assert 'edgekit_swaps_total{model="linear",outcome="hung"} 1' in metrics(service)
         gate.open()
         assert Replies(client).next().binary == Y
-        wait_for(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+        wait_for(lambda: service.call(lambda: not service.service.registry._lifecycle.leaving))
 
 
 @pytest.mark.parametrize("order", ["availability", "resource"])
@@ -142,7 +142,7 @@ def test_memory_of_a_model_that_hangs_still_counts_under_the_cap(
 def held_bytes(service: Running) -> int:
     def count() -> int:
         registry = service.service.registry
-        held = [*registry.models.served(), *registry._keeper.leaving]
+        held = [*registry.models.served(), *registry._lifecycle.leaving]
         return sum(served.loaded.memory_bytes for served in held)
 
     return int(service.call(count))
@@ -389,7 +389,7 @@ def test_clients_that_fight_over_one_model_leave_it_whole(maker: PackageMaker, p
         assert load(service).status == 200
         assert infer(service).binary == Y
         assert service.call(lambda: len(service.service.registry.models.served())) == 1
-        wait_for(lambda: service.call(lambda: not service.service.registry._keeper.leaving))
+        wait_for(lambda: service.call(lambda: not service.service.registry._lifecycle.leaving))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

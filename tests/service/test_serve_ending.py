@@ -19,7 +19,7 @@ from tests.waiting import bounded, wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.package.manifest_entries import BackendChoice
-from edgekit_runtime.service.models import lifecycle
+from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.system.atomic_files import Disk
@@ -79,7 +79,7 @@ class FullDisk(Disk):
 def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_order(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_CONFIRM_AFTER_S", 0.5)
+    monkeypatch.setattr(confirmation, "_CONFIRM_AFTER_S", 0.5)
     disk = FullDisk()
     slots = Slots(tmp_path / "state", maker.trust, disk=disk)
     slots.install(write(maker, tmp_path, "1.0.0"))
@@ -104,7 +104,7 @@ def test_version_that_could_not_be_recorded_as_good_is_when_the_service_ends_in_
 def test_version_is_recorded_as_good_while_another_model_hangs_in_its_load(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "_CONFIRM_AFTER_S", 4.0)
+    monkeypatch.setattr(confirmation, "_CONFIRM_AFTER_S", 4.0)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0"))
     is_opening, may_open = threading.Event(), threading.Event()

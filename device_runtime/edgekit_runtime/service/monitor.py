@@ -81,7 +81,7 @@ class Watching:
                     raise
                 self._has_begun = False  # limits and trials go on without sensors until then
                 _logger.warning("no sensor is read now: %s", cause)
-        self._models.look()
+        self._models.judge_trials()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
         served = self._models.served()

@@ -11,8 +11,7 @@ from edgekit_runtime.protocol.json_tensors import Sliced
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
-from edgekit_runtime.service.models.catalogue import Catalogue
-from edgekit_runtime.service.models.entry import EvictedError
+from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
 from edgekit_runtime.service.oip.codec import Codec, Held, is_long
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer, Call

@@ -20,7 +20,7 @@ from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
-from edgekit_runtime.service.models.entry import EvictedError
+from edgekit_runtime.service.models.catalogue import EvictedError
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.prometheus import CONTENT_TYPE
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics

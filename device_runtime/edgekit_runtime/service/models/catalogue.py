@@ -1,17 +1,93 @@
-"""The models that are served, as requests find them; only `Registry` changes what is in here.
+"""The models that are served, as requests find them; only `Registry` and its parts change what is in here.
 
 All of it happens on the thread of the event loop.
 """
 
-from collections.abc import Iterable
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgekit_runtime.errors import EdgekitError, RequestError
-from edgekit_runtime.service.models.entry import EvictedError, Model
+from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
+from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.serving.served_version import Served
 
 SWAP_RETRY_S: Final = 1
+
+
+class EvictedError(UnavailableError):
+    """A model was unloaded to make room for others, or cannot be loaded yet; a request loads it.
+
+    Attributes:
+        model: its name.
+    """
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"model '{model}' is not loaded: {reason}", 1.0)
+        self.model = model
+
+
+class ModelEntry:
+    """One model, with all its versions that take calls.
+
+    Attributes:
+        name: of the model.
+        versions: by version; of them `default` answers requests that name none.
+        state, reason: as the repository's index shows them.
+        failed: version -> why it was rolled back.
+        trial: of a new version, or None.
+        is_evicted: whether it was unloaded for others, or the machine had no memory or descriptors to load
+            it, and its next request loads it.
+        loading: the task that loads it for waiting requests, or None.
+        waiting: how many requests wait for that.
+        loaded_s: when `versions` were set, on `time.monotonic`.
+        lock: held while any of this is changed.
+    """
+
+    __slots__ = (
+        *("default", "failed", "is_evicted", "loaded_s", "loading", "lock", "name", "reason", "state"),
+        *("trial", "versions", "waiting"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.versions: dict[str, Served] = {}
+        self.default: Served | None = None
+        self.state = "UNAVAILABLE"
+        self.reason = "not loaded"
+        self.failed: dict[str, str] = {}
+        self.trial: Trial | None = None
+        self.is_evicted = False
+        self.loading: asyncio.Task[None] | None = None
+        self.waiting = 0
+        self.loaded_s = 0.0
+        self.lock = asyncio.Lock()
+
+    def publish(self, fresh: Sequence[Served]) -> None:
+        """Let requests find `fresh`; the first answers those that name no version."""
+        self.versions = {served.version: served for served in fresh}
+        self.default = fresh[0]
+        self.is_evicted = False
+        self.loaded_s = time.monotonic()
+        for version in self.versions:
+            self.failed.pop(version, None)
+
+    def withdraw(self) -> list[Served]:
+        """Let requests find no version, and return those that they found; a trial ends without a verdict."""
+        if self.trial is not None:
+            self.trial.end()
+            self.trial = None
+        old = list(self.versions.values())
+        self.versions, self.default = {}, None
+        return old
+
+    def end_trial(self, trial: Trial) -> Served:
+        """Send all calls to the version in use, and return the candidate."""
+        trial.end()
+        self.trial = None
+        self.versions.pop(trial.candidate.version, None)
+        return trial.candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +111,14 @@ class Catalogue:
 
     Attributes:
         by_name: the models; one that failed to load or was unloaded stays.
-        is_listed: whether what is installed was looked up, so that all that shall serve is in here.
+        is_listed: whether the installed models were listed, so that each has an entry.
     """
 
     __slots__ = ("by_name", "is_listed")
 
     def __init__(self) -> None:
         """Make one without models."""
-        self.by_name: dict[str, Model] = {}
+        self.by_name: dict[str, ModelEntry] = {}
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
@@ -76,25 +152,25 @@ class Catalogue:
         """Return the state of all models, those that are `installed` and those that were loaded."""
         lines = []
         for name in sorted({*installed, *self.by_name}):
-            model = self.by_name.get(name) or Model()
+            model = self.by_name.get(name) or ModelEntry(name)
             for version, served in model.versions.items():
                 is_candidate = model.trial is not None and served is model.trial.candidate
-                said = model.trial.describe() if model.trial is not None and is_candidate else ""
-                lines.append(Status(name, version, "READY", said))
-            lines += [Status(name, version, "UNAVAILABLE", said) for version, said in model.failed.items()]
+                trial = model.trial.describe() if model.trial is not None and is_candidate else ""
+                lines.append(Status(name, version, "READY", trial))
+            lines += [Status(name, version, "UNAVAILABLE", why) for version, why in model.failed.items()]
             if not model.versions or model.reason:
                 lines.append(Status(name, "", model.state, model.reason))
         return lines
 
     def is_ready(self) -> bool:
-        """Whether every model that was asked for serves, or will at its next request."""
+        """Whether every installed model serves, or will at its next request."""
         return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()
         )
 
-    def look(self) -> None:
-        """Judge what is on trial; to be called every second or so, as a verdict may fall by time alone."""
+    def judge_trials(self) -> None:
+        """Judge all trials now; called every second, since a verdict may depend on time alone."""
         for model in self.by_name.values():
             if model.trial is not None:
                 model.trial.look()

@@ -1,21 +1,19 @@
 """Loading, swapping and unloading the models that are served.
 
-All of it happens on the thread of the event loop; what waits for the disk and for engines is `keeping`'s.
+All of it happens on the thread of the event loop; `Lifecycle` does what waits for the disk and for engines.
 """
 
 import asyncio
-import functools
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
-from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, Status
-from edgekit_runtime.service.models.entry import Model
+from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, ModelEntry, Status
 from edgekit_runtime.service.models.eviction import MemoryCapError
-from edgekit_runtime.service.models.lifecycle import Keeper, MakeServed
-from edgekit_runtime.service.models.memory_cap import LoadPlan, Room
-from edgekit_runtime.service.models.rollout_controller import Rollouts
+from edgekit_runtime.service.models.lifecycle import Lifecycle, MakeServed
+from edgekit_runtime.service.models.memory_cap import LoadPlan, MemoryCap
+from edgekit_runtime.service.models.rollout_controller import RolloutController
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
@@ -64,13 +62,15 @@ class Registry:
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
-        self._keeper = Keeper(source, make_served, open_remote, self.metrics, drain_timeout_s)
+        self._lifecycle = Lifecycle(source, make_served, open_remote, self.metrics, drain_timeout_s)
         self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._room = Room(self._keeper, self.models.by_name, options, self._memory, self.metrics)
-        self.rollouts = Rollouts(self._keeper, self.metrics, self._start)
+        self._memory_cap = MemoryCap(
+            self._lifecycle, self.models.by_name, options, self._memory, self.metrics
+        )
+        self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
     def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
         """Return a version in worker processes, or None if it is in this process or not ready."""
@@ -79,15 +79,14 @@ class Registry:
         except EdgekitError:
             return None
 
-    def put_off(self, name: str, version: str) -> None:
-        """Wait anew before a version counts as good: it has crashed."""
-        self._keeper.put_off(name, version)
+    def postpone_confirmation(self, name: str, version: str) -> None:
+        """Begin the wait of a version again until it counts as good: it has crashed."""
+        self._lifecycle.confirmations.postpone(name, version)
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
         """Serve another version in the place of one that keeps failing, if there is one."""
-        reject = functools.partial(self._source.reject, name, version, reason)
         try:
-            if await self._keeper.on_thread(reject):
+            if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
         except EdgekitError as error:
             _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
@@ -96,7 +95,7 @@ class Registry:
         """Return the state of all models, installed or loaded; the loaded alone where none can be listed."""
         names: Sequence[str] = ()
         try:
-            names = await self._keeper.list_names()
+            names = await self._lifecycle.list_names()
         except EdgekitError as error:
             _logger.warning("the installed models cannot be listed: %s", error)
         return self.models.describe(names)
@@ -107,16 +106,16 @@ class Registry:
         They are loaded one after the other, which takes the least memory; one that takes long does not hold
         up those after it.
         """
-        names = await self._keeper.list_names()
+        names = await self._lifecycle.list_names()
         for name in names:
-            self.models.by_name.setdefault(name, Model()).state = "LOADING"
+            self.models.by_name.setdefault(name, ModelEntry(name)).state = "LOADING"
         self.models.is_listed = True
         loads = []
         for name in names:
             loads.append(self._start(self._load_at_start(name)))
             await asyncio.wait(loads[-1:], timeout=_NEXT_AFTER_S)
         await asyncio.gather(*loads)
-        await self._keeper.on_thread(settle)
+        await self._lifecycle.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
         """Serve the versions of `name` that its policy asks for, in the place of those that are served.
@@ -137,7 +136,7 @@ class Registry:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
                 with explained(f"model '{name}'"):
-                    await self._swap(name, model, for_others=for_others, patience_s=patience_s)
+                    await self._swap(model, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"].value += 1
                 model.reason = str(error)
@@ -162,7 +161,7 @@ class Registry:
         async with model.lock:
             model.state, model.reason, model.is_evicted = "UNLOADED", "unloaded", False
             self.metrics.swaps[name, "unloaded"].value += 1
-            await self._keeper.retire(model.take_out(self._keeper))
+            await self._lifecycle.retire(model.withdraw())
 
     async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
         """End the trial of a version as somebody else has decided, if it is on trial."""
@@ -172,7 +171,7 @@ class Registry:
             if trial is None or trial.candidate.version != version:
                 return
             if is_promoted:
-                await self.rollouts.promote(name, model, trial)
+                await self.rollouts.promote(model, trial)
             else:
                 await self.rollouts.drop(model, trial)
 
@@ -203,18 +202,18 @@ class Registry:
 
     async def close(self) -> None:
         """Stop serving all models; those that served until now served well."""
-        self._keeper.confirm_all()
+        self._lifecycle.confirmations.confirm_all()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self.models.by_name.values():
             async with model.lock:
-                await self._keeper.retire(model.take_out(self._keeper))
-        await self._keeper.shutdown()
+                await self._lifecycle.retire(model.withdraw())
+        await self._lifecycle.shutdown()
 
     def abandon(self) -> None:
         """Wait for nothing any more, where `close` takes too long."""
-        self._keeper.abandon()
+        self._lifecycle.abandon()
 
     async def _load_at_start(self, name: str) -> None:
         try:
@@ -222,64 +221,62 @@ class Registry:
         except EdgekitError as error:
             _logger.error("model '%s' is not served: %s", name, error)  # noqa: TRY400  # says all
 
-    async def _find_or_add(self, name: str) -> Model:
+    async def _find_or_add(self, name: str) -> ModelEntry:
         model = self.models.by_name.get(name)
         if model is None:  # added only where it is installed: any client could make up names that stay
-            if name not in await self._keeper.list_names():
-                find = functools.partial(self._source.find, name, VersionPolicy())
-                await self._keeper.on_thread(find)  # which may know why not
+            if name not in await self._lifecycle.list_names():
+                # Which may know why not.
+                await self._lifecycle.on_thread(self._source.find, name, VersionPolicy())
                 raise RequestError(404, f"model '{name[:80]}' is not installed")
-            model = self.models.by_name.setdefault(name, Model())
+            model = self.models.by_name.setdefault(name, ModelEntry(name))
         return model
 
-    async def _swap(self, name: str, model: Model, *, for_others: bool, patience_s: float) -> None:
-        options = self._options.get(name, ModelOptions())
+    async def _swap(self, model: ModelEntry, *, for_others: bool, patience_s: float) -> None:
+        options = self._options.get(model.name, ModelOptions())
         is_swap = bool(model.versions)
-        async with self._room.plan(name, model, for_others=for_others, patience_s=patience_s) as plan:
+        async with self._memory_cap.plan(model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:
                 model.state, model.is_evicted = "UNAVAILABLE", True
                 model.reason = "the memory cap leaves no room; its next request loads it"
                 return
-            if options.rollout != "swap" and await self.rollouts.begin(name, model, options):
+            if options.rollout != "swap" and await self.rollouts.begin(model, options):
                 return
-            fresh = [] if plan.order == "resource" else await self._keeper.open(name, options)
+            fresh = [] if plan.order == "resource" else await self._lifecycle.open(model.name, options)
         if plan.order == "resource":
-            fresh = await self._unload_and_open(name, model, options, plan)
-        old = model.take_out(self._keeper)
-        model.put_in(fresh)
+            fresh = await self._unload_and_open(model, options, plan)
+        old = model.withdraw()
+        model.publish(fresh)
         if is_swap:
-            self.metrics.swaps[name, "swapped"].value += 1
-        await self._keeper.retire(old)
-        self._keeper.confirm_later(fresh)
+            self.metrics.swaps[model.name, "swapped"].value += 1
+        await self._lifecycle.retire(old)
+        self._lifecycle.confirmations.schedule(fresh)
 
     async def _unload_and_open(
-        self, name: str, model: Model, options: ModelOptions, plan: LoadPlan
+        self, model: ModelEntry, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
         """Unload first; where the new version cannot be opened, what was there before serves again."""
         # Without the lock of the room: no other model waits for the calls of this one.
-        before = model.take_out(self._keeper)
-        await self._keeper.retire(before)
+        before = model.withdraw()
+        await self._lifecycle.retire(before)
         try:
-            async with self._room.make(name, plan):
-                return await self._keeper.open(name, options)
+            async with self._memory_cap.reserve(model, plan):
+                return await self._lifecycle.open(model.name, options)
         except Exception:
-            await self._bring_back(name, model, [served.loaded for served in before], options)
+            await self._bring_back(model, [served.loaded for served in before], options)
             raise
 
-    async def _bring_back(
-        self, name: str, model: Model, before: Sequence[Loaded], options: ModelOptions
-    ) -> None:
+    async def _bring_back(self, model: ModelEntry, before: Sequence[Loaded], options: ModelOptions) -> None:
         size_bytes = sum(loaded.memory_bytes for loaded in before)
         try:
-            async with self._room.make(name, LoadPlan("resource", size_bytes, for_others=True)):
+            async with self._memory_cap.reserve(model, LoadPlan("resource", size_bytes, for_others=True)):
                 back = await self._open_again(before, options)
         except MemoryCapError as error:
             _logger.warning("what served before waits for its next request: %s", error)
             model.is_evicted = True
             return
         if back:
-            model.put_in(back)
-            self._keeper.confirm_later(back)
+            model.publish(back)
+            self._lifecycle.confirmations.schedule(back)
 
     async def _open_again(self, before: Sequence[Loaded], options: ModelOptions) -> list[Served]:
         back = []
@@ -287,7 +284,7 @@ class Registry:
             manifest = loaded.manifest
             package = Servable(manifest.name, manifest.version, loaded.path, manifest.sha256)
             try:
-                back.append(await self._keeper.open_again(package, options))
+                back.append(await self._lifecycle.open_again(package, options))
             except EdgekitError as error:  # each is a try of its own
                 _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
         return back
@@ -305,7 +302,7 @@ class Registry:
             _logger.error("a change of a model failed inside the service", exc_info=error)
 
 
-def _may_come_later(error: EdgekitError, model: Model) -> bool:
+def _may_come_later(error: EdgekitError, model: ModelEntry) -> bool:
     """Whether the next request for a model that cannot be loaded is to try that again."""
     fits_never = isinstance(error, MemoryCapError) and error.retry_after_s is None
     return isinstance(error, UnavailableError) and (model.is_evicted or not fits_never)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.models.entry import Model
-from edgekit_runtime.service.models.lifecycle import Keeper
+from edgekit_runtime.service.models.catalogue import ModelEntry
+from edgekit_runtime.service.models.lifecycle import Lifecycle
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
@@ -18,31 +18,31 @@ from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.slots.versions import sort_key
 
-Report: TypeAlias = Callable[[str, Model, Trial, Promote | Rollback], None]
+Report: TypeAlias = Callable[[ModelEntry, Trial, Promote | Rollback], None]
 Start: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 _logger = logging.getLogger(__name__)
 
 
-class Rollouts:
+class RolloutController:
     """Carries out what a `Trial` finds.
 
     Attributes:
         report: takes a verdict and sees to it that it is carried out, here by default.
     """
 
-    def __init__(self, keeper: Keeper, metrics: ServiceMetrics, start: Start) -> None:
+    def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
         """Make it without trials.
 
         Args:
-            keeper: opens and frees versions.
+            lifecycle: opens and frees versions.
             metrics: where outcomes are counted.
             start: runs a coroutine in the background.
         """
-        self._keeper, self._metrics, self._start = keeper, metrics, start
+        self._lifecycle, self._metrics, self._start = lifecycle, metrics, start
         self.report: Report = self._report
 
-    async def begin(self, name: str, model: Model, options: ModelOptions) -> bool:
+    async def begin(self, model: ModelEntry, options: ModelOptions) -> bool:
         """Put the newest version on trial, with the lock of `model` held.
 
         Returns:
@@ -51,118 +51,110 @@ class Rollouts:
         Raises:
             EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
         """
-        find = functools.partial(self._keeper.source.find, name, VersionPolicy.of(options))
-        newest = (await self._keeper.on_thread(find))[0]
+        policy = VersionPolicy.of(options)
+        newest = (await self._lifecycle.on_thread(self._lifecycle.source.find, model.name, policy))[0]
         if model.trial is not None:
             if model.trial.candidate.version == newest.version:
                 return True
             # Not waited for: the room is locked, and no other model waits for the calls of this one.
-            self._start(self._keeper.retire([_end(model, model.trial)]))
-        if model.default is None and not await self._bring_back(name, model, newest, options):
+            self._start(self._lifecycle.retire([model.end_trial(model.trial)]))
+        if model.default is None and not await self._bring_back(model, newest, options):
             return False
         current = model.default
         if current is None or sort_key(newest.version) <= sort_key(current.version):
             return False
-        fresh = (await self._keeper.open(name, options, current.loaded))[0]
+        fresh = (await self._lifecycle.open(model.name, options, current.loaded))[0]
         if fresh.version == current.version:  # its source fell back
             model.failed[newest.version] = (
                 "not opened: it failed, which the log says, or was rolled back meanwhile"
             )
-            await self._keeper.retire([fresh])
+            await self._lifecycle.retire([fresh])
         else:
-            await self._try(name, model, (current, fresh), options)
+            await self._try(model, (current, fresh), options)
         return True
 
-    async def _bring_back(self, name: str, model: Model, newest: Servable, options: ModelOptions) -> bool:
+    async def _bring_back(self, model: ModelEntry, newest: Servable, options: ModelOptions) -> bool:
         """Serve the version that proved itself before the newest came, after a restart."""
-        find = functools.partial(self._keeper.source.find_proven, name)
-        proven = await self._keeper.on_thread(find)
+        proven = await self._lifecycle.on_thread(self._lifecycle.source.find_proven, model.name)
         if proven is None or proven.version == newest.version:
             return False
         try:
-            model.put_in([await self._keeper.open_again(proven, options)])
+            model.publish([await self._lifecycle.open_again(proven, options)])
         except UnavailableError:  # it may be opened later, and without it the new one would have no trial
             raise
         except EdgekitError as error:
-            _logger.warning("%s %s cannot be opened beside the new version: %s", name, proven.version, error)
+            _logger.warning(
+                "%s %s cannot be opened beside the new version: %s", model.name, proven.version, error
+            )
             return False
         return True
 
-    async def _try(self, name: str, model: Model, pair: tuple[Served, Served], options: ModelOptions) -> None:
+    async def _try(self, model: ModelEntry, pair: tuple[Served, Served], options: ModelOptions) -> None:
         current, fresh = pair
         candidate = fresh
         if options.rollout == "shadow" and fresh.loaded.remote is None:
             # On a thread: a call that arrives while it runs does not wait for it.
             limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
-            candidate = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
-        settle = functools.partial(self.report, name, model)
+            candidate = self._lifecycle.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        settle = functools.partial(self.report, model)
         try:
             model.trial = Trial(current, candidate, options, settle)
         except EdgekitError:
-            await self._keeper.retire([fresh])
+            await self._lifecycle.retire([fresh])
             raise
         model.versions[candidate.version] = candidate
-        self._metrics.swaps[name, "tried"].value += 1
-        _logger.info("%s %s: %s", name, candidate.version, model.trial.describe())
+        self._metrics.swaps[model.name, "tried"].value += 1
+        _logger.info("%s %s: %s", model.name, candidate.version, model.trial.describe())
         if model.trial.is_guessing:
             _logger.warning(
                 "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
                 " --labels of `edgekit package`, or set %s.comparison in [models.%s]",
-                *(name, candidate.version, options.rollout, name),
+                *(model.name, candidate.version, options.rollout, model.name),
             )
 
-    def _report(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
-        self._start(self._settle(name, model, trial, verdict))
+    def _report(self, model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
+        self._start(self._settle(model, trial, verdict))
 
-    async def _settle(self, name: str, model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+    async def _settle(self, model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
         async with model.lock:
             if model.trial is not trial:  # something else was loaded or unloaded meanwhile
                 return
             if isinstance(verdict, Promote):
                 if trial.take_over():
-                    await self.promote(name, model, trial)
+                    await self.promote(model, trial)
             else:
-                await self._roll_back(name, model, trial, verdict)
+                await self._roll_back(model, trial, verdict)
 
-    async def promote(self, name: str, model: Model, trial: Trial) -> None:
+    async def promote(self, model: ModelEntry, trial: Trial) -> None:
         """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
-        _logger.info("%s %s takes over from %s", name, trial.candidate.version, trial.current.version)
+        _logger.info("%s %s takes over from %s", model.name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
         if trial.options.rollout == "shadow" and fresh.loaded.remote is None:
             # As it was loaded: on the loop where it is short enough.
             trial.end()
-            await self._keeper.drain(fresh)
+            await self._lifecycle.drain(fresh)
             limits = dataclasses.replace(
                 fresh.loaded.scheduling, short_s=trial.current.loaded.scheduling.short_s
             )
-            fresh = self._keeper.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
-        old = model.take_out(self._keeper)
-        model.put_in([fresh])
-        self._metrics.swaps[name, "promoted"].value += 1
-        self._keeper.confirm(name, fresh.version)
-        await self._keeper.retire([served for served in old if served is not trial.candidate])
+            fresh = self._lifecycle.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+        old = model.withdraw()
+        model.publish([fresh])
+        self._metrics.swaps[model.name, "promoted"].value += 1
+        self._lifecycle.confirmations.confirm(model.name, fresh.version)
+        await self._lifecycle.retire([served for served in old if served is not trial.candidate])
 
-    async def _roll_back(self, name: str, model: Model, trial: Trial, verdict: Rollback) -> None:
+    async def _roll_back(self, model: ModelEntry, trial: Trial, verdict: Rollback) -> None:
         version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"
-        _logger.warning("%s %s is rolled back: %s", name, version, reason)
-        candidate = _end(model, trial)
+        _logger.warning("%s %s is rolled back: %s", model.name, version, reason)
+        candidate = model.end_trial(trial)
         model.failed[version] = f"rolled back: {reason}"
-        self._metrics.swaps[name, "rolled_back"].value += 1
-        reject = functools.partial(self._keeper.source.reject, name, version, reason)
+        self._metrics.swaps[model.name, "rolled_back"].value += 1
         try:
-            await self._keeper.on_thread(reject)
+            await self._lifecycle.on_thread(self._lifecycle.source.reject, model.name, version, reason)
         except EdgekitError as error:
-            _logger.warning("%s %s is rolled back, which is not recorded: %s", name, version, error)
-        await self._keeper.retire([candidate])
+            _logger.warning("%s %s is rolled back, which is not recorded: %s", model.name, version, error)
+        await self._lifecycle.retire([candidate])
 
-    async def drop(self, model: Model, trial: Trial) -> None:
+    async def drop(self, model: ModelEntry, trial: Trial) -> None:
         """Let all calls go to the version in use, and free the candidate; with the lock of `model` held."""
-        await self._keeper.retire([_end(model, trial)])
-
-
-def _end(model: Model, trial: Trial) -> Served:
-    """Let all calls go to the version in use, and return the candidate."""
-    trial.end()
-    model.trial = None
-    model.versions.pop(trial.candidate.version, None)
-    return trial.candidate
+        await self._lifecycle.retire([model.end_trial(trial)])

@@ -21,7 +21,7 @@ from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.serving.load_deadline import Attempt
-from edgekit_runtime.service.serving.memory_estimate import count_processes, count_sessions, model_bytes
+from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.sessions.instances import LoadedWay, WarmRun, open_instances, warm_up
 from edgekit_runtime.sessions.ort_memory import trim_memory
@@ -153,14 +153,13 @@ def load(
                 loaded = Loaded(
                     (), manifest, package.path, package.key_id, options.scheduling, (), remote=remote
                 )
-                sessions = count_sessions(manifest, options.instances)
+                sessions = count_sessions(manifest, options)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
                 loaded = Attempt(what, work, Loaded.close).result_within(_find_limit(package, options))
                 sessions = loaded.session_count
-            copies = sessions * count_processes(options)
-            memory_bytes = model_bytes(manifest, package.path, options.governor, copies)
+            memory_bytes = model_bytes(manifest, package.path, options, sessions)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
     except BackendError:
         if open_remote is None:  # engines do not say why they cannot open a file

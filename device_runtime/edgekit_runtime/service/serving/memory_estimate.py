@@ -1,4 +1,4 @@
-"""How much memory is free for another model, and about how much one needs."""
+"""About how much memory a model needs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,38 +6,36 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
 
 _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
 _SHARED: Final = ("ort",)  # backends whose sessions are concurrent
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
-    """Return about how much memory the sessions of packages take; 0 for those that cannot be read."""
+    """Return about how much memory packages take, by their sizes; 0 for those that cannot be read."""
     return sum(map(_size_bytes, packages)) * _PER_PACKAGE_BYTE
 
 
-def count_sessions(manifest: Manifest, instances: int) -> int:
-    """Return how many sessions so many instances of a package's first backend take; see `open_instances`."""
-    return 1 if manifest.backend.name in _SHARED else instances
+def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
+    """Return how many sessions a package's first backend opens in one process; see `open_instances`."""
+    return 1 if manifest.backend.name in _SHARED else options.instances
 
 
-def count_processes(options: ModelOptions) -> int:
-    """Return how many processes have the model."""
-    return options.isolation.processes + options.isolation.standby if options.isolated else 1
-
-
-def model_bytes(manifest: Manifest, path: Path, governor: GovernorOptions | None, sessions: int = 1) -> int:
-    """Return what a package says of its memory, or a multiple of its size where it says nothing.
+def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
+    """Return the memory that a package states, or a multiple of its size where it states none.
 
     Args:
         manifest: of the package.
         path: of the package.
-        governor: where there is one, all variants that it may choose are open, with each number of threads.
-        sessions: of each of these, with as many times the memory.
+        options: of the model; a governor opens all its variants, with each number of threads.
+        sessions: of each of these in one process.
     """
     stated = _stated_bytes(manifest.figures)
-    copies = sessions if governor is None else sessions * max(1, len(governor.threads))
+    governor, isolation = options.governor, options.isolation
+    copies = sessions * (isolation.processes + isolation.standby) if options.isolated else sessions
+    if governor is not None:
+        copies *= max(1, len(governor.threads))
     if stated is None:  # the size is that of all variants
         return copies * needed_bytes([path])
     if governor is None:

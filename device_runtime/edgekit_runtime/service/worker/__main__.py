@@ -22,7 +22,7 @@ from edgekit_runtime.service.http.access import check_access
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import RequestHead
-from edgekit_runtime.service.models.entry import Model
+from edgekit_runtime.service.models.catalogue import ModelEntry
 from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
@@ -178,7 +178,7 @@ class _Worker:
     def _send_heartbeat(self) -> None:
         """Judge the trial and send what has changed, again and again."""
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
-        self._registry.models.look()
+        self._registry.models.judge_trials()
         self._send_snapshots()
 
     def _send_snapshots(self) -> None:
@@ -222,7 +222,7 @@ class _Worker:
         await self._registry.settle(self._name, version, is_promoted=is_promoted)
         self._source.remove(over)
 
-    def _send_verdict(self, _name: str, _model: Model, trial: Trial, verdict: Promote | Rollback) -> None:
+    def _send_verdict(self, _model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:
         version = trial.candidate.version
         if isinstance(verdict, Promote):
             message = TrialMessage(version, "promote")

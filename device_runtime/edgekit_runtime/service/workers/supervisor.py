@@ -47,7 +47,7 @@ class Versions(Protocol):
     def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
         """Return a version in worker processes, or None if it is not ready or not there."""
 
-    def put_off(self, name: str, version: str) -> None:
+    def postpone_confirmation(self, name: str, version: str) -> None:
         """Wait again before a version that crashed counts as good."""
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
@@ -200,7 +200,7 @@ class Supervisor:
         if self.versions is None:
             return
         name, version = model.manifest.name, model.manifest.version
-        self.versions.put_off(name, version)
+        self.versions.postpone_confirmation(name, version)
         if is_loop:
             task = asyncio.ensure_future(self.versions.give_up(name, version, reason))
             self._tasks.add(task)

@@ -1,0 +1,94 @@
+"""When a version that was loaded counts as good, and recording that.
+
+A version is confirmed once it has served for a while, since crashes come with the first requests.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Final
+
+from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.service.models.source import Source
+from edgekit_runtime.service.serving.served_version import Served
+
+_CONFIRM_AFTER_S: Final = 10.0
+_RECORD_AGAIN_S: Final = 60.0  # where it could not be recorded
+
+_logger = logging.getLogger(__name__)
+
+
+class Confirmations:
+    """The versions that wait for their confirmation; on the thread of the event loop."""
+
+    def __init__(self, source: Source, disk: Executor) -> None:
+        """Wait for no version yet.
+
+        Args:
+            source: records the confirmations.
+            disk: on which that happens.
+        """
+        self._source, self._disk = source, disk
+        self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._crashed: set[tuple[str, str]] = set()
+        self._confirmed: set[tuple[str, str]] = set()  # and served since
+
+    def schedule(self, fresh: Iterable[Served]) -> None:
+        """Confirm versions once they have served for a while."""
+        for served in fresh:
+            self._confirm_after(served.loaded.manifest.name, served.version, _CONFIRM_AFTER_S)
+
+    def postpone(self, name: str, version: str) -> None:
+        """Begin the wait of a version again: it has crashed."""
+        if (name, version) in self._timers:
+            self._timers[name, version].cancel()
+            self._confirm_after(name, version, _CONFIRM_AFTER_S)
+            self._crashed.add((name, version))
+
+    def cancel(self, old: Iterable[Served]) -> None:
+        """Do not confirm versions that serve no more."""
+        for served in old:
+            self._end_wait(served.loaded.manifest.name, served.version)
+
+    def confirm_all(self) -> None:
+        """Confirm all versions that serve until now, except those that crashed a moment ago."""
+        for name, version in list(self._timers):
+            if (name, version) in self._crashed:
+                self._end_wait(name, version)
+            else:
+                self.confirm(name, version)
+
+    def confirm(self, name: str, version: str) -> None:
+        """Confirm a version now."""
+        self._end_wait(name, version)
+        self._confirmed.add((name, version))
+        self._disk.submit(self._record, asyncio.get_running_loop(), name, version)
+
+    def _confirm_after(self, name: str, version: str, delay_s: float) -> None:
+        confirm = functools.partial(self.confirm, name, version)
+        self._timers[name, version] = asyncio.get_running_loop().call_later(delay_s, confirm)
+
+    def _end_wait(self, name: str, version: str) -> None:
+        self._crashed.discard((name, version))
+        self._confirmed.discard((name, version))
+        timer = self._timers.pop((name, version), None)
+        if timer is not None:
+            timer.cancel()
+
+    def _record(self, loop: asyncio.AbstractEventLoop, name: str, version: str) -> None:
+        try:
+            self._source.confirm(name, version)
+        except UnavailableError as error:
+            # Else it would count as begun and never confirmed, and be rejected for that at a later start.
+            _logger.warning("%s %s serves well, which is recorded later: %s", name, version, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._record_later, name, version)
+        except EdgekitError as error:
+            _logger.warning("%s %s serves well, which is not recorded: %s", name, version, error)
+
+    def _record_later(self, name: str, version: str) -> None:
+        if (name, version) in self._confirmed:  # it still serves
+            self._confirm_after(name, version, _RECORD_AGAIN_S)
