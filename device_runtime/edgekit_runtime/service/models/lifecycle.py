@@ -99,8 +99,8 @@ class Lifecycle:
         name = served.loaded.manifest.name
         self._metrics.swaps[name, "hung"].value += 1
         _logger.error(
-            "%s %s: a call does not end within %g s; the service goes on, and the memory of the version stays"
-            " taken until the call ends",
+            "%s %s: a call does not come to its end within %g s; the service goes on without it, and its"
+            " memory stays taken until it does",
             *(name, served.version, self._drain_timeout_s),
         )
         return False

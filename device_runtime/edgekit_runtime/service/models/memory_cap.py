@@ -124,9 +124,8 @@ class MemoryCap:
         options = self._options.get(model.name, ModelOptions())
         packages: Sequence[Servable] = ()
         with contextlib.suppress(RequestError):  # opening says what is missing
-            packages = await self._lifecycle.on_thread(
-                self._lifecycle.source.find, model.name, VersionPolicy.of(options)
-            )
+            find = self._lifecycle.source.find
+            packages = await self._lifecycle.on_thread(find, model.name, VersionPolicy.of(options))
         order: SwapOrder = "availability"
         if model.versions:
             needed = needed_bytes(package.path for package in packages)

@@ -56,9 +56,9 @@ class Registry:
             make_served: makes what takes the calls of a version, on the loop's thread.
             options: by name, for the models that have some of their own.
             open_remote: opens models in worker processes; None loads all in this process.
-            memory: that all models may take together; by default there is no cap.
+            memory: cap of all models together; by default there is none.
             metrics: where changes are counted.
-            drain_timeout_s: how long calls under way of a version are waited for when it goes.
+            drain_timeout_s: longest wait for the calls of a version that is unloaded.
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
@@ -84,15 +84,15 @@ class Registry:
         self._lifecycle.confirmations.postpone(name, version)
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Serve another version in the place of one that keeps failing, if there is one."""
+        """Replace a version that keeps failing by another one, if there is one."""
         try:
             if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
         except EdgekitError as error:
-            _logger.error("%s %s keeps failing, and nothing takes its place: %s", name, version, error)  # noqa: TRY400  # says all
+            _logger.error("%s %s keeps failing, and nothing replaces it: %s", name, version, error)  # noqa: TRY400  # says all
 
     async def index(self) -> list[Status]:
-        """Return the state of all models, installed or loaded; the loaded alone where none can be listed."""
+        """Return the state of all models, installed or loaded; only the loaded ones if listing fails."""
         names: Sequence[str] = ()
         try:
             names = await self._lifecycle.list_names()
@@ -101,10 +101,9 @@ class Registry:
         return self.models.describe(names)
 
     async def load_all(self) -> None:
-        """Load all installed models; one that fails is said in the log and does not stop the others.
+        """Load all installed models, one after the other, which takes the least memory.
 
-        They are loaded one after the other, which takes the least memory; one that takes long does not hold
-        up those after it.
+        A model that fails is logged and stops no other; one that takes long does not delay those after it.
         """
         names = await self._lifecycle.list_names()
         for name in names:
@@ -118,15 +117,15 @@ class Registry:
         await self._lifecycle.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
-        """Serve the versions of `name` that its policy asks for, in the place of those that are served.
+        """Serve the versions of `name` that its policy asks for instead of those that are served.
 
-        Where that fails, what was served before is served on.
+        If that fails, the versions in use stay.
 
         Args:
             name: of the model.
-            for_others: whether others may be unloaded for it; else it waits for its first request, where the
-                memory cap leaves no room.
-            patience_s: how long calls of others that stand in its way are waited for.
+            for_others: whether other models may be unloaded for it; otherwise its first request loads it if
+                the memory cap leaves no room now.
+            patience_s: longest wait for calls of models that must be unloaded.
 
         Raises:
             EdgekitError: that says why.
@@ -150,7 +149,7 @@ class Registry:
                 model.state, model.reason = "READY", ""
 
     async def unload(self, name: str) -> None:
-        """Stop serving `name` once what is under way has been answered.
+        """Stop serving `name` once its calls are answered.
 
         Raises:
             RequestError: no such model is loaded.
@@ -164,7 +163,7 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """End the trial of a version as somebody else has decided, if it is on trial."""
+        """End the trial of a version with a verdict from outside, if it is on trial."""
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial
@@ -201,7 +200,7 @@ class Registry:
             model.waiting -= 1
 
     async def close(self) -> None:
-        """Stop serving all models; those that served until now served well."""
+        """Stop serving all models, and confirm the versions that served until now."""
         self._lifecycle.confirmations.confirm_all()
         for task in list(self._tasks):
             task.cancel()
@@ -212,7 +211,7 @@ class Registry:
         await self._lifecycle.shutdown()
 
     def abandon(self) -> None:
-        """Wait for nothing any more, where `close` takes too long."""
+        """Stop without waiting, where `close` takes too long."""
         self._lifecycle.abandon()
 
     async def _load_at_start(self, name: str) -> None:
@@ -254,7 +253,7 @@ class Registry:
     async def _unload_and_open(
         self, model: ModelEntry, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
-        """Unload first; where the new version cannot be opened, what was there before serves again."""
+        """Unload first; if the new version cannot be opened, the old one is opened again."""
         # Without the lock of the room: no other model waits for the calls of this one.
         before = model.withdraw()
         await self._lifecycle.retire(before)

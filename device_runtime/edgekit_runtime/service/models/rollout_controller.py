@@ -74,7 +74,7 @@ class RolloutController:
         return True
 
     async def _bring_back(self, model: ModelEntry, newest: Servable, options: ModelOptions) -> bool:
-        """Serve the version that proved itself before the newest came, after a restart."""
+        """Serve the version that was confirmed before the newest came, after a restart."""
         proven = await self._lifecycle.on_thread(self._lifecycle.source.find_proven, model.name)
         if proven is None or proven.version == newest.version:
             return False
@@ -126,7 +126,7 @@ class RolloutController:
                 await self._roll_back(model, trial, verdict)
 
     async def promote(self, model: ModelEntry, trial: Trial) -> None:
-        """Let the candidate serve in the place of the version in use; with the lock of `model` held."""
+        """Let the candidate replace the version in use; with the lock of `model` held."""
         _logger.info("%s %s takes over from %s", model.name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
         if trial.options.rollout == "shadow" and fresh.loaded.remote is None:
