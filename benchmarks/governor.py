@@ -34,7 +34,7 @@ from typing import TypeAlias
 from tests.runtime.power_device import IDLE_W, Device, Second, drive
 
 from edgekit_runtime.power.governor.governor import Governor
-from edgekit_runtime.power.governor.settings import Decision, Limits, Seen, Setting
+from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
 from governor_plot import draw
 from governor_scenarios import SCENARIOS, Scenario
@@ -79,7 +79,7 @@ def govern(scenario: Scenario, device: Device) -> Lived:
 class Apart:
     """A governor for each model, none of which knows of another."""
 
-    limits: Limits
+    limits: DeviceLimits
     governors: dict[str, Governor]
 
     def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> Decisions:
@@ -98,7 +98,7 @@ def govern_apart(scenario: Scenario, device: Device) -> Lived:
     return drive(device, apart, scenario.seconds, scenario.limits)
 
 
-def keep(settings: Mapping[str, Setting]) -> Way:
+def keep(settings: Mapping[str, ModelSetting]) -> Way:
     """Return a way to run a device in which nothing changes."""
 
     def run(scenario: Scenario, device: Device) -> Lived:

@@ -20,7 +20,7 @@ from typing import Final
 from tests.runtime.power_device import make_profile
 
 from edgekit_runtime.power.governor.forecast import Factor, Learned
-from edgekit_runtime.power.governor.settings import Load, Profile, Setting
+from edgekit_runtime.power.governor.settings import Load, ModelSetting, Profile
 
 # Deadline in seconds, scale of running times, requests a second.
 _STREAMS: Final = (
@@ -43,7 +43,7 @@ class Lived:
     fill: float
 
 
-def live(arrivals: list[float], setting: Setting, profile: Profile, chance: random.Random) -> Lived:
+def live(arrivals: list[float], setting: ModelSetting, profile: Profile, chance: random.Random) -> Lived:
     """Return how long the requests took in one setting."""
     hold_s = profile.hold_s if setting.batch > 1 else 0.0
     free_s, at, latencies, runs = 0.0, 0, [], []

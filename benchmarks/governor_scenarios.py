@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.runtime.power_device import Stream, World, make_profile
 
-from edgekit_runtime.power.governor.settings import BatteryLimit, Limits
+from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Scenario:
 
     name: str
     world: World
-    limits: Callable[[float], Limits]
+    limits: Callable[[float], DeviceLimits]
     seconds: int = 900
     steps_s: tuple[int, ...] = (0,)
 
@@ -34,47 +34,47 @@ def two(rate_hz: Callable[[float], float] = lambda _t: 12.0) -> dict[str, Stream
 
 
 SCENARIOS = (
-    Scenario("power cap", World(), lambda _t: Limits(6.0)),
+    Scenario("power cap", World(), lambda _t: DeviceLimits(6.0)),
     Scenario(
         "power cap steps",
         World(),
-        lambda t: Limits(8.0 if t < 300 else 5.0 if t < 600 else 7.0),
+        lambda t: DeviceLimits(8.0 if t < 300 else 5.0 if t < 600 else 7.0),
         steps_s=(0, 300, 600),
     ),
     Scenario(
         "heat wave",
         World(ambient_c=lambda t: 25.0 if t < 300 else 45.0),
-        lambda _t: Limits(temperature_c=70.0),
+        lambda _t: DeviceLimits(temperature_c=70.0),
         seconds=1500,
     ),
     Scenario(
         "battery floor",
         World(battery_j=13_500.0, charge=0.6),
-        lambda _t: Limits(battery=BatteryLimit(0.2, 900.0)),
+        lambda _t: DeviceLimits(battery=BatteryLimit(0.2, 900.0)),
     ),
-    Scenario("noisy sensor", World(noise=0.1, spikes=0.02), lambda _t: Limits(6.0)),
+    Scenario("noisy sensor", World(noise=0.1, spikes=0.02), lambda _t: DeviceLimits(6.0)),
     Scenario(
         "sensor dropout",
         World(dropout=lambda t: 200 <= t < 500, ambient_c=lambda t: 25.0 if t < 300 else 35.0),
-        lambda _t: Limits(6.0),
+        lambda _t: DeviceLimits(6.0),
     ),
     Scenario(
         "load steps, at random",
         World(one(0.1, rate_hz=lambda t: 15.0 if t < 300 else 45.0 if t < 600 else 25.0, poisson=True)),
-        lambda _t: Limits(6.0),
+        lambda _t: DeviceLimits(6.0),
         steps_s=(0, 300, 600),
     ),
     Scenario(
         "crowd, batches pay",
         World(one(0.25, rate_hz=lambda _t: 90.0, poisson=True)),
-        lambda _t: Limits(6.5),
+        lambda _t: DeviceLimits(6.5),
     ),
-    Scenario("two models", World(two()), lambda _t: Limits(5.5)),
+    Scenario("two models", World(two()), lambda _t: DeviceLimits(5.5)),
     Scenario(
         "two models, load steps",
         World(two(lambda t: 6.0 if t < 300 else 20.0 if t < 600 else 12.0)),
-        lambda _t: Limits(5.5),
+        lambda _t: DeviceLimits(5.5),
         steps_s=(0, 300, 600),
     ),
-    Scenario("cap under what any setting needs", World(), lambda _t: Limits(3.2)),
+    Scenario("cap under what any setting needs", World(), lambda _t: DeviceLimits(3.2)),
 )

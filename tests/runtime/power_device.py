@@ -16,7 +16,15 @@ from typing import Protocol
 
 from tests.runtime.power_tree import Tree
 
-from edgekit_runtime.power.governor.settings import Cost, Decision, Limits, Load, Profile, Seen, Setting
+from edgekit_runtime.power.governor.settings import (
+    Cost,
+    Decision,
+    DeviceLimits,
+    Load,
+    ModelSetting,
+    Profile,
+    Seen,
+)
 from edgekit_runtime.power.sensors.discovery import Sensors, discover
 from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.power.sensors.sysfs import Sysfs
@@ -40,7 +48,7 @@ def make_profile(deadline_s: float = 0.05, scale: float = 1.0) -> Profile:
             for batch in (1, 4):
                 run_s = scale * seconds * threads**-0.8 * (1 if batch == 1 else batch * _BATCH_SAVING)
                 energy_j = run_s * _CORE_W * threads / batch
-                costs[Setting(variant, batch, threads)] = Cost(run_s, energy_j, accuracy)
+                costs[ModelSetting(variant, batch, threads)] = Cost(run_s, energy_j, accuracy)
     return Profile(costs, deadline_s, hold_s=deadline_s / 3)
 
 
@@ -269,7 +277,7 @@ class Device:
 class Governing(Protocol):
     """A governor, or several."""
 
-    limits: Limits
+    limits: DeviceLimits
 
     def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
         """As `Governor.tick`."""
@@ -279,7 +287,7 @@ def drive(
     device: Device,
     governor: Governing,
     seconds: int,
-    limits: Callable[[float], Limits] | None = None,
+    limits: Callable[[float], DeviceLimits] | None = None,
 ) -> tuple[list[Second], list[dict[str, Decision]]]:
     """Let a governor run a device.
 

@@ -13,23 +13,23 @@ from edgekit_runtime.power.governor.settings import (
     BatteryLimit,
     Cost,
     Decision,
-    Limits,
+    DeviceLimits,
     Load,
+    ModelSetting,
     Profile,
     Seen,
-    Setting,
 )
 from edgekit_runtime.power.sensors.readings import Battery, Readings
 
 WINDOW_S = 30
 PAIR = Profile(
-    {Setting("good"): Cost(0.01, 0.10, 0.9), Setting("small"): Cost(0.005, 0.05, 0.8)}
+    {ModelSetting("good"): Cost(0.01, 0.10, 0.9), ModelSetting("small"): Cost(0.005, 0.05, 0.8)}
 )  # with 2 W of idle power and 20 requests a second: 4.0 W and 3.0 W
 BUSY = Load(rate_hz=20.0, run_s=None, burstiness=0.0)
 
 
 def run(
-    folder: Path, world: World, limits: Limits, seconds: int
+    folder: Path, world: World, limits: DeviceLimits, seconds: int
 ) -> tuple[list[Second], list[dict[str, Decision]], Governor]:
     governor = Governor(limits, IDLE_W)
     lived, decisions = drive(Device(folder, world, seed=3), governor, seconds)
@@ -47,7 +47,7 @@ def in_time(lived: list[Second], name: str = "model") -> float:
 
 
 def test_power_cap_is_held_within_five_percent_from_both_sides(tmp_path: Path) -> None:
-    lived, _, _ = run(tmp_path, World(), Limits(power_w=6.0), 240)
+    lived, _, _ = run(tmp_path, World(), DeviceLimits(power_w=6.0), 240)
     means = windows(lived, 60)
     assert min(means) >= 0.95 * 6.0
     assert max(means) <= 1.05 * 6.0
@@ -59,7 +59,7 @@ def test_two_models_hold_one_cap_within_five_percent_from_both_sides(tmp_path: P
         "ears": Stream(make_profile(0.03, scale=0.4), rate_hz=lambda _now_s: 20.0),
         "eyes": Stream(make_profile(0.1), rate_hz=lambda _now_s: 12.0),
     }
-    lived, _, _ = run(tmp_path, World(streams), Limits(power_w=5.5), 240)
+    lived, _, _ = run(tmp_path, World(streams), DeviceLimits(power_w=5.5), 240)
     means = windows(lived, 60)
     assert min(means) >= 0.95 * 5.5
     assert max(means) <= 1.05 * 5.5
@@ -69,51 +69,51 @@ def test_two_models_hold_one_cap_within_five_percent_from_both_sides(tmp_path: P
 def test_heat_wave_is_held_where_the_best_fixed_setting_throttles_and_is_late(tmp_path: Path) -> None:
     world = World(ambient_c=lambda _now_s: 45.0)
     fixed = Device(tmp_path / "fixed", world, seed=3)
-    hot = [fixed.step({"model": Decision(Setting("large", 1, 4))}) for _ in range(600)]
+    hot = [fixed.step({"model": Decision(ModelSetting("large", 1, 4))}) for _ in range(600)]
     assert max(second.temperature_c for second in hot) > 80.0
     assert in_time(hot) < 0.99
-    lived, _, _ = run(tmp_path / "governed", world, Limits(temperature_c=70.0), 300)
+    lived, _, _ = run(tmp_path / "governed", world, DeviceLimits(temperature_c=70.0), 300)
     assert max(second.temperature_c for second in lived) <= 1.05 * 70.0
     assert in_time(lived) >= 0.99
 
 
 def test_battery_lasts_until_the_time_and_is_used_up_to_the_floor(tmp_path: Path) -> None:
     world = World(battery_j=6000.0, charge=0.5)
-    limits = Limits(battery=BatteryLimit(0.2, 300.0))  # 1800 J in 300 s: 6 W
+    limits = DeviceLimits(battery=BatteryLimit(0.2, 300.0))  # 1800 J in 300 s: 6 W
     lived, _, _ = run(tmp_path, world, limits, 300)
     assert 0.3 * 6000 * 0.95 <= sum(second.power_w for second in lived) <= 0.3 * 6000 * 1.05
 
 
 def test_noise_and_spikes_do_not_break_the_cap(tmp_path: Path) -> None:
     world = World(noise=0.05, spikes=0.02)
-    lived, _, _ = run(tmp_path, world, Limits(power_w=6.0), 240)
+    lived, _, _ = run(tmp_path, world, DeviceLimits(power_w=6.0), 240)
     assert max(windows(lived, 60)) <= 1.05 * 6.0
 
 
 def test_cap_is_held_by_what_was_learned_while_the_sensor_is_gone(tmp_path: Path) -> None:
     world = World(dropout=lambda now_s: now_s >= 120)
-    lived, _, governor = run(tmp_path, world, Limits(power_w=6.0), 240)
+    lived, _, governor = run(tmp_path, world, DeviceLimits(power_w=6.0), 240)
     assert max(windows(lived, 150)) <= 1.05 * 6.0
     assert governor.state.blind > 0
 
 
 def test_cap_is_held_by_what_was_learned_while_the_sensor_is_stuck(tmp_path: Path) -> None:
     world = World(stuck=lambda now_s: now_s >= 120)
-    lived, _, governor = run(tmp_path, world, Limits(power_w=6.0), 240)
+    lived, _, governor = run(tmp_path, world, DeviceLimits(power_w=6.0), 240)
     assert max(windows(lived, 120)) <= 1.05 * 6.0
     assert min(windows(lived, 120)) >= 0.93 * 6.0  # some of it is kept free
     assert governor.state.blind > 0
 
 
 def test_two_spikes_within_five_readings_are_passed_over() -> None:
-    governor = Governor(Limits(), 2.0)
+    governor = Governor(DeviceLimits(), 2.0)
     for second, power_w in enumerate([4.0, 4.1, 4.0, 4.1, 20.0, 4.0, 21.0]):
         step(governor, second, Readings(at_s=float(second), power_w=power_w))
         assert governor.power_w < 5.0
 
 
 def test_what_is_kept_free_without_power_is_given_back_little_by_little() -> None:
-    governor, kept = Governor(Limits(power_w=6.0), 2.0), []
+    governor, kept = Governor(DeviceLimits(power_w=6.0), 2.0), []
     for second in range(120):
         power_w = None if 20 <= second < 70 else 4.0 + second % 3 / 100
         step(governor, second, Readings(at_s=float(second), power_w=power_w))
@@ -125,7 +125,7 @@ def test_what_is_kept_free_without_power_is_given_back_little_by_little() -> Non
 
 def test_few_late_answers_among_many_cost_no_caution_for_good() -> None:
     """One of 400 is late: less than may be."""
-    governor, profile = Governor(Limits(), 2.0), Profile(PAIR.costs, 0.05)
+    governor, profile = Governor(DeviceLimits(), 2.0), Profile(PAIR.costs, 0.05)
     for second in range(400):
         missed = 0.05 if second % 20 == 0 else 0.0
         step(governor, second, load=Load(rate_hz=20.0, burstiness=0.0, missed=missed), of=profile)
@@ -135,13 +135,13 @@ def test_few_late_answers_among_many_cost_no_caution_for_good() -> None:
 def test_cap_that_nothing_holds_sheds_says_so_once_and_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device, governor = Device(tmp_path, World(), seed=3), Governor(Limits(power_w=3.15), IDLE_W)
+    device, governor = Device(tmp_path, World(), seed=3), Governor(DeviceLimits(power_w=3.15), IDLE_W)
     with caplog.at_level(logging.INFO):
         tight, decisions = drive(device, governor, 120)
         assert not decisions[-1]["model"].holds
         assert 0 < decisions[-1]["model"].admit < 1
         assert max(windows(tight, 60)) <= 1.05 * 3.15
-        governor.limits = Limits(power_w=12.0)
+        governor.limits = DeviceLimits(power_w=12.0)
         _, decisions = drive(device, governor, 30)
     assert (decisions[-1]["model"].setting.variant, decisions[-1]["model"].admit) == ("large", 1.0)
     assert sum("cannot be held" in record.message for record in caplog.records) == 1
@@ -149,7 +149,7 @@ def test_cap_that_nothing_holds_sheds_says_so_once_and_recovers(
 
 
 def test_setting_is_kept_two_seconds_before_one_with_more_power(tmp_path: Path) -> None:
-    _, decisions, _ = run(tmp_path, World(), Limits(power_w=6.0), 200)
+    _, decisions, _ = run(tmp_path, World(), DeviceLimits(power_w=6.0), 200)
     in_force = [decision["model"].setting for decision in decisions]
     changes = [second for second in range(1, 200) if in_force[second] != in_force[second - 1]]
     better = [second for second in changes if in_force[second].variant == "large"]
@@ -193,7 +193,7 @@ def test_whatever_is_read_a_decision_is_made(
     window_s: float,
 ) -> None:
     battery = BatteryLimit(0.2, 2000.0)
-    governor = Governor(Limits(power_w, 60.0, battery, window_s), 2.0)
+    governor = Governor(DeviceLimits(power_w, 60.0, battery, window_s), 2.0)
     strict = Profile(PAIR.costs, 0.02)
     now_s = 0.0
     for passed_s, watts, degrees, charge, load in lived:
@@ -208,32 +208,32 @@ def test_whatever_is_read_a_decision_is_made(
 
 
 def test_no_sensors_and_no_limits_is_the_most_accurate_setting() -> None:
-    governor = Governor(Limits(), 2.0)
-    assert [step(governor, second).setting for second in range(5)] == [Setting("good")] * 5
+    governor = Governor(DeviceLimits(), 2.0)
+    assert [step(governor, second).setting for second in range(5)] == [ModelSetting("good")] * 5
 
 
 def test_tick_returns_only_what_changes() -> None:
-    governor, seen = Governor(Limits(), 2.0), {"m": Seen(PAIR, BUSY)}
-    assert governor.tick(0.0, Readings(at_s=0.0), seen) == {"m": Decision(Setting("good"))}
+    governor, seen = Governor(DeviceLimits(), 2.0), {"m": Seen(PAIR, BUSY)}
+    assert governor.tick(0.0, Readings(at_s=0.0), seen) == {"m": Decision(ModelSetting("good"))}
     assert governor.tick(1.0, Readings(at_s=1.0), seen) == {}
-    governor.limits = Limits(power_w=3.2, window_s=0.0)
-    assert governor.tick(2.0, Readings(at_s=2.0), seen)["m"].setting == Setting("small")
+    governor.limits = DeviceLimits(power_w=3.2, window_s=0.0)
+    assert governor.tick(2.0, Readings(at_s=2.0), seen)["m"].setting == ModelSetting("small")
 
 
 def test_models_that_come_and_go_are_planned_for_from_the_next_tick_on() -> None:
-    governor, one = Governor(Limits(power_w=5.3, window_s=0.0), 2.0), Seen(PAIR, BUSY)
-    assert governor.tick(0.0, Readings(at_s=0.0), {"a": one})["a"].setting == Setting("good")
+    governor, one = Governor(DeviceLimits(power_w=5.3, window_s=0.0), 2.0), Seen(PAIR, BUSY)
+    assert governor.tick(0.0, Readings(at_s=0.0), {"a": one})["a"].setting == ModelSetting("good")
     decisions = governor.tick(1.0, Readings(at_s=1.0), {"a": one, "b": one})
-    in_force = {"a": Decision(Setting("good")), **decisions}
+    in_force = {"a": Decision(ModelSetting("good")), **decisions}
     assert sorted(decision.setting.variant for decision in in_force.values()) == ["good", "small"]
     last = governor.tick(2.0, Readings(at_s=2.0), {"b": one})
-    assert last.get("b", in_force["b"]).setting == Setting("good")
+    assert last.get("b", in_force["b"]).setting == ModelSetting("good")
     assert governor.tick(3.0, Readings(at_s=3.0), {}) == {}
 
 
 def test_error_of_the_forecast_is_learned_of_the_model_that_makes_it() -> None:
     """Two models whose stated energies are off by different factors, told apart by turns of their load."""
-    governor, factors = Governor(Limits(), 2.0), {"a": 2.0, "b": 0.5}
+    governor, factors = Governor(DeviceLimits(), 2.0), {"a": 2.0, "b": 0.5}
     energy_j = {"a": 0.1, "b": 0.1}
     for second in range(1000):
         rates = {"a": 20.0, "b": 5.0} if second // 20 % 2 else {"a": 5.0, "b": 20.0}
@@ -241,11 +241,11 @@ def test_error_of_the_forecast_is_learned_of_the_model_that_makes_it() -> None:
         seen = {name: Seen(PAIR, Load(rate_hz=rate, burstiness=0.0)) for name, rate in rates.items()}
         governor.tick(float(second), Readings(float(second), power_w), seen)
     for name, model in governor.state.models.items():
-        assert model.learned.energy.of(Setting("good")) == pytest.approx(factors[name], rel=0.1)
+        assert model.learned.energy.of(ModelSetting("good")) == pytest.approx(factors[name], rel=0.1)
 
 
 def test_old_readings_count_as_missing() -> None:
-    governor = Governor(Limits(power_w=3.2, window_s=0.0), 2.0)
+    governor = Governor(DeviceLimits(power_w=3.2, window_s=0.0), 2.0)
     hung = Readings(at_s=0.0, power_w=1.0)
     for second in range(20):
         step(governor, second, hung)
@@ -253,42 +253,42 @@ def test_old_readings_count_as_missing() -> None:
 
 
 def test_power_of_a_setting_that_is_not_yet_running_teaches_nothing() -> None:
-    governor = Governor(Limits(), 2.0)
+    governor = Governor(DeviceLimits(), 2.0)
     for second in range(1, 20):
         readings = Readings(at_s=float(second), power_w=9.0 + second / 100)
-        governor.tick(float(second), readings, {"m": Seen(PAIR, BUSY, running=Setting("small"))})
+        governor.tick(float(second), readings, {"m": Seen(PAIR, BUSY, running=ModelSetting("small"))})
     assert governor.state.models["m"].learned.energy.each == {}
 
 
 def test_stuck_power_is_not_believed_once_the_setting_has_changed() -> None:
-    governor = Governor(Limits(), 2.0)
+    governor = Governor(DeviceLimits(), 2.0)
     for second in range(5):
         step(governor, second, Readings(at_s=float(second), power_w=4.0))
-    governor.limits = Limits(power_w=2.5, window_s=0.0)  # sheds, so that power must fall
+    governor.limits = DeviceLimits(power_w=2.5, window_s=0.0)  # sheds, so that power must fall
     for second in range(5, 60):
         step(governor, second, Readings(at_s=float(second), power_w=4.0))
     assert governor.power_w != 4.0
 
 
 def test_steady_power_of_a_steady_load_is_believed() -> None:
-    governor = Governor(Limits(), 2.0)
+    governor = Governor(DeviceLimits(), 2.0)
     for second in range(100):
         step(governor, second, Readings(at_s=float(second), power_w=5.0))
     assert governor.power_w == 5.0
 
 
 def test_temperature_alone_holds_a_limit_without_any_power_sensor() -> None:
-    governor = Governor(Limits(temperature_c=60.0), 2.0)
+    governor = Governor(DeviceLimits(temperature_c=60.0), 2.0)
     cool = [step(governor, second, Readings(at_s=float(second), temperature_c=40.0)) for second in range(60)]
     hot = [
         step(governor, second, Readings(at_s=float(second), temperature_c=63.0)) for second in range(60, 180)
     ]
-    assert cool[-1].setting == Setting("good")
-    assert hot[-1].setting == Setting("small")
+    assert cool[-1].setting == ModelSetting("good")
+    assert hot[-1].setting == ModelSetting("small")
 
 
 def test_lost_temperature_keeps_the_budget_and_then_grows_careful() -> None:
-    governor = Governor(Limits(temperature_c=60.0), 2.0)
+    governor = Governor(DeviceLimits(temperature_c=60.0), 2.0)
     for second in range(60):
         step(governor, second, Readings(at_s=float(second), temperature_c=58.0 + second % 2))
     before_w = governor.state.heat.budget_w
@@ -304,23 +304,23 @@ def test_lost_temperature_keeps_the_budget_and_then_grows_careful() -> None:
 
 def test_answers_that_come_late_make_room_in_the_deadline() -> None:
     profile = Profile(
-        {Setting("good"): Cost(0.030, 0.1, 0.9), Setting("small"): Cost(0.010, 0.05, 0.8)}, 0.05
+        {ModelSetting("good"): Cost(0.030, 0.1, 0.9), ModelSetting("small"): Cost(0.010, 0.05, 0.8)}, 0.05
     )
-    governor = Governor(Limits(), 2.0)
+    governor = Governor(DeviceLimits(), 2.0)
     late = Load(rate_hz=5.0, burstiness=0.0, missed=0.2)
     decisions = [step(governor, second, load=late, of=profile) for second in range(30)]
-    assert decisions[0].setting == Setting("good")
-    assert decisions[-1].setting == Setting("small")
+    assert decisions[0].setting == ModelSetting("good")
+    assert decisions[-1].setting == ModelSetting("small")
 
 
 def test_slower_runs_are_learned_and_lead_to_a_setting_that_is_in_time() -> None:
-    governor, profile = Governor(Limits(), 2.0), Profile(PAIR.costs, 0.02)
+    governor, profile = Governor(DeviceLimits(), 2.0), Profile(PAIR.costs, 0.02)
     slow = {"good": 0.03, "small": 0.015}
     setting = step(governor, 0, of=profile).setting
     for second in range(1, 40):
         load = Load(rate_hz=20.0, run_s=slow[setting.variant], burstiness=0.0)
         setting = step(governor, second, load=load, of=profile).setting
-    assert setting == Setting("small")
+    assert setting == ModelSetting("small")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_slower_runs_are_learned_and_lead_to_a_setting_that_is_in_time() -> None
     ],
 )
 def test_battery_at_its_edges(battery: Battery, admit: float) -> None:
-    governor = Governor(Limits(battery=BatteryLimit(0.2, 1e5)), 2.0)
+    governor = Governor(DeviceLimits(battery=BatteryLimit(0.2, 1e5)), 2.0)
     for second in range(5):
         decision = step(governor, second, Readings(at_s=float(second), battery=battery))
     assert decision.admit == pytest.approx(admit)

@@ -4,20 +4,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgekit_runtime.power.governor.choose import Model, State, choose
+from edgekit_runtime.power.governor.choose import GovernorModel, State, choose
 from edgekit_runtime.power.governor.settings import (
     BatteryLimit,
     Cost,
     Decision,
-    Limits,
+    DeviceLimits,
     Load,
+    ModelSetting,
     Profile,
-    Setting,
 )
 
 NOW_S = 1000.0
 IDLE_W = 2.0
-SETTINGS = [Setting(variant, batch, threads) for variant in "abc" for batch in (1, 4) for threads in (1, 2)]
+SETTINGS = [
+    ModelSetting(variant, batch, threads) for variant in "abc" for batch in (1, 4) for threads in (1, 2)
+]
 costs = st.builds(
     Cost,
     latency_s=st.floats(1e-3, 0.2),
@@ -31,18 +33,18 @@ deadlines = st.floats(5e-3, 1.0)
 
 
 def fresh(profile: Profile, load: Load, deadline_s: float | None = None) -> State:
-    return State(IDLE_W, {"m": Model(replace(profile, deadline_s=deadline_s), load=load)})
+    return State(IDLE_W, {"m": GovernorModel(replace(profile, deadline_s=deadline_s), load=load)})
 
 
 def decide(state: State, power_w: float | None, window_s: float = 0.0) -> Decision:
-    return choose(state, Limits(power_w=power_w, window_s=window_s), NOW_S)["m"]
+    return choose(state, DeviceLimits(power_w=power_w, window_s=window_s), NOW_S)["m"]
 
 
-def watts_of(state: State, setting: Setting) -> float:
+def watts_of(state: State, setting: ModelSetting) -> float:
     return state.idle_w + state.models["m"].forecasts()[setting].power_w
 
 
-def fitting(state: State, power_w: float) -> list[Setting]:
+def fitting(state: State, power_w: float) -> list[ModelSetting]:
     """Settings that are well within the deadline and under the limit."""
     deadline_s = state.models["m"].profile.deadline_s
     assert deadline_s is not None
@@ -141,7 +143,7 @@ def test_more_time_never_costs_accuracy(
 
 
 PAIR = Profile(
-    {Setting("good"): Cost(0.01, 0.10, 0.9), Setting("small"): Cost(0.005, 0.05, 0.8)}
+    {ModelSetting("good"): Cost(0.01, 0.10, 0.9), ModelSetting("small"): Cost(0.005, 0.05, 0.8)}
 )  # at 20 requests a second: 4.0 W and 3.0 W
 BUSY = Load(rate_hz=20.0, burstiness=0.0)
 
@@ -158,13 +160,13 @@ def test_turn_is_taken_where_it_leaves_what_was_drawn_nearer_to_the_limit() -> N
 def test_better_setting_far_over_the_limit_gets_no_turn() -> None:
     limits_w = 3.1  # a second at 0.9 W over it is 6 % of a window of 5 s
     state = replace(fresh(PAIR, BUSY), credit_j=1e9)
-    assert decide(state, limits_w, 5.0).setting == Setting("small")
-    assert decide(state, limits_w, 30.0).setting == Setting("good")
+    assert decide(state, limits_w, 5.0).setting == ModelSetting("small")
+    assert decide(state, limits_w, 30.0).setting == ModelSetting("good")
 
 
 def test_no_setting_under_the_limit_sheds_to_it_and_says_so() -> None:
     decision = decide(fresh(PAIR, BUSY), 2.5, 30.0)
-    assert decision.setting == Setting("small")
+    assert decision.setting == ModelSetting("small")
     assert decision.admit == pytest.approx(0.5)
     assert (decision.holds, decision.reason) == (False, "no setting holds the limit")
 
@@ -175,19 +177,24 @@ def test_limit_under_the_idle_power_leaves_the_least_share() -> None:
 
 def test_more_requests_than_any_setting_can_take_are_shed() -> None:
     decision = decide(fresh(PAIR, Load(rate_hz=1000.0), 0.05), None)
-    assert decision.setting == Setting("small")
+    assert decision.setting == ModelSetting("small")
     assert decision.admit == pytest.approx(0.85 / (1000 * 0.005))
     assert not decision.holds
 
 
 def test_deadline_that_nothing_meets_takes_the_soonest_answer() -> None:
     decision = decide(fresh(PAIR, BUSY, 0.001), None)
-    assert decision == Decision(Setting("small"), 1.0, holds=False, reason="no setting meets the deadline")
+    assert decision == Decision(
+        ModelSetting("small"), 1.0, holds=False, reason="no setting meets the deadline"
+    )
 
 
 def test_batch_is_not_waited_for_beyond_the_deadline() -> None:
     profile = Profile(
-        {Setting("good", batch=1): Cost(0.01, 0.1, 0.9), Setting("good", batch=8): Cost(0.02, 0.03, 0.9)}
+        {
+            ModelSetting("good", batch=1): Cost(0.01, 0.1, 0.9),
+            ModelSetting("good", batch=8): Cost(0.02, 0.03, 0.9),
+        }
     )
     for rate_hz, batch in ((20.0, 1), (90.0, 8)):
         state = fresh(profile, Load(rate_hz=rate_hz, burstiness=0.0), 0.2)
@@ -200,9 +207,9 @@ def test_batch_is_not_waited_for_beyond_the_deadline() -> None:
         lambda: Cost(0.0, 1.0, 0.5),
         lambda: Cost(1.0, 1.0, 1.5),
         lambda: Profile({}),
-        lambda: Limits(power_w=0.0),
-        lambda: Limits(window_s=-1.0),
-        lambda: Profile({Setting("a"): Cost(1.0, 1.0, 0.5)}, deadline_s=float("inf")),
+        lambda: DeviceLimits(power_w=0.0),
+        lambda: DeviceLimits(window_s=-1.0),
+        lambda: Profile({ModelSetting("a"): Cost(1.0, 1.0, 0.5)}, deadline_s=float("inf")),
         lambda: BatteryLimit(1.0, 0.0),
     ],
 )

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from edgekit_runtime.power.governor.forecast import Learned
-from edgekit_runtime.power.governor.settings import Cost, Load, Profile, Setting
+from edgekit_runtime.power.governor.settings import Cost, Load, ModelSetting, Profile
 
 RUN_S = 0.02
 COSTS = {
-    Setting("m"): Cost(RUN_S / 2, 0.010, 0.9),
-    Setting("m", batch=4): Cost(RUN_S, 0.005, 0.9),
+    ModelSetting("m"): Cost(RUN_S / 2, 0.010, 0.9),
+    ModelSetting("m", batch=4): Cost(RUN_S, 0.005, 0.9),
 }
 
 
@@ -42,7 +42,7 @@ def test_latency_of_random_arrivals_is_forecast_as_a_simulated_queue_shows_it(
     batch: int, busy: float, hold_s: float, least: float, most: float
 ) -> None:
     rate_hz = busy * batch / RUN_S
-    setting = Setting("m", batch)
+    setting = ModelSetting("m", batch)
     profile = Profile({setting: Cost(RUN_S, 0.01, 0.9)}, hold_s=hold_s)
     forecast = Learned().forecast(setting, Load(rate_hz), profile)
     assert least <= forecast.latency_s / simulate(batch, RUN_S, rate_hz, hold_s) <= most
@@ -50,12 +50,12 @@ def test_latency_of_random_arrivals_is_forecast_as_a_simulated_queue_shows_it(
 
 def test_even_arrivals_wait_for_their_batch_and_no_engine() -> None:
     profile, load = Profile(COSTS, hold_s=0.03), Load(rate_hz=60.0, burstiness=0.0)
-    assert Learned().forecast(Setting("m"), load, profile).latency_s == RUN_S / 2
-    assert Learned().forecast(Setting("m", 4), load, profile).latency_s == pytest.approx(0.03 + RUN_S)
+    assert Learned().forecast(ModelSetting("m"), load, profile).latency_s == RUN_S / 2
+    assert Learned().forecast(ModelSetting("m", 4), load, profile).latency_s == pytest.approx(0.03 + RUN_S)
 
 
 def test_batches_that_few_requests_share_are_forecast_to_draw_as_single_ones() -> None:
-    setting = Setting("m", batch=4)
+    setting = ModelSetting("m", batch=4)
     powers = [
         Learned().forecast(setting, Load(rate_hz), Profile(COSTS, hold_s=hold_s)).power_w / rate_hz
         for rate_hz, hold_s in ((1.0, 0.0), (20.0, 0.05), (100.0, 0.05))
@@ -64,7 +64,7 @@ def test_batches_that_few_requests_share_are_forecast_to_draw_as_single_ones() -
 
 
 def test_run_of_a_part_of_a_batch_is_not_taken_for_a_fast_full_one() -> None:
-    setting, profile = Setting("m", batch=4), Profile(COSTS)
+    setting, profile = ModelSetting("m", batch=4), Profile(COSTS)
     learned = Learned().learn_run(setting, RUN_S / 2, 1.0, profile)
     assert learned.run_s(setting, profile) == pytest.approx(RUN_S)
     assert Learned().learn_run(setting, RUN_S / 2, None, profile).run_s(setting, profile) < RUN_S

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit_runtime.power.governor.choose import Model, State, choose
+from edgekit_runtime.power.governor.choose import GovernorModel, State, choose
 from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make_frontier
-from edgekit_runtime.power.governor.settings import Cost, Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.governor.settings import Cost, Decision, DeviceLimits, Load, ModelSetting, Profile
 
 IDLE_W = 2.0
 # Few different numbers, so that equal sums come up.
 options = st.lists(
     st.builds(
         Option,
-        st.builds(Setting, st.sampled_from("abcdef"), st.integers(1, 4), st.integers(1, 4)),
+        st.builds(ModelSetting, st.sampled_from("abcdef"), st.integers(1, 4), st.integers(1, 4)),
         st.integers(0, 20).map(float),
         st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.5]),
     ),
@@ -71,14 +71,14 @@ def test_no_other_two_plans_lose_less_by_turns(
     assert mean_loss(lower, upper) == pytest.approx(best, abs=1e-9)
 
 
-def model(good: float, small: float, rate_hz: float = 20.0) -> Model:
+def model(good: float, small: float, rate_hz: float = 20.0) -> GovernorModel:
     """A model of 2 W and 0.9 of accuracy or 1 W and less, at 20 requests a second."""
-    costs = {Setting("good"): Cost(0.01, 0.1, good), Setting("small"): Cost(0.005, 0.05, small)}
-    return Model(Profile(costs), load=Load(rate_hz=rate_hz, burstiness=0.0))
+    costs = {ModelSetting("good"): Cost(0.01, 0.1, good), ModelSetting("small"): Cost(0.005, 0.05, small)}
+    return GovernorModel(Profile(costs), load=Load(rate_hz=rate_hz, burstiness=0.0))
 
 
-def plan(models: dict[str, Model], power_w: float) -> dict[str, Decision]:
-    return choose(State(IDLE_W, models), Limits(power_w=power_w, window_s=0.0), 0.0)
+def plan(models: dict[str, GovernorModel], power_w: float) -> dict[str, Decision]:
+    return choose(State(IDLE_W, models), DeviceLimits(power_w=power_w, window_s=0.0), 0.0)
 
 
 def test_model_that_would_lose_most_keeps_its_accuracy() -> None:
@@ -102,6 +102,6 @@ def test_all_models_shed_the_same_share_where_nothing_holds() -> None:
 
 def test_model_that_is_late_sheds_alone() -> None:
     decisions = plan({"a": model(0.9, 0.8), "b": model(0.9, 0.8, rate_hz=1000.0)}, 100.0)
-    assert decisions["a"] == Decision(Setting("good"))
+    assert decisions["a"] == Decision(ModelSetting("good"))
     assert decisions["b"].admit == pytest.approx(0.85 / (1000 * 0.005))
     assert decisions["b"].reason == "no setting meets the deadline"

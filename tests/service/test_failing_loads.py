@@ -15,7 +15,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.serving.lane_factory import Stacking
+from edgekit_runtime.service.serving.lane_factory import LaneFactory
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
 
@@ -109,14 +109,14 @@ def test_newer_version_whose_engine_raises_anything_is_rejected_and_the_one_befo
 def test_fault_of_the_service_while_it_takes_a_model_in_is_a_refusal_of_that_model(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Stacking.make
+    made = LaneFactory.make
 
-    def make(self: Stacking, loaded: Any) -> Any:
+    def make(self: LaneFactory, loaded: Any) -> Any:
         if loaded.manifest.name == "broken":
             raise KeyError("a fault of ours")
         return made(self, loaded)
 
-    monkeypatch.setattr(Stacking, "make", make)
+    monkeypatch.setattr(LaneFactory, "make", make)
     paths = [write(maker, tmp_path, "1.0.0", name=name) for name in ("broken", "linear")]
     with running(make_config(tmp_path), PackageFiles(paths, maker.trust)) as service:
         assert infer(service).status == 200

@@ -14,7 +14,7 @@ from tests.service.scheduling_parts import Bench
 from edgekit_runtime.service.observability.json_log import JsonLines
 from edgekit_runtime.service.observability.metrics import MAX_KINDS, Histogram, LaneMetrics, ServiceMetrics
 from edgekit_runtime.service.observability.prometheus import (
-    Family,
+    MetricFamily,
     lane_families,
     read_memory,
     service_families,
@@ -65,7 +65,7 @@ def test_lanes_are_read_by_prometheus_as_they_were_counted() -> None:
 @given(st.text(), st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_label_survives(name: str, value: str) -> None:
     value = value.replace("\r", "")  # Prometheus' parser takes it for an end of line
-    family = Family("x", "gauge", "A \\ and\na line.", (({"label": value}, 1.5),))
+    family = MetricFamily("x", "gauge", "A \\ and\na line.", (({"label": value}, 1.5),))
     text = write_exposition([family])
     assert len(text.splitlines()) >= 3
     (parsed,) = text_string_to_metric_families(text)
@@ -76,13 +76,13 @@ def test_any_label_survives(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", [0, 3, 1e-7, math.inf, -math.inf, 1e300])
 def test_any_number_survives(value: float) -> None:
-    assert parse(write_exposition([Family("x", "gauge", "X.", (({}, value),))])) == {"x": {(): value}}
-    nan = parse(write_exposition([Family("x", "gauge", "X.", (({}, math.nan),))]))
+    assert parse(write_exposition([MetricFamily("x", "gauge", "X.", (({}, value),))])) == {"x": {(): value}}
+    nan = parse(write_exposition([MetricFamily("x", "gauge", "X.", (({}, math.nan),))]))
     assert math.isnan(nan["x"][()])
 
 
 def test_without_series_there_is_no_text() -> None:
-    assert write_exposition([Family("x", "gauge", "X.", ())]) == ""
+    assert write_exposition([MetricFamily("x", "gauge", "X.", ())]) == ""
 
 
 @given(st.lists(st.floats(-1, 20, allow_nan=False)))

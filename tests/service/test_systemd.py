@@ -33,9 +33,9 @@ def test_systemd_hears_that_the_loop_turns_between_ready_and_stopping(
     async def serve() -> None:
         notifier = Notifier(asyncio.get_running_loop())
         await asyncio.sleep(0.2)
-        notifier.say_ready("ready at x")
+        notifier.notify_ready("ready at x")
         await asyncio.sleep(0.2)
-        notifier.say_stopping()
+        notifier.notify_stopping()
         await asyncio.sleep(0.2)
 
     with told:
@@ -59,9 +59,9 @@ def test_systemd_waits_for_a_start_that_takes_long(
 
     async def serve() -> None:
         notifier = Notifier(asyncio.get_running_loop())
-        notifier.say_starting()
+        notifier.notify_starting()
         await asyncio.sleep(0.2)
-        notifier.say_ready("x")
+        notifier.notify_ready("x")
         await asyncio.sleep(0.2)
 
     with told:
@@ -80,9 +80,9 @@ def test_without_systemd_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     loop = asyncio.new_event_loop()
     notifier = Notifier(loop)
-    notifier.say_starting()
-    notifier.say_ready("x")
-    notifier.say_stopping()
+    notifier.notify_starting()
+    notifier.notify_ready("x")
+    notifier.notify_stopping()
     loop.close()
 
 
@@ -93,7 +93,7 @@ def test_watchdog_of_another_process_is_left_to_it(
     monkeypatch.setenv("WATCHDOG_PID", "1")
 
     async def serve() -> None:
-        Notifier(asyncio.get_running_loop()).say_ready("x")
+        Notifier(asyncio.get_running_loop()).notify_ready("x")
         await asyncio.sleep(0.05)
 
     with told:

@@ -56,7 +56,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Serve until told to stop."""
     if arguments.print_unit:
-        from edgekit_runtime.service.systemd_unit import write_unit
+        from edgekit_runtime.service.systemd import write_unit
 
         unit = write_unit()
         return Outcome({"unit": unit}, unit.splitlines())

@@ -1,6 +1,6 @@
-"""What happens once a second: trials are judged, sensors read, energy shared out, the governor ticked.
+"""The tick once a second: it judges trials, updates metrics, shares out energy and runs the governor.
 
-Sensors are read on a thread of their own (`power.sampling`); here only what they said last is used, so a
+A thread of its own reads the sensors (`power.sensors.sampling`). The tick uses the latest readings only, so a
 sensor that hangs delays no request.
 """
 
@@ -31,17 +31,17 @@ _NO_READINGS: Final = Readings(at_s=float("-inf"))
 _logger = logging.getLogger(__name__)
 
 
-class Watching:
-    """One timer."""
+class Monitor:
+    """Runs the tick on a timer of the event loop."""
 
     def __init__(self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
-        """Begin.
+        """Start the timer.
 
         Args:
-            models: that are watched.
+            models: whose trials, energy and settings are looked after.
             metrics: where power, energy and temperature go.
-            power: where sensors are.
-            loop: on whose thread all this happens but for reading.
+            power: options of sensors and limits.
+            loop: runs the tick on its thread.
         """
         self._models, self._metrics, self._power, self._loop = models, metrics, power, loop
         self._sensors: Sensors | None = None
@@ -49,14 +49,14 @@ class Watching:
         self._meter: EnergyMeter | None = None
         self._governor: Governor | None = None
         self._begun_s = time.monotonic()
-        self._has_begun = False
+        self._has_searched = False
         self._seen_s = _NO_READINGS.at_s
         self._work: dict[str, tuple[float, int]] = {}
         self._since: dict[str, int] = {}
         self._timer = loop.call_later(power.period_s, self._tick)
 
     def stop(self) -> None:
-        """End; the last call."""
+        """Stop the timer and the reading of sensors; the last call."""
         self._timer.cancel()
         if self._sampling is not None:
             self._sampling.stop()
@@ -64,29 +64,29 @@ class Watching:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._power.period_s, self._tick)
         try:
-            self._watch()
+            self._check()
         except OSError as cause:  # modules are imported when they are needed first, which takes a descriptor
             if not is_lack(cause):
                 raise
-            _logger.warning("limits and trials are not looked at now: %s", cause)
+            _logger.warning("limits and trials are not checked now: %s", cause)
 
-    def _watch(self) -> None:
-        if not self._has_begun:
-            # Not before: who waits for the first answer does not need it.
-            self._has_begun = True
+    def _check(self) -> None:
+        if not self._has_searched:
+            # At the first tick, not at the start: the first answer does not need sensors.
+            self._has_searched = True
             try:
-                self._begin()
+                self._find_sensors()
             except (OSError, UnavailableError) as cause:
                 if isinstance(cause, OSError) and not is_lack(cause):
                     raise
-                self._has_begun = False  # limits and trials go on without sensors until then
+                self._has_searched = False  # limits and trials go on without sensors until then
                 _logger.warning("no sensor is read now: %s", cause)
         self._models.judge_trials()
         now_s = time.monotonic()
         readings = _NO_READINGS if self._sampling is None else self._sampling.latest
         served = self._models.served()
         if self._sensors is not None:
-            self._say(self._sensors, readings)
+            self._update_metrics(self._sensors, readings)
         if self._meter is not None:
             self._share_out(self._meter, readings, served)
         governed = {_key(one): one.governed for one in served if one.governed is not None}
@@ -94,7 +94,7 @@ class Watching:
             self._govern(governed, readings, now_s)
 
     def _govern(self, governed: "Mapping[str, GovernedModel]", readings: Readings, now_s: float) -> None:
-        """Tell the governor what was counted of all its models, and do what it decides for each."""
+        """Let the governor decide by what was counted of its models, and carry that out for each."""
         if self._governor is None:
             from edgekit_runtime.power.governor.governor import Governor
 
@@ -103,7 +103,7 @@ class Watching:
         for name, decision in self._governor.tick(now_s, readings, seen).items():
             governed[name].lane.follow(decision)
 
-    def _begin(self) -> None:
+    def _find_sensors(self) -> None:
         if not self._power.sensors:
             return
         check_descriptors("sensors cannot be looked for")  # else it would find none
@@ -124,8 +124,8 @@ class Watching:
         if sensors.source is not None:
             self._meter = EnergyMeter()
 
-    def _say(self, sensors: "Sensors", readings: Readings) -> None:
-        """Put what the sensors said last where metrics are read; what they do not say now is left out."""
+    def _update_metrics(self, sensors: "Sensors", readings: Readings) -> None:
+        """Set the metrics of the sensors to the latest readings; a sensor without one has no metric."""
         from edgekit_runtime.power.sensors.raspberry import NOW
 
         metrics = self._metrics
@@ -150,7 +150,7 @@ class Watching:
         metrics.device = {name: value for name, value in found.items() if value is not None}
 
     def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
-        """Share out the energy of the time since the last readings, and say what the sensors said."""
+        """Share out the energy since the last readings among the versions, by their work."""
         from edgekit_runtime.power.sensors.energy_meter import Work
 
         work = {key: Work(busy_s, requests) for key, busy_s, requests in self._count(served)}
@@ -175,14 +175,14 @@ class Watching:
             self._since.clear()
 
     def _count(self, served: list[Served]) -> Iterator[tuple[str, float, int]]:
-        """Yield what each version did since the last call: its key, seconds of the engine, requests."""
+        """Yield the key of each version, and its seconds of the engine and requests since the last call."""
         before, self._work = self._work, {}
         for one in served:
             busy_s = sum(run.infer_s for run in one.metrics.runs.values())
             requests = one.metrics.succeeded + one.metrics.failed
             self._work[_key(one)] = (busy_s, requests)
             old_s, old = before.get(_key(one), (0.0, 0))
-            if requests < old:  # loaded anew
+            if requests < old:  # loaded again
                 old_s, old = 0.0, 0
             yield _key(one), max(0.0, busy_s - old_s), requests - old
 

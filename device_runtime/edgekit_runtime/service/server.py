@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
@@ -19,22 +17,16 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.listeners import SocketFile, inherit_listeners, listen_tcp, listen_unix
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.models.source import Source
-from edgekit_runtime.service.monitor import Watching
+from edgekit_runtime.service.monitor import Monitor
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.config import ServiceConfig
-from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.scheduling.fair_pool import Pool, Threads
-from edgekit_runtime.service.scheduling.response_cache import ResponseCache
-from edgekit_runtime.service.scheduling.run_memory import allowed_run_bytes
-from edgekit_runtime.service.serving.lane_factory import Stacking
+from edgekit_runtime.service.serving.lane_factory import LaneFactory
 from edgekit_runtime.service.serving.load_deadline import count_hung
-from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.systemd import Notifier
 from edgekit_runtime.service.workers.supervisor import Supervisor
 
@@ -71,29 +63,21 @@ class Service:
         self._threads = Threads(loop, os.cpu_count() or 1)
         self._pool = Pool(self._threads)
         self.metrics = ServiceMetrics()
-        stacking = Stacking(
-            loop=loop,
-            pool=self._pool,
-            regions=self._regions,
-            cache=ResponseCache(config.cache),
-            options_of=self._options_of,
-            drift=config.drift,
-            max_json_bytes=config.inference.max_json_bytes,
-            max_json_response_bytes=config.inference.max_json_response_bytes,
-            max_run_bytes=allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes),
-        )
+        self.workers: Supervisor
+        lanes = LaneFactory(loop, self._pool, self._regions, config)
         self.registry = Registry(
             source,
-            stacking.make,
+            lanes.make,
             config.models,
-            open_remote=self._open_remote,
+            # The workers are made below.
+            open_remote=lambda package, options, beside: self.workers.open(package, options, beside),  # noqa: PLW0108
             memory=config.memory,
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
         router = Router(self.registry, self._regions, self._write_metrics, slicer)
-        self._watching: Watching | None = None
+        self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(self.http, self._regions, config, source.limits, self._token)
         self.workers.versions = self.registry
@@ -101,7 +85,7 @@ class Service:
         self._tls: TlsListener | None = None
 
     async def listen(self) -> list[str]:
-        """Accept connections from now on; returns where, for people.
+        """Accept connections from now on; return the addresses.
 
         Raises:
             TransportError: an address is in use or cannot be used.
@@ -135,8 +119,8 @@ class Service:
         """
         if self._tls is not None:
             self._tls.close()
-        if self._watching is not None:
-            self._watching.stop()
+        if self._monitor is not None:
+            self._monitor.stop()
         self.workers.begin_stop()
         if self._socket_file is not None:
             self._socket_file.remove()  # while it listens: later its inode may be that of another file
@@ -165,14 +149,6 @@ class Service:
         head.clearance = self.http.clearance
         return False
 
-    def _open_remote(
-        self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None
-    ) -> RemoteVersion:
-        return self.workers.open(package, options, beside)
-
-    def _options_of(self, name: str) -> ModelOptions:
-        return self._config.models.get(name) or ModelOptions()
-
     def _write_metrics(self) -> bytes:
         connections = self.http.connection_count + self.http.lent
         restarts = self.workers.count_restarts()
@@ -183,8 +159,8 @@ class Service:
 
     def watch(self) -> None:
         """Look at trials, sensors and governors once a second from now on."""
-        if self._watching is None:
-            self._watching = Watching(self.registry.models, self.metrics, self._config.power, self.http.loop)
+        if self._monitor is None:
+            self._monitor = Monitor(self.registry.models, self.metrics, self._config.power, self.http.loop)
 
 
 async def serve(
@@ -212,38 +188,28 @@ async def serve(
     service = Service(config, source)
     try:
         addresses = await service.listen()
-        notifier.say_starting()
+        notifier.notify_starting()
         loading = asyncio.ensure_future(service.registry.load_all())
         service.watch()
-        loaded = functools.partial(
-            _announce, announce, addresses, service.registry.models, notifier, stopping
-        )
-        loading.add_done_callback(loaded)
+
+        def report(_: "asyncio.Future[None]") -> None:
+            if loading.cancelled():
+                return
+            if loading.exception() is None:
+                announce(addresses, list(service.registry.models.by_name))
+                notifier.notify_ready(f"ready at {', '.join(addresses)}")
+            else:
+                stopping.set()  # where it is raised
+
+        loading.add_done_callback(report)
         await stopping.wait()
-        notifier.say_stopping()
+        notifier.notify_stopping()
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loading
     finally:
         has_ended = await service.stop()
     return has_ended
-
-
-def _announce(
-    announce: Callable[[Sequence[str], Sequence[str]], None],
-    addresses: Sequence[str],
-    models: Catalogue,
-    notifier: Notifier,
-    stopping: asyncio.Event,
-    loading: "asyncio.Future[None]",
-) -> None:
-    if loading.cancelled():
-        return
-    if loading.exception() is None:
-        announce(addresses, list(models.by_name))
-        notifier.say_ready(f"ready at {', '.join(addresses)}")
-    else:
-        stopping.set()  # where it is raised
 
 
 def _name(listener: socket.socket) -> str:

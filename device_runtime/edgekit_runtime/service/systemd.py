@@ -1,4 +1,4 @@
-"""What systemd is told of the service: that it starts, that it is ready, that it is alive, that it stops.
+"""The service under systemd: its unit, and the notifications that it starts, is ready, is alive and stops.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -7,17 +7,77 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
+from pathlib import Path
 from typing import Final
 
 _MICROSECONDS: Final = 1e6
-_START_MORE_S: Final = 60.0  # that systemd waits for the next word
+_START_MORE_S: Final = 60.0  # that systemd waits for the next notification
+
+_UNIT: Final = """\
+[Unit]
+Description=edgekit inference service
+Documentation=man:systemd.exec(5)
+After=network.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command} serve
+# Packages are trusted that the keys in /etc/edgekit/keys have signed.
+Environment=EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit EDGEKIT_CACHE=/var/cache/edgekit
+Environment=ORT_DISABLE_TELEMETRY=1
+Restart=always
+RestartSec=100ms
+WatchdogSec=10s
+TimeoutStartSec=300s
+TimeoutStopSec=45s
+# SIGTERM only to the service, which ends its workers itself.
+KillMode=mixed
+# Not DynamicUser: its state folder can be reached by nobody who is to install a package, and its group by no
+# application that is to use the socket.
+User=edgekit
+Group=edgekit
+StateDirectory=edgekit
+CacheDirectory=edgekit
+RuntimeDirectory=edgekit
+RuntimeDirectoryMode=0755
+# A model's worker is ended before the service.
+OOMPolicy=continue
+OOMScoreAdjust=-100
+LimitNOFILE=65536
+NoNewPrivileges=yes
+# Not PrivateDevices, nor ProtectClock, which closes /dev as well: engines open those of a GPU, and a
+# Raspberry Pi tells of its power by one. The clock cannot be set without the capability.
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+UMask=0027
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 class Notifier:
-    """Tells systemd; does nothing where there is none."""
+    """Notifies systemd; does nothing if the service runs without it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read from the environment where to tell what, and take it out there: children have no say."""
+        """Take the address from the environment, so that no child process can notify systemd."""
         self._loop = loop
         address = os.environ.pop("NOTIFY_SOCKET", "")
         period_us, pid = os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")
@@ -26,31 +86,31 @@ class Notifier:
         self._period_s = int(period_us) / _MICROSECONDS / 2 if is_watched else 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def say_starting(self) -> None:
-        """The service loads its models; systemd waits for it as long as the event loop turns.
+    def notify_starting(self) -> None:
+        """Ask systemd to wait while models are loaded, for as long as the event loop turns.
 
-        The loads themselves have limits, and a TensorRT engine is built for longer than a start may take.
+        Each load has a limit of its own; building a TensorRT engine takes longer than systemd would wait.
         """
         self._send(f"EXTEND_TIMEOUT_USEC={_START_MORE_S * _MICROSECONDS:.0f}")
         if self._address:
-            self._timer = self._loop.call_later(_START_MORE_S / 3, self.say_starting)
+            self._timer = self._loop.call_later(_START_MORE_S / 3, self.notify_starting)
 
-    def say_ready(self, status: str) -> None:
-        """The service answers requests; from now on the watchdog hears that the event loop turns."""
+    def notify_ready(self, status: str) -> None:
+        """Report that the service answers requests, and feed the watchdog from now on."""
         self._end_timer()
         self._send(f"READY=1\nSTATUS={status}")
         if self._period_s > 0:
-            self._show_life()
+            self._notify_alive()
 
-    def say_stopping(self) -> None:
-        """The service is about to end; the watchdog hears nothing more."""
+    def notify_stopping(self) -> None:
+        """Report that the service stops, and stop feeding the watchdog."""
         self._end_timer()
         self._send("STOPPING=1")
 
-    def _show_life(self) -> None:
-        """Called by the loop, so it is only said while the loop turns."""
+    def _notify_alive(self) -> None:
+        """Feed the watchdog; the event loop calls this, so a loop that hangs does not."""
         self._send("WATCHDOG=1")
-        self._timer = self._loop.call_later(self._period_s, self._show_life)
+        self._timer = self._loop.call_later(self._period_s, self._notify_alive)
 
     def _end_timer(self) -> None:
         if self._timer is not None:
@@ -60,6 +120,16 @@ class Notifier:
     def _send(self, message: str) -> None:
         if not self._address:
             return
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
-            teller.setblocking(False)
-            teller.sendto(message.encode(), self._address)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.setblocking(False)
+            notifier.sendto(message.encode(), self._address)
+
+
+def write_unit(command: str | None = None) -> str:
+    """Return the text of `edgekit.service`.
+
+    Args:
+        command: path of `edgekit-device`; by default the one beside this Python.
+    """
+    found = command or str(Path(sys.executable).parent / "edgekit-device")
+    return _UNIT.format(command=found)

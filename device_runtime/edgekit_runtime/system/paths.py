@@ -15,48 +15,46 @@ def find_state_folder() -> Path:
 
     That is `edgekit` in `$XDG_STATE_HOME` or `~/.local/state`.
     """
-    if given := os.environ.get("EDGEKIT_STATE"):
-        return Path(given)
+    if stated := os.environ.get("EDGEKIT_STATE"):
+        return Path(stated)
     if os.geteuid() == 0:
         return Path("/var/lib/edgekit")
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "edgekit"
-
-
-def find_device_target() -> str | None:
-    """Return `$EDGEKIT_TARGET`, the target that packages here must have, or None where any will do."""
-    return os.environ.get("EDGEKIT_TARGET") or None
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgekit"
 
 
 def find_cache_folder() -> Path:
     """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if given := os.environ.get("EDGEKIT_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgekit"
+    if stated := os.environ.get("EDGEKIT_CACHE"):
+        return Path(stated)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
 def find_keys_folder() -> Path:
     """Return the folder of keys: `$EDGEKIT_HOME/keys`, or `~/.config/edgekit/keys`."""
-    home = os.environ.get("EDGEKIT_HOME")
-    return (Path(home) if home else Path.home() / ".config" / "edgekit") / "keys"
+    return Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit") / "keys"
+
+
+def find_device_target() -> str | None:
+    """Return `$EDGEKIT_TARGET`, the target that packages here must have, or None if any will do."""
+    return os.environ.get("EDGEKIT_TARGET") or None
 
 
 def find_socket() -> Path:
-    """Return where the Unix socket is by default.
+    """Return where the service puts its Unix socket by default.
 
-    In `$RUNTIME_DIRECTORY`, `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    That is in `$RUNTIME_DIRECTORY` (systemd's), `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
     """
-    if given := os.environ.get("RUNTIME_DIRECTORY"):  # systemd's RuntimeDirectory=edgekit
-        return Path(given.split(":")[0]) / _SOCKET_NAME
-    if given := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(given) / "edgekit" / _SOCKET_NAME
-    return SYSTEM_FOLDER / _SOCKET_NAME
+    if folders := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(folders.split(":")[0]) / _SOCKET_NAME
+    return _list_socket_folders()[0] / _SOCKET_NAME
 
 
 def find_running_service() -> Path | None:
-    """Return the Unix socket of the service where there is one: of this user, else of the system."""
-    own = os.environ.get("XDG_RUNTIME_DIR")
-    folders = [Path(own) / "edgekit"] if own else []
-    sockets = (folder / _SOCKET_NAME for folder in (*folders, SYSTEM_FOLDER))
+    """Return the Unix socket of the service of this user, else of the system; None if neither is there."""
+    sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
+
+
+def _list_socket_folders() -> list[Path]:
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return [*([Path(own) / "edgekit"] if own else []), SYSTEM_FOLDER]

@@ -20,11 +20,11 @@ from typing import Final
 from edgekit_runtime.power.governor.budget import Charge, Heat
 from edgekit_runtime.power.governor.forecast import Forecast, Learned
 from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make_frontier
-from edgekit_runtime.power.governor.settings import Decision, Limits, Load, Profile, Setting
+from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Load, ModelSetting, Profile
 
 TICK_S: Final = 1.0  # from one decision to the next
 DWELL_S: Final = 2.0  # a turn, but for plans that are so far over the budget that they get a tick only
-KEEPING_UP: Final = 0.85  # share of its time that an engine may be busy while requests are shed
+MOST_BUSY: Final = 0.85  # share of its time that an engine may be busy while requests are shed
 LEAST_ADMIT: Final = 0.05  # a device that takes nothing would never learn that it could again
 MOST_SWING: Final = 0.03  # of the window's energy, that a turn may draw over the budget
 _KEPT_DEADLINE: Final = 0.9  # a setting must be forecast within this share of the deadline to be entered
@@ -33,7 +33,7 @@ _REPAY_S: Final = 10.0  # in which shedding makes up for what was overdrawn
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class GovernorModel:
     """All that is remembered of one model.
 
     Attributes:
@@ -50,13 +50,13 @@ class Model:
     caution: float = 0.0
     decision: Decision | None = None
 
-    def forecasts(self) -> dict[Setting, Forecast]:
+    def forecasts(self) -> dict[ModelSetting, Forecast]:
         """Return what each setting would do now."""
         return {
             setting: self.learned.forecast(setting, self.load, self.profile) for setting in self.profile.costs
         }
 
-    def is_in_time(self, setting: Setting, forecast: Forecast) -> bool:
+    def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
         """Whether a setting keeps the deadline, with some room where it is not yet in force."""
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
@@ -79,26 +79,26 @@ class State:
     """
 
     idle_w: float
-    models: Mapping[str, Model] = field(default_factory=dict, hash=False)
+    models: Mapping[str, GovernorModel] = field(default_factory=dict, hash=False)
     heat: Heat = field(default_factory=Heat)
     charge: Charge = field(default_factory=Charge)
     credit_j: float = 0.0
     blind: float = 0.0
     since_s: float = -math.inf
 
-    def allowed_w(self, limits: Limits) -> float:
+    def allowed_w(self, limits: DeviceLimits) -> float:
         """Return the least of all power budgets; infinity without a limit."""
         power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
         budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
         return min((budget for budget in budgets if budget is not None), default=math.inf)
 
 
-def most_credit_j(allowed_w: float, limits: Limits) -> float:
+def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
     """Return the most that a turn may draw over the budget, joules: it bounds a window's mean."""
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 
 
-def choose(state: State, limits: Limits, now_s: float) -> dict[str, Decision]:
+def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
     """Return what to do next with each model.
 
     Args:
@@ -123,7 +123,7 @@ def choose(state: State, limits: Limits, now_s: float) -> dict[str, Decision]:
     return _decide(best, state, options, why=f"better settings draw more than {allowed_w:.2f} W")
 
 
-def _list_options(model: Model) -> list[Option]:
+def _list_options(model: GovernorModel) -> list[Option]:
     """Return the settings that are in time; all of them, as ever greater losses, where none is."""
     forecasts, costs = model.forecasts(), model.profile.costs
     best = max(cost.accuracy for cost in costs.values()) or 1.0
@@ -138,7 +138,7 @@ def _list_options(model: Model) -> list[Option]:
     ]
 
 
-def _lateness(setting: Setting, forecast: Forecast, model: Model) -> float:
+def _lateness(setting: ModelSetting, forecast: Forecast, model: GovernorModel) -> float:
     """0..2, growing with the latency; from 1 on, where queues grow without end, with a request's time."""
     late_s = forecast.latency_s
     if late_s < math.inf:
@@ -183,7 +183,7 @@ def _decide(
         share, is_late = 1.0 if admit is None else admit, losses[setting] >= 1
         if is_late:
             busy = model.load.rate_hz * model.learned.run_s(setting, model.profile) / setting.batch
-            share = max(LEAST_ADMIT, min(share, KEEPING_UP / busy if busy > KEEPING_UP else 1.0))
+            share = max(LEAST_ADMIT, min(share, MOST_BUSY / busy if busy > MOST_BUSY else 1.0))
         gives_way = admit is not None or losses[setting] > min(losses.values())
         reasons = ["no setting meets the deadline"] * is_late + [why] * gives_way
         decisions[name] = Decision(setting, share, admit is None and not is_late, "; ".join(reasons))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from edgekit_runtime.power.governor.settings import Load, Profile, Setting
+from edgekit_runtime.power.governor.settings import Load, ModelSetting, Profile
 
 _LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
 _FORGOTTEN_S: Final = 300.0  # without a reading, after which the next one counts as the first
@@ -41,9 +41,9 @@ class Factor:
     """Seen over stated: of all settings together, and of each that was used, with its number of readings."""
 
     overall: float = 1.0
-    each: Mapping[Setting, tuple[float, float]] = field(default_factory=dict, hash=False)
+    each: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
 
-    def of(self, setting: Setting) -> float:
+    def of(self, setting: ModelSetting) -> float:
         """Return the factor of one setting."""
         return self.each[setting][0] if setting in self.each else self.overall
 
@@ -52,12 +52,12 @@ class Factor:
         kept = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(self, each={one: (factor, kept * count) for one, (factor, count) in self.each.items()})
 
-    def gain(self, setting: Setting, least: float = _LEAST_GAIN) -> float:
+    def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
         """Return the weight of the next observation of a setting: how uncertain its factor is."""
         # What was forecast counts as one reading: a mean at first, later one that forgets.
         return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
 
-    def learn(self, setting: Setting, ratio: float, gain: float) -> "Factor":
+    def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         known, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
@@ -77,7 +77,7 @@ class Learned:
     energy: Factor = field(default_factory=Factor)
     run: Factor = field(default_factory=Factor)
 
-    def forecast(self, setting: Setting, load: Load, profile: Profile) -> Forecast:
+    def forecast(self, setting: ModelSetting, load: Load, profile: Profile) -> Forecast:
         """Return what `setting` would do under `load`, with all requests taken."""
         run_s = self.run_s(setting, profile)
         done_hz = min(load.rate_hz, setting.batch / run_s)
@@ -85,11 +85,13 @@ class Learned:
         energy_j = cost.energy_j * self.energy.of(setting)
         return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
 
-    def run_s(self, setting: Setting, profile: Profile) -> float:
+    def run_s(self, setting: ModelSetting, profile: Profile) -> float:
         """Return the time of one run in `setting` with a full batch."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
-    def learn_run(self, setting: Setting, run_s: float, fill: float | None, profile: Profile) -> "Learned":
+    def learn_run(
+        self, setting: ModelSetting, run_s: float, fill: float | None, profile: Profile
+    ) -> "Learned":
         """Return what is known after runs of `run_s` in `setting`, with `fill` requests each."""
         ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))

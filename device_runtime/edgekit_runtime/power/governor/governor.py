@@ -1,7 +1,7 @@
-"""The governor: learns from what is measured, keeps account of the budget, and carries `choose` out.
+"""The governor: learns from what is measured, keeps account of the budget, and applies `choose`.
 
-One governor holds the limits of a device for all models that it is told of. It is ticked once a second on
-any thread, always the same one, and neither reads a clock nor a sensor.
+One governor holds the limits of a device for all governed models. `tick` is called once a second, always on
+the same thread; it reads neither a clock nor a sensor.
 """
 
 import logging
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from edgekit_runtime.power.governor.budget import Charge, Heat
-from edgekit_runtime.power.governor.choose import LEAST_ADMIT, Model, State, choose, most_credit_j
+from edgekit_runtime.power.governor.choose import LEAST_ADMIT, GovernorModel, State, choose, most_credit_j
 from edgekit_runtime.power.governor.forecast import Learned
-from edgekit_runtime.power.governor.plausibility import Trust
-from edgekit_runtime.power.governor.settings import Decision, Limits, Seen, Setting
+from edgekit_runtime.power.governor.plausibility import SensorFilter
+from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
 
 _LOAD_GAINS: Final = (0.1, 0.5)  # for a second whose requests are as many as chance makes them, and others
@@ -32,7 +32,7 @@ _HEAT_PATIENCE: Final = 120  # zones step by a degree
 _BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of the limit is kept free
 _AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
 _NOISY: Final = 0.065  # a reading that is so noisy counts as much as what was learned of a used plan
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _MISSED: Final = 0.005  # share of late answers at which caution neither grows nor fades; half of what may be
 _CAUTION_GAIN: Final = 0.3
 _MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # in a second, and at all
@@ -50,16 +50,16 @@ class Governor:
         state: what is remembered.
     """
 
-    limits: Limits
+    limits: DeviceLimits
     idle_w: float = 0.0
     state: State = field(init=False)
     _at_s: float | None = field(default=None, init=False)
-    _power: Trust = field(default=Trust(_POWER_PATIENCE), init=False)
-    _heat: Trust = field(default=Trust(_HEAT_PATIENCE), init=False)
+    _power: SensorFilter = field(default=SensorFilter(_POWER_PATIENCE), init=False)
+    _heat: SensorFilter = field(default=SensorFilter(_HEAT_PATIENCE), init=False)
     _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
     _error: float = field(default=0.0, init=False)  # of the last reading, as a share
     _seen_s: float = field(default=-math.inf, init=False)
-    _told: tuple[float, bool | None] = field(default=(-math.inf, None), init=False)
+    _logged: tuple[float, bool | None] = field(default=(-math.inf, None), init=False)
 
     def __post_init__(self) -> None:
         self.state = State(self.idle_w)
@@ -76,7 +76,7 @@ class Governor:
         self._at_s = now_s
         if now_s - readings.at_s > _STALE_S:
             readings = Readings(at_s=now_s)
-        self._meet(seen)
+        self._update_models(seen)
         if not seen:
             return {}
         if dt_s > 0:
@@ -87,7 +87,7 @@ class Governor:
         models = {name: replace(model, decision=decisions[name]) for name, model in self.state.models.items()}
         moved = any(was is None or was.setting != decisions[name].setting for name, was in before.items())
         self.state = replace(self.state, models=models, since_s=now_s if moved else self.state.since_s)
-        self._tell(decisions, now_s)
+        self._log_limits(decisions, now_s)
         return {name: decision for name, decision in decisions.items() if decision != before[name]}
 
     @property
@@ -97,24 +97,25 @@ class Governor:
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w
 
-    def _meet(self, seen: Mapping[str, Seen]) -> None:
+    def _update_models(self, seen: Mapping[str, Seen]) -> None:
         """Forget the models that are gone, and begin with new ones."""
         known = self.state.models
         models = {
-            name: known.get(name, Model(one.profile, load=one.load)) for name, one in sorted(seen.items())
+            name: known.get(name, GovernorModel(one.profile, load=one.load))
+            for name, one in sorted(seen.items())
         }
         self.state = replace(self.state, models=models)
 
     def _expected_w(self) -> float:
         return self.state.idle_w + sum(_drawn_w(model) for model in self.state.models.values())
 
-    def _tell(self, decisions: Mapping[str, Decision], now_s: float) -> None:
-        """Log when limits begin or cease to hold; at the edge of what can be held that comes and goes."""
-        at_s, told = self._told
+    def _log_limits(self, decisions: Mapping[str, Decision], now_s: float) -> None:
+        """Log when limits begin or cease to hold, at most once a minute."""
+        at_s, were_held = self._logged
         failing = next(((name, one) for name, one in decisions.items() if not one.holds), None)
-        if told == (failing is None) or now_s - at_s < _TELL_EVERY_S:
+        if were_held == (failing is None) or now_s - at_s < _LOG_EVERY_S:
             return
-        self._told = now_s, failing is None
+        self._logged = now_s, failing is None
         if failing is None:
             _logger.info("limits hold")
         else:
@@ -128,7 +129,7 @@ class Governor:
         self._heat = self._heat.see(readings.temperature_c, expected_w)
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
         is_blind = readings.at_s - self._seen_s > _BLIND_S
-        # Once power is back it takes turns of each setting until all are learned anew.
+        # Once power is back it takes turns of each setting until all are learned again.
         blind = _BLIND_SHARE if is_blind else max(0.0, state.blind - _BLIND_SHARE * dt_s / _BLIND_S)
         settled = readings.at_s - state.since_s >= _SETTLING_S and all(
             _obeys(seen[name], model) for name, model in state.models.items()
@@ -211,7 +212,7 @@ class Governor:
         return low_w, high_w
 
 
-def _drawn_w(model: Model) -> float:
+def _drawn_w(model: GovernorModel) -> float:
     """Return the power above idle that a model is expected to draw."""
     if model.decision is None:
         return 0.0
@@ -219,11 +220,11 @@ def _drawn_w(model: Model) -> float:
     return model.learned.forecast(model.decision.setting, taken, model.profile).power_w
 
 
-def _obeys(seen: Seen, model: Model) -> bool:
+def _obeys(seen: Seen, model: GovernorModel) -> bool:
     return model.decision is not None and seen.running in (None, model.decision.setting)
 
 
-def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Model:
+def _learn_load(model: GovernorModel, seen: Seen, dt_s: float, *, settled: bool) -> GovernorModel:
     """Return a model with the load smoothed, and with what it says of running times where that is settled."""
     load, known = seen.load, model.load
     chance = 1 + 2 * math.sqrt(known.rate_hz * known.burstiness)
@@ -244,7 +245,7 @@ def _learn_load(model: Model, seen: Seen, dt_s: float, *, settled: bool) -> Mode
     return replace(model, load=smooth, learned=learned, caution=caution)
 
 
-def _learn_energy(model: Model, setting: Setting, ratio: float, gain: float) -> Model:
+def _learn_energy(model: GovernorModel, setting: ModelSetting, ratio: float, gain: float) -> GovernorModel:
     """Return a model that draws `ratio` times what was expected in a setting."""
     energy = model.learned.energy
     energy = energy.learn(setting, ratio * energy.of(setting), gain)

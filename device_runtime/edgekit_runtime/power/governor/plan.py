@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from edgekit_runtime.power.governor.settings import Setting
+from edgekit_runtime.power.governor.settings import ModelSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Option:
         loss: share of its accuracy that the model loses; over 1 where it misses its deadline.
     """
 
-    setting: Setting
+    setting: ModelSetting
     power_w: float
     loss: float
 
@@ -45,7 +45,7 @@ class Plan:
 
     power_w: float
     loss: float = 0.0
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[ModelSetting, ...] = ()
 
     def add(self, option: Option) -> "Plan":
         """Return the plan with one more model."""

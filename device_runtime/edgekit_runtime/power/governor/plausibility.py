@@ -13,7 +13,7 @@ _KEPT: Final = 5  # readings
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class SensorFilter:
     """What was read lately of one sensor.
 
     Attributes:
@@ -29,7 +29,7 @@ class Trust:
     least_w: float = 0.0
     most_w: float = 0.0
 
-    def see(self, value: float | None, expected_w: float) -> "Trust":
+    def see(self, value: float | None, expected_w: float) -> "SensorFilter":
         """Return the state after a reading.
 
         Args:
@@ -39,8 +39,8 @@ class Trust:
         if value is None:
             return replace(self, recent=())
         if not self.recent or value != self.recent[-1]:
-            return Trust(self.patience, (*self.recent, value)[-_KEPT:], 0, expected_w, expected_w)
-        return Trust(
+            return SensorFilter(self.patience, (*self.recent, value)[-_KEPT:], 0, expected_w, expected_w)
+        return SensorFilter(
             self.patience,
             (*self.recent, value)[-_KEPT:],
             self.repeats + 1,

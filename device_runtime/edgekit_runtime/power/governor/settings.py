@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Setting:
+class ModelSetting:
     """How a model is run.
 
     Attributes:
@@ -53,7 +53,7 @@ class Profile:
         hold_s: for how long a request that could run waits at most for its batch to fill.
     """
 
-    costs: Mapping[Setting, Cost]
+    costs: Mapping[ModelSetting, Cost]
     deadline_s: float | None = None
     hold_s: float = 0.0
 
@@ -65,7 +65,7 @@ class Profile:
         if not 0 <= self.hold_s < math.inf:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
-    def of(self, setting: Setting, fill: float) -> Cost:
+    def of(self, setting: ModelSetting, fill: float) -> Cost:
         """Return what a run of `fill` requests costs in a setting, 1 to its batch.
 
         It lies on the line between that of a full batch and that of one request in the setting of batch 1;
@@ -98,7 +98,7 @@ class BatteryLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeviceLimits:
     """What must hold for the device, whichever models run. None: no such limit.
 
     Attributes:
@@ -152,7 +152,7 @@ class Seen:
 
     profile: Profile
     load: Load
-    running: Setting | None = None
+    running: ModelSetting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Decision:
         reason: in a few words, for logs and people.
     """
 
-    setting: Setting
+    setting: ModelSetting
     admit: float = 1.0
     holds: bool = True
     reason: str = ""

@@ -79,7 +79,7 @@ class Watched:
 
     probe: Probe
     fault: str | None = None
-    _told: bool = field(default=False, repr=False)
+    _is_logged: bool = field(default=False, repr=False)
 
     def read(self, now_s: float) -> float | None:
         """Return the number, or None where the sensor fails or says what cannot be; raises nothing."""
@@ -97,6 +97,6 @@ class Watched:
 
     def _fail(self, reason: str) -> None:
         self.fault = reason
-        if not self._told:  # a sensor that comes and goes would fill the log
-            self._told = True
+        if not self._is_logged:  # a sensor that comes and goes would fill the log
+            self._is_logged = True
             _logger.warning("sensor %s: no reading: %s", self.probe.name, reason)

@@ -5,7 +5,7 @@ from typing import Any
 
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.observability.prometheus import (
-    Family,
+    MetricFamily,
     lane_families,
     service_families,
     write_exposition,
@@ -18,7 +18,7 @@ def write_metrics(
     served: Sequence[Served],
     service: ServiceMetrics,
     connections: int,
-    restarts: Family,
+    restarts: MetricFamily,
     errors: Mapping[int, int],
 ) -> str:
     """Return the text of everything that is counted.
@@ -35,14 +35,16 @@ def write_metrics(
         [
             *lane_families(one.metrics for one in served),
             *service_families(service),
-            Family("edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)),
-            Family(
+            MetricFamily(
+                "edgekit_connections", "gauge", "Connections that are open now.", (({}, connections),)
+            ),
+            MetricFamily(
                 "edgekit_hung_loads",
                 "gauge",
                 "Loads that were given up and still run; each keeps a thread and memory until a restart.",
                 (({}, count_hung()),),
             ),
-            Family(
+            MetricFamily(
                 "edgekit_error_answers_total",
                 "counter",
                 "Answers of this process that were errors, by status.",
@@ -55,7 +57,7 @@ def write_metrics(
     )
 
 
-def _trial_families(trials: Iterable[TrialView]) -> list[Family]:
+def _trial_families(trials: Iterable[TrialView]) -> list[MetricFamily]:
     answers, failed, agreement = [], [], []
     for trial in trials:
         found: Mapping[str, Any] = trial.to_json()
@@ -70,9 +72,11 @@ def _trial_families(trials: Iterable[TrialView]) -> list[Family]:
             labels["guessed"] = str(how["guessed"]).lower()
             agreement.append((labels, found["agreement"]))
     return [
-        Family("edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)),
-        Family("edgekit_rollout_failed_answers", "gauge", "Of them, those that failed.", tuple(failed)),
-        Family(
+        MetricFamily(
+            "edgekit_rollout_answers", "gauge", "Answers that a rollout has judged.", tuple(answers)
+        ),
+        MetricFamily("edgekit_rollout_failed_answers", "gauge", "Of them, those that failed.", tuple(failed)),
+        MetricFamily(
             "edgekit_rollout_agreement_ratio",
             "gauge",
             "Mean agreement with the version in use.",
@@ -81,7 +85,7 @@ def _trial_families(trials: Iterable[TrialView]) -> list[Family]:
     ]
 
 
-def _governor_families(served: Iterable[Served]) -> list[Family]:
+def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:
     governed = [
         ({"model": one.loaded.manifest.name, "version": one.version}, found)
         for one in served
@@ -89,7 +93,7 @@ def _governor_families(served: Iterable[Served]) -> list[Family]:
     ]
     names = ("variant", "batch", "threads")
     return [
-        Family(
+        MetricFamily(
             "edgekit_governor_setting",
             "gauge",
             "1 for the setting in force.",
@@ -97,13 +101,13 @@ def _governor_families(served: Iterable[Served]) -> list[Family]:
                 ({**labels, **{name: str(found[name]) for name in names}}, 1.0) for labels, found in governed
             ),
         ),
-        Family(
+        MetricFamily(
             "edgekit_governor_changes_total",
             "counter",
             "Changes of the setting.",
             tuple((labels, float(found["changes"])) for labels, found in governed),
         ),
-        Family(
+        MetricFamily(
             "edgekit_governor_admitted_ratio",
             "gauge",
             "Share of the calls that are taken.",

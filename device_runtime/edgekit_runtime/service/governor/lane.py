@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OverloadedError
-from edgekit_runtime.power.governor.settings import Decision, Setting
+from edgekit_runtime.power.governor.settings import Decision, ModelSetting
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
@@ -32,7 +32,7 @@ class GovernedLane(Lane):
 
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
 
-    def __init__(self, lanes: Mapping[Way, Scheduler], first: Setting, metrics: LaneMetrics) -> None:
+    def __init__(self, lanes: Mapping[Way, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
         """Make a lane that takes all calls with the setting `first`.
 
         Args:
@@ -102,7 +102,7 @@ class GovernedLane(Lane):
             "changes": self.changes,
         }
 
-    def _choose(self, setting: Setting) -> Scheduler:
+    def _choose(self, setting: ModelSetting) -> Scheduler:
         lane = self._lanes[setting.variant, setting.threads]
         lane.limit_batch(setting.batch)
         return lane

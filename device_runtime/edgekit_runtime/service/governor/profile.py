@@ -11,7 +11,7 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.power.governor.loads import LoadMeter
-from edgekit_runtime.power.governor.settings import Cost, Profile, Seen, Setting
+from edgekit_runtime.power.governor.settings import Cost, ModelSetting, Profile, Seen
 from edgekit_runtime.service.governor.lane import GovernedLane
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import GovernorOptions, SchedulingLimits
@@ -34,7 +34,7 @@ def make_profile(
         for batch in sorted({min(batch, scheduling.max_batch) for batch in options.batches}):
             run_s = _run_s(way, batch)
             energy_j = run_s * max(1, way.threads) * _WATTS / batch
-            setting = Setting(way.variant, batch, way.threads)
+            setting = ModelSetting(way.variant, batch, way.threads)
             costs[setting] = Cost(run_s, energy_j, _score(way.figures))
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1e3
     return Profile(costs, deadline_s, hold_s=scheduling.max_delay_s)

@@ -26,7 +26,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric with all its labels.
 
     Attributes:
@@ -42,7 +42,7 @@ class Family:
     series: tuple[tuple[Labels, float | Histogram], ...]
 
 
-def write_exposition(families: Iterable[Family]) -> str:
+def write_exposition(families: Iterable[MetricFamily]) -> str:
     """Return the text of all families that have a series."""
     lines = []
     for family in families:
@@ -91,12 +91,19 @@ _OUTCOMES: Final = {
 }
 
 
-def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:
+def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
     """Return what is counted of versions of models."""
     labelled = [({"model": lane.model, "version": lane.version}, lane) for lane in lanes]
 
-    def each(name: str, kind: Literal["counter", "gauge", "histogram"], help: str, field: str) -> Family:  # noqa: A002  # Prometheus' word
-        return Family(name, kind, help, tuple((labels, getattr(lane, field)) for labels, lane in labelled))
+    def each(
+        name: str,
+        kind: Literal["counter", "gauge", "histogram"],
+        help: str,  # noqa: A002  # Prometheus' word
+        field: str,
+    ) -> MetricFamily:
+        return MetricFamily(
+            name, kind, help, tuple((labels, getattr(lane, field)) for labels, lane in labelled)
+        )
 
     requests = tuple(
         ({**labels, "outcome": outcome}, getattr(lane, field))
@@ -104,17 +111,17 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:
         for outcome, field in _OUTCOMES.items()
     )
     return [
-        Family("edgekit_requests_total", "counter", "Calls by how they ended.", requests),
+        MetricFamily("edgekit_requests_total", "counter", "Calls by how they ended.", requests),
         each("edgekit_queue_seconds", "histogram", "From a call's arrival to its beginning.", "queue"),
         each("edgekit_compute_seconds", "histogram", "Time in the engine, for each call.", "compute"),
-        Family(
+        MetricFamily(
             "edgekit_request_seconds",
             "histogram",
             "From a call's arrival to its answer.",
             tuple((labels, lane.answer_histogram()) for labels, lane in labelled),
         ),
         each("edgekit_queue_length", "gauge", "Calls that wait now.", "waiting"),
-        Family(
+        MetricFamily(
             "edgekit_batch_calls",
             "histogram",
             "Calls that shared a run of the engine.",
@@ -125,7 +132,7 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[Family]:
     ]
 
 
-def service_families(service: ServiceMetrics) -> list[Family]:
+def service_families(service: ServiceMetrics) -> list[MetricFamily]:
     """Return what is counted of the whole service, and the memory that it takes now."""
 
     def of(table: Mapping[tuple[str, ...], Counter | Gauge], *names: str) -> tuple[tuple[Labels, float], ...]:
@@ -133,26 +140,28 @@ def service_families(service: ServiceMetrics) -> list[Family]:
 
     memory = tuple(({"kind": kind}, float(size)) for kind, size in read_memory().items())
     return [
-        Family(
+        MetricFamily(
             "edgekit_swaps_total",
             "counter",
             "Changes of a model's version.",
             of(service.swaps, "model", "outcome"),
         ),
-        Family("edgekit_memory_bytes", "gauge", "Memory of this process.", memory),
-        Family("edgekit_energy_joules_total", "counter", "Energy, by model.", of(service.energy_j, "model")),
-        Family(
+        MetricFamily("edgekit_memory_bytes", "gauge", "Memory of this process.", memory),
+        MetricFamily(
+            "edgekit_energy_joules_total", "counter", "Energy, by model.", of(service.energy_j, "model")
+        ),
+        MetricFamily(
             "edgekit_request_energy_joules",
             "gauge",
             "Measured mean energy of a request above idle.",
             of(service.request_energy_j, "model", "version"),
         ),
         *(
-            Family(name, "gauge", _DEVICE_HELP[name], (({}, value),))
+            MetricFamily(name, "gauge", _DEVICE_HELP[name], (({}, value),))
             for name, value in service.device.items()
         ),
-        Family("edgekit_power_watts", "gauge", "Power now, by sensor.", of(service.power_w, "sensor")),
-        Family(
+        MetricFamily("edgekit_power_watts", "gauge", "Power now, by sensor.", of(service.power_w, "sensor")),
+        MetricFamily(
             "edgekit_temperature_celsius", "gauge", "Temperature, by zone.", of(service.temperature_c, "zone")
         ),
     ]

@@ -82,7 +82,7 @@ class Inference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class LogOptions:
     """How log records are written to standard error.
 
     Attributes:
@@ -117,7 +117,7 @@ class ServiceConfig:
     drift: DriftLimits = field(default_factory=DriftLimits)
     memory: ModelMemory = field(default_factory=ModelMemory)
     power: Power = field(default_factory=Power)
-    log: Log = field(default_factory=Log)
+    log: LogOptions = field(default_factory=LogOptions)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 

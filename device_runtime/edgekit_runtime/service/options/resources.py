@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgekit_runtime.power.governor.settings import Limits
+    from edgekit_runtime.power.governor.settings import DeviceLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ class Power:
         """Whether there is anything to hold."""
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
-    def limits(self, now_s: float) -> "Limits":
+    def limits(self, now_s: float) -> "DeviceLimits":
         """Return the limits of a device that began to serve at `now_s`."""
         # Most services have no governor, and need nothing of `power` but sensors.
-        from edgekit_runtime.power.governor.settings import BatteryLimit, Limits
+        from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 
         battery = None
         if self.battery_floor is not None:
             battery = BatteryLimit(self.battery_floor, now_s + self.battery_hours * 3600)
-        return Limits(self.power_w, self.temperature_c, battery, self.window_s)
+        return DeviceLimits(self.power_w, self.temperature_c, battery, self.window_s)

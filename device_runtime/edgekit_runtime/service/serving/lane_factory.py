@@ -1,8 +1,7 @@
 """From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.drift.monitor import Drift
@@ -10,13 +9,13 @@ from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
+from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
-from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
-from edgekit_runtime.service.scheduling.run_memory import InputLimit, estimate_run_memory
+from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.served_version import Served
@@ -29,35 +28,26 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Stacking:
-    """Makes `Served` of `Loaded`.
+class LaneFactory:
+    """Makes `Served` of `Loaded`."""
 
-    Attributes:
-        loop: on whose thread calls are taken.
-        pool: of threads, shared by all models.
-        regions: shared memory of clients.
-        cache: shared by the models that cache.
-        options_of: returns the options of a model.
-        drift: how much is looked at.
-        max_json_bytes, max_json_response_bytes: of one request, and of one response.
-        max_run_bytes: of all runs of one model at one time.
-    """
+    def __init__(self, loop: Loop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
+        """Make the response cache, which all models share.
 
-    loop: Loop
-    pool: Pool
-    regions: Regions
-    cache: ResponseCache
-    options_of: Callable[[str], ModelOptions]
-    drift: DriftLimits
-    max_json_bytes: int
-    max_json_response_bytes: int
-    max_run_bytes: int
+        Args:
+            loop: on whose thread calls are taken.
+            pool: of threads, shared by all models.
+            regions: shared memory of clients.
+            config: of the service.
+        """
+        self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
+        self._cache = ResponseCache(config.cache)
+        self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
         """Return what takes the calls of `loaded`, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
-        options = self.options_of(manifest.name)
+        options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = LaneMetrics(manifest.name, manifest.version)
         limit = self._make_input_limit(loaded)
         codec = Codec(
@@ -65,9 +55,9 @@ class Stacking:
             manifest.version,
             inputs=manifest.inputs if remote else loaded.instances[0].inputs,
             outputs=manifest.outputs if remote else loaded.instances[0].outputs,
-            regions=self.regions,
-            max_json_bytes=self.max_json_bytes,
-            max_json_response_bytes=self.max_json_response_bytes,
+            regions=self._regions,
+            max_json_bytes=self._config.inference.max_json_bytes,
+            max_json_response_bytes=self._config.inference.max_json_response_bytes,
             check_inputs=None if limit is None else limit.check,
         )
         if remote is not None:  # the rest is in its processes
@@ -84,9 +74,9 @@ class Stacking:
         cache = None
         if options.cache:
             most = loaded.scheduling.max_waiting
-            stack = cache = self.cache.in_front_of(stack, self.loop, metrics=metrics, max_waiting=most)
+            stack = cache = self._cache.in_front_of(stack, self._loop, metrics=metrics, max_waiting=most)
         drift = self._make_drift(loaded, codec) if options.drift else None
-        stack = stack if drift is None else DriftLane(drift, stack, budget_s=self.drift.budget_s)
+        stack = stack if drift is None else DriftLane(drift, stack, budget_s=self._config.drift.budget_s)
         return Served(
             loaded,
             codec,
@@ -107,13 +97,13 @@ class Stacking:
         return InputLimit(memory, inputs, self._allowed_run_bytes(loaded))
 
     def _allowed_run_bytes(self, loaded: Loaded) -> int:
-        return self.max_run_bytes // max(1, len(loaded.instances))
+        return self._max_run_bytes // max(1, len(loaded.instances))
 
     def _make_governed(
         self, loaded: Loaded, options: GovernorOptions, metrics: LaneMetrics
     ) -> "GovernedModel":
         # Most services have no governor, which takes a megabyte and 15 ms of the start.
-        from edgekit_runtime.power.governor.settings import Setting
+        from edgekit_runtime.power.governor.settings import ModelSetting
         from edgekit_runtime.service.governor.lane import GovernedLane
         from edgekit_runtime.service.governor.profile import GovernedModel, make_profile
 
@@ -123,7 +113,7 @@ class Stacking:
         }
         first = loaded.ways[0]
         batch = min(options.batches[0], loaded.scheduling.max_batch)
-        lane = GovernedLane(lanes, Setting(first.variant, batch, first.threads), metrics)
+        lane = GovernedLane(lanes, ModelSetting(first.variant, batch, first.threads), metrics)
         profile = make_profile(loaded.ways, options, loaded.scheduling)
         return GovernedModel(lane, metrics, profile)
 
@@ -139,8 +129,8 @@ class Stacking:
         lane = Scheduler(
             instances,
             loaded.scheduling,
-            pool=self.pool,
-            loop=self.loop,
+            pool=self._pool,
+            loop=self._loop,
             metrics=metrics,
             memory=memory,
             max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
@@ -152,7 +142,7 @@ class Stacking:
     def _make_drift(self, loaded: Loaded, codec: Codec) -> Drift | None:
         manifest = loaded.manifest
         try:
-            return Drift(codec.inputs, codec.outputs, manifest.figures, self.drift.window)
+            return Drift(codec.inputs, codec.outputs, manifest.figures, self._config.drift.window)
         except ManifestError as error:
             # What describes the model's data is of no use; the model itself is.
             _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)

@@ -17,7 +17,7 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
-from edgekit_runtime.service.observability.prometheus import Family
+from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
@@ -141,10 +141,10 @@ class Supervisor:
         while not all(group.is_over for group in self._groups):
             await asyncio.sleep(_POLL_S)
 
-    def count_restarts(self) -> Family:
+    def count_restarts(self) -> MetricFamily:
         """Return how often workers were started after a crash, for Prometheus."""
         manifests = [(group.model.manifest, group.restarts) for group in self.groups]
-        return Family(
+        return MetricFamily(
             "edgekit_worker_restarts_total",
             "counter",
             "How often a model's process was started again after it was lost.",
