@@ -13,7 +13,7 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.options import config, http, model, resources, rollout
-from edgekit_runtime.service.worker_wire.messages import Given, Order
+from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
 
 MOST_MODULES = 15
 CHANGED = config.ServiceConfig(
@@ -32,11 +32,11 @@ CHANGED = config.ServiceConfig(
         ),
     },
 )
-ORDER = Order(
+SPEC = WorkerSpec(
     config=CHANGED,
     isolation=model.Isolation(),
     name="a",
-    given=Given("1.0.0", "0" * 64),
+    package=VerifiedPackage("1.0.0", "0" * 64),
     limits=Limits(),
     token=None,
     connections=16,
@@ -61,10 +61,10 @@ def test_options_survive_a_journey_as_json(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [CHANGED, ORDER, MeasureOrder("p", "0", "k", (Setting(options=(("mode", True),)),), 1, 2, 3.0, 4)],
+    [CHANGED, SPEC, MeasureOrder("p", "0", "k", (Setting(options=(("mode", True),)),), 1, 2, 3.0, 4)],
     ids=["config", "worker", "contest"],
 )
-def test_orders_survive_a_journey_as_json(options: Any) -> None:
+def test_messages_survive_a_journey_as_json(options: Any) -> None:
     plain = json.loads(json.dumps(to_plain(options), allow_nan=False))
     assert from_plain(type(options), plain) == options
 
@@ -87,7 +87,7 @@ def test_wrong_value_is_refused_with_its_place(plain: Any, said: str) -> None:
 
 def test_field_without_a_default_must_be_there() -> None:
     with pytest.raises(ConfigError, match="manifest_sha256"):
-        from_plain(Given, {"version": "1.0.0"}, "order")
+        from_plain(VerifiedPackage, {"version": "1.0.0"}, "order")
 
 
 def test_configuration_is_cheap_to_import() -> None:
