@@ -187,8 +187,7 @@ class Regions:
                 pages or is smaller than stated, or a limit is reached.
             UnavailableError: it cannot be mapped now.
         """
-        self._check_new(name, offset_bytes, size_bytes)
-        self._check_share(name, offset_bytes + size_bytes, owner)
+        self._check_new(name, offset_bytes, size_bytes, owner)
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as cause:
@@ -262,41 +261,30 @@ class Regions:
         for region in list(self):
             self.remove(region)
 
-    def _check_new(self, name: str, offset_bytes: int, size_bytes: int) -> None:
-        limits = self._limits
+    def _check_new(self, name: str, offset_bytes: int, size_bytes: int, owner: int | None = None) -> None:
+        """Check name, sizes and limits; a quarter of the limits is kept for memfds of other processes."""
         if name in self._regions:
             raise RequestError(
                 400, f"shared memory region '{name}' is registered already; unregister it first"
             )
-        if len(self._regions) >= limits.max_regions:
-            raise RequestError(400, f"{limits.max_regions} regions are registered, the limit here")
         if offset_bytes < 0 or size_bytes < 1:
             raise _refusal(name, f"offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1")
-        used_bytes = sum(region.offset_bytes + region.size_bytes for region in self)
-        if used_bytes + offset_bytes + size_bytes > limits.max_region_bytes:
-            raise _refusal(
-                name,
-                f"{size_bytes} bytes more than the {used_bytes} that are registered, the"
-                f" limit here is {limits.max_region_bytes}",
-            )
+        most, most_bytes = self._limits.max_regions, self._limits.max_region_bytes
+        needed_bytes = offset_bytes + size_bytes
+        _check_limits(name, needed_bytes, list(self), most, most_bytes)
+        if owner is not None:
+            own = [region for region in self if region.owner == owner]
+            _check_limits(name, needed_bytes, own, most - most // 4, most_bytes - most_bytes // 4)
 
-    def _check_share(self, name: str, needed_bytes: int, owner: int) -> None:
-        """Keep a quarter of the limits for the memfds of other processes.
 
-        Raises:
-            RequestError: this one would take more than the rest.
-        """
-        limits = self._limits
-        own = [region for region in self if region.owner == owner]
-        most = limits.max_regions - limits.max_regions // 4
-        most_bytes = limits.max_region_bytes - limits.max_region_bytes // 4
-        used_bytes = sum(region.offset_bytes + region.size_bytes for region in own)
-        if len(own) >= most or used_bytes + needed_bytes > most_bytes:
-            raise _refusal(
-                name,
-                f"this process has {len(own)} regions of {used_bytes} bytes, the limit here"
-                f" for one process is {most} regions of {most_bytes} bytes",
-            )
+def _check_limits(name: str, needed_bytes: int, regions: list[Region], most: int, most_bytes: int) -> None:
+    used_bytes = sum(region.offset_bytes + region.size_bytes for region in regions)
+    if len(regions) >= most or used_bytes + needed_bytes > most_bytes:
+        raise _refusal(
+            name,
+            f"needs {needed_bytes} bytes beside {len(regions)} regions of {used_bytes} bytes; the limit is"
+            f" {most} regions of {most_bytes} bytes; one process may use three quarters of all",
+        )
 
 
 def _refusal(name: str, reason: str) -> RequestError:
