@@ -76,13 +76,13 @@ def tokens(count: int, seed: int) -> list[dict[str, Array]]:
     return [{"x": (rng.normal(size=(1, TOKENS, WIDTH)) * sizes).astype(np.float32)} for _ in range(count)]
 
 
-def static_snr_db(quantizer: Quantizer[Any]) -> float:
+def static_snr_db(quantizer: Quantizer) -> float:
     kernels = quantizer.kernels(elementwise=True)
     ranges = quantizer.ranges(kernels, lambda: iter(tokens(8, seed=3)), lambda: None)
     plan = Plan(quantizer.scheme, frozenset(kernels), {name: one.whole() for name, one in ranges.items()})
     made = quantizer.build(Form(forms.STATIC_INT8, plan))
     assert made is not None
-    source, run = quantizer.open(quantizer.model), quantizer.open(made)
+    source, run = quantizer.model.open(threads=1), made.open(threads=1)
     feeds = tokens(8, seed=4)
     want, got = (np.concatenate([call(one)[0] for one in feeds]) for call in (source, run))
     assert np.isfinite(got).all()

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan, kernel_names
@@ -33,12 +34,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(23)
 
 
-def onnx_fidelity(
-    model: onnx.ModelProto, samples: Sequence[Feeds], threads: int
-) -> Fidelity[onnx.ModelProto]:
-    quantizer = OnnxQuantizer(model, ASYMMETRIC, threads=threads)
-    axes = quantizer.softmax_axes()
-    return Fidelity(model, samples, open_model=quantizer.open, softmax_axes=axes)
+def onnx_fidelity(model: onnx.ModelProto, samples: Sequence[Feeds], threads: int) -> Fidelity:
+    axes = OnnxQuantizer(model, ASYMMETRIC, threads=threads).softmax_axes()
+    return Fidelity(OnnxModel(model), samples, threads=threads, softmax_axes=axes)
+
+
+def written(model: onnx.ModelProto, plan: Plan) -> OnnxModel:
+    return OnnxModel(write_qdq(model, plan))
 
 
 def never() -> bool:
@@ -81,11 +83,11 @@ def whole_plan(model: onnx.ModelProto, samples: Sequence[Feeds], scheme: Scheme 
 def measured(
     model: onnx.ModelProto,
     plan: Plan,
-    fidelity: Fidelity[onnx.ModelProto],
+    fidelity: Fidelity,
     expired: Callable[[], bool] = never,
 ) -> list[BlockNoise]:
     order = [item.output[0] for item in model.graph.node if item.output[0] in plan.kernels]
-    return list(measure_blocks(partial(write_qdq, model), plan, blocks(model, order), fidelity, expired))
+    return list(measure_blocks(partial(written, model), plan, blocks(model, order), fidelity, expired))
 
 
 def released(
@@ -96,10 +98,8 @@ def released(
     plan = whole_plan(model, samples, scheme)
     fidelity = onnx_fidelity(model, samples, threads=1)
     noises = measured(model, plan, fidelity)
-    steps = mixed_plans(
-        partial(write_qdq, model), plan, noises, fidelity, max_blocks=max_blocks, expired=never
-    )
-    return list(steps), fidelity.noise(write_qdq(model, plan))
+    steps = mixed_plans(partial(written, model), plan, noises, fidelity, max_blocks=max_blocks, expired=never)
+    return list(steps), fidelity.noise(written(model, plan))
 
 
 def test_block_with_an_outlier_has_the_largest_noise(rng: np.random.Generator) -> None:
@@ -142,7 +142,7 @@ def test_noise_of_a_step_is_that_of_its_model(rng: np.random.Generator) -> None:
     again = np.random.default_rng(seed)
     model, samples = outlier_network(again), images(again)
     fidelity = onnx_fidelity(model, samples, threads=1)
-    assert fidelity.noise(write_qdq(model, steps[-1].plan)) == pytest.approx(steps[-1].noise)
+    assert fidelity.noise(written(model, steps[-1].plan)) == pytest.approx(steps[-1].noise)
 
 
 def test_no_more_blocks_are_released_than_allowed(rng: np.random.Generator) -> None:
@@ -163,14 +163,12 @@ def test_time_that_is_over_stops_measuring_and_releasing(rng: np.random.Generato
     assert [item.block for item in measured(model, plan, fidelity, clock(2))] == [("c0",), ("d0",)]
     noises = measured(model, plan, fidelity)
     assert (
-        list(mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(0)))
+        list(mixed_plans(partial(written, model), plan, noises, fidelity, max_blocks=8, expired=clock(0)))
         == []
     )
     assert (
         len(
-            list(
-                mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=clock(1))
-            )
+            list(mixed_plans(partial(written, model), plan, noises, fidelity, max_blocks=8, expired=clock(1)))
         )
         == 1
     )
@@ -184,7 +182,7 @@ def test_block_whose_noise_is_infinite_is_released_first(rng: np.random.Generato
         replace(item, noise=math.inf) if item.block == ("d1",) else item
         for item in measured(model, plan, fidelity)
     ]
-    first = next(mixed_plans(partial(write_qdq, model), plan, noises, fidelity, max_blocks=8, expired=never))
+    first = next(mixed_plans(partial(written, model), plan, noises, fidelity, max_blocks=8, expired=never))
     assert first.blocks == (("d1",),)
 
 
@@ -194,8 +192,7 @@ def test_no_block_is_released_where_none_adds_noise(rng: np.random.Generator) ->
     fidelity = onnx_fidelity(model, samples, threads=1)
     silent = [replace(item, noise=0.0) for item in measured(model, plan, fidelity)]
     assert (
-        list(mixed_plans(partial(write_qdq, model), plan, silent, fidelity, max_blocks=8, expired=never))
-        == []
+        list(mixed_plans(partial(written, model), plan, silent, fidelity, max_blocks=8, expired=never)) == []
     )
 
 

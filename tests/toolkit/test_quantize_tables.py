@@ -97,8 +97,8 @@ def test_litert_looks_up_rows_of_an_int8_table() -> None:
     quantizer = LiteRtQuantizer(converted, threads=1)
     made = quantizer.build(Form(forms.INT8_WEIGHTS))
     assert made is not None
-    assert len(made) < 0.45 * len(converted)
-    want, got = (_run(content)["y"] for content in (converted, made))
+    assert len(made.content) < 0.45 * len(converted)
+    want, got = (_run(content)["y"] for content in (converted, made.content))
     assert snr_db(want, got) > 30
 
 

@@ -65,7 +65,7 @@ def static(content: bytes, scheme: Scheme, *, without: frozenset[str] = frozense
     plan = Plan(scheme, frozenset(kernels) - without, {name: one.whole() for name, one in ranges.items()})
     made = quantizer.build(Form.from_json(Form(forms.STATIC_INT8, plan).to_json()))
     assert made is not None
-    return made
+    return made.content
 
 
 def run(content: bytes, feeds: dict[str, Array]) -> Array:

@@ -60,8 +60,8 @@ def test_weights_that_float16_does_not_hold_stay_float32(
     content = dense(first, second)
     made = LiteRtQuantizer(content, threads=1).build(Form(forms.FLOAT16_WEIGHTS))
     assert made is not None
-    assert precisions(made) == expected
-    check_alike(made, content)
+    assert precisions(made.content) == expected
+    check_alike(made.content, content)
 
 
 def test_model_that_float16_does_not_hold_has_no_such_form() -> None:
@@ -79,5 +79,5 @@ def test_static_form_stores_as_float16_what_that_holds_of_the_layers_in_float(
     plan = Plan(LITERT, frozenset(kernels), {"x": (-4.0, 4.0), "a": (-20.0, 20.0), "y": (-1e8, 1e8)})
     made = LiteRtQuantizer(content, threads=1).build(Form(forms.STATIC_INT8, plan))
     assert made is not None
-    assert precisions(made) == expected
-    assert np.isfinite(run(made, {"x": np.ones((1, 32), np.float32)})).all()
+    assert precisions(made.content) == expected
+    assert np.isfinite(run(made.content, {"x": np.ones((1, 32), np.float32)})).all()

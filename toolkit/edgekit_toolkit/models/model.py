@@ -65,11 +65,11 @@ class Model(Protocol):
             BackendError: the engine refuses the model.
         """
 
-    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:
+    def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
         """Return a call that runs the model here and gives the outputs of these names, in this order.
 
         Args:
-            outputs: names.
+            outputs: names; by default all in the model's order.
             threads: of one inference.
             rewrites: whether the engine's optimiser may change what the model computes. A model that
                 multiplies codes is optimised all the same: its products are exact everywhere only then.

@@ -60,11 +60,11 @@ class OnnxModel:
         """Return what the model takes and gives, in the graph's order."""
         return tensor_specs(self.proto)
 
-    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:
+    def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
         """Return a call that runs the model in onnxruntime."""
         optimise = rewrites or computes_in_integers(self.proto)
         session = session_for(self.proto, threads=threads, optimise=optimise)
-        return partial(run_session, session, names=list(outputs))
+        return partial(run_session, session, names=outputs)
 
     def open_session(self, *, threads: int) -> OrtSession:
         """Return the session that a device would open."""

@@ -62,13 +62,19 @@ class TfliteModel:
             named = {spec.name: spec for spec in session.outputs}
             return session.inputs, tuple(named[name] for name in outputs or named)
 
-    def open(self, outputs: Sequence[str], *, threads: int, rewrites: bool = True) -> Runner:  # noqa: ARG002  # LiteRT has none that change results
+    def open(
+        self,
+        outputs: Sequence[str] | None = None,
+        *,
+        threads: int,
+        rewrites: bool = True,  # noqa: ARG002  # LiteRT has none that change results
+    ) -> Runner:
         """Return a call that runs the model in LiteRT."""
         session = self.open_session(threads=threads)
 
         def run(feeds: Feeds) -> list[NDArray[Any]]:
             made = session.run(feeds)
-            return [made[name] for name in outputs]
+            return [made[name] for name in outputs or made]
 
         return run
 

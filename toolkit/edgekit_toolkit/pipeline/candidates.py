@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Generic, TypeVar
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_toolkit.models.model import Model
@@ -20,8 +19,8 @@ from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, measure_blocks, mixed_plans
 from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
 from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.shards import Batching
 
-M = TypeVar("M")
 Ranges = Mapping[str, tuple[float, float]]
 
 _MAX_RELEASED = 6
@@ -80,16 +79,14 @@ class CandidateSet:
     dropped: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
 
-    def add(
-        self, label: str, quantizer: Quantizer[Any], form: Form, fidelity: Fidelity[Any]
-    ) -> Candidate | None:
+    def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
         """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
         try:
             built = quantizer.build(form)
             if built is None:
                 return None
             snr_db = decibel(fidelity.noise(built))
-            candidate = Candidate(label, form, quantizer.as_model(built), snr_db)
+            candidate = Candidate(label, form, built, snr_db)
         except EdgekitError as error:
             self.dropped.append(f"{label}: {str(error).splitlines()[0]}")
             return None
@@ -123,7 +120,7 @@ class CandidateSet:
 
 
 def find_candidates(
-    quantizer: Quantizer[M],
+    quantizer: Quantizer,
     calibration: Callable[[], Iterator[Feeds]],
     *,
     per_channel: bool,
@@ -146,15 +143,15 @@ def find_candidates(
     """
     end = clock() + time_limit_s
     name, source = quantizer.source_form()
-    floats = Candidate(name, Form(forms.FLOAT32), quantizer.as_model(source), decibel(0.0))
+    floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))
     found = CandidateSet([floats])
     if (reason := quantizer.why_no_forms()) is not None:
         found.dropped.append(f"all other forms: {reason}")
         return found
     samples = _fidelity_samples(quantizer, calibration)
     axes = quantizer.softmax_axes()
-    fidelity = Fidelity(quantizer.model, samples, open_model=quantizer.open, softmax_axes=axes)
-    found.noise_samples = len(samples) * quantizer.batch()
+    fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
+    found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
     search = _Search(quantizer, calibration, fidelity, found, progress, clock, end)
     for kind, label in quantizer.labels.items():
         if kind in kinds:
@@ -170,8 +167,8 @@ def find_candidates(
     return found
 
 
-def _fidelity_samples(quantizer: Quantizer[M], calibration: Callable[[], Iterator[Feeds]]) -> list[Feeds]:
-    run = quantizer.open(quantizer.model)
+def _fidelity_samples(quantizer: Quantizer, calibration: Callable[[], Iterator[Feeds]]) -> list[Feeds]:
+    run = quantizer.model.open(threads=quantizer.threads)
     samples: list[Feeds] = []
     held, spent_s = 0, 0.0
     for feeds in islice(calibration(), _FIDELITY_SAMPLES):
@@ -186,12 +183,12 @@ def _fidelity_samples(quantizer: Quantizer[M], calibration: Callable[[], Iterato
 
 
 @dataclass(frozen=True, slots=True)
-class _Search(Generic[M]):
+class _Search:
     """One search: what it works on, where results go, and when it has to end."""
 
-    quantizer: Quantizer[M]
+    quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
-    fidelity: Fidelity[M]
+    fidelity: Fidelity
     found: CandidateSet
     progress: Progress
     clock: Callable[[], float]
@@ -233,7 +230,7 @@ class _Search(Generic[M]):
         few = Fidelity(
             quantizer.model,
             self.fidelity.samples[:_WEIGHT_SAMPLES],
-            open_model=quantizer.open,
+            threads=quantizer.threads,
             softmax_axes=quantizer.softmax_axes(),
         )
         half = quantizer.build(Form(forms.FLOAT16_WEIGHTS)) or quantizer.model
@@ -244,7 +241,7 @@ class _Search(Generic[M]):
             built = quantizer.build(Form(forms.INT8_WEIGHTS, layers=frozenset({layer})))
             if built is None:
                 raise ValueError(f"layer {layer!r} has no int8 weights")
-            saved_bytes = quantizer.size_bytes(half) - quantizer.size_bytes(built)
+            saved_bytes = len(half.content) - len(built.content)
             costs.append(LayerCost(layer, few.noise(built), saved_bytes))
             self.progress("measuring weights", len(costs), len(layers))
         return costs

@@ -88,10 +88,8 @@ def _build(floats: Model, recipe: Recipe) -> Model | None:
             )
         made = build(floats.proto, recipe.form)
         return None if made is None else OnnxModel(made)
-    from edgekit_toolkit.models.tflite import TfliteModel
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.convert import convert
 
     content = convert(floats.proto, recipe.dims) if isinstance(floats, OnnxModel) else floats.content
-    written = LiteRtQuantizer(content, threads=1).build(recipe.form)
-    return None if written is None else TfliteModel(written)
+    return LiteRtQuantizer(content, threads=1).build(recipe.form)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
@@ -132,7 +131,7 @@ class Run:
 
     request: Request
     prepared: Prepared
-    quantizer: Quantizer[Any]
+    quantizer: Quantizer
     found: CandidateSet
     candidates: tuple[JudgedCandidate, ...]
     scores: Scores

@@ -1,7 +1,7 @@
 """The quantizer of each backend, and the forms that its engine runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -28,7 +28,7 @@ def open_quantizer(
     threads: int,
     dims: Mapping[str, int],
     feeds: Sequence[Feeds],
-) -> Quantizer[Any]:
+) -> Quantizer:
     """Return the quantizer of a float model for the engine that the package is for.
 
     Args:

@@ -1,15 +1,12 @@
-"""What the search needs of a kind of model: one implementation for ONNX, one for LiteRT.
-
-`M` is the model that an engine loads: an `onnx.ModelProto`, or the bytes of a `.tflite`.
-"""
+"""What the search needs of a kind of model: one implementation for ONNX, one for LiteRT."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
@@ -17,7 +14,6 @@ from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.samples.generated import Feeds
 
-M = TypeVar("M")
 Factors = Mapping[str, NDArray[np.float32]]
 
 
@@ -35,17 +31,21 @@ class FloatLayer(NamedTuple):
     weight_bytes: int
 
 
-class Quantizer(Protocol[M]):
+class Quantizer(Protocol):
     """One float model, the forms that can be made of it, and the engine that runs them here.
 
     Attributes:
         model: the float model.
+        threads: of one inference of the models.
         scheme: the quantized form that the target's engine runs.
         labels: kinds of forms without a plan, in the order in which they are made, with their names.
     """
 
     @property
-    def model(self) -> M: ...  # noqa: D102  # see the class
+    def model(self) -> Model: ...  # noqa: D102  # see the class
+
+    @property
+    def threads(self) -> int: ...  # noqa: D102  # see the class
 
     @property
     def scheme(self) -> Scheme: ...  # noqa: D102  # see the class
@@ -53,7 +53,7 @@ class Quantizer(Protocol[M]):
     @property
     def labels(self) -> Mapping[str, str]: ...  # noqa: D102  # see the class
 
-    def source_form(self) -> tuple[str, M]:
+    def source_form(self) -> tuple[str, Model]:
         """Return what the model is called, and the model to package in its own precision."""
 
     def why_no_forms(self) -> str | None:
@@ -61,19 +61,6 @@ class Quantizer(Protocol[M]):
 
     def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
-
-    def batch(self) -> int:
-        """Return how many samples one set of inputs holds."""
-
-    def open(self, model: M) -> Runner:
-        """Return a call that runs `model`.
-
-        Raises:
-            BackendError: the engine refuses the model.
-        """
-
-    def as_model(self, model: M) -> Model:
-        """Return a model as the packager handles it."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the layers of the float model, by the name of their first output."""
@@ -84,13 +71,10 @@ class Quantizer(Protocol[M]):
         A layer that the form leaves alone has the float type of the source.
         """
 
-    def size_bytes(self, model: M) -> int:
-        """Return the size of a model's file."""
-
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it, or None."""
 
-    def build(self, form: Form) -> M | None:
+    def build(self, form: Form) -> Model | None:
         """Return the form's model, or None where the model has no layer that the form changes.
 
         Raises:
@@ -128,7 +112,7 @@ class Quantizer(Protocol[M]):
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
         """Return channel factors, and the ranges with them; no factors where the model takes none."""
 
-    def writer(self, factors: Factors) -> Callable[[Plan], M]:
+    def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a call that writes a plan for the model with these factors, only to be measured."""
 
     def blocks(self, plan: Plan) -> list[tuple[str, ...]]:

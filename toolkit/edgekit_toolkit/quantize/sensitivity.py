@@ -7,18 +7,18 @@ greedy, and every step is measured again on the whole model, because nearly is n
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.samples.generated import Feeds
 
-M = TypeVar("M")
 Block = tuple[str, ...]
 
 # Smaller probabilities are the tail that no decision depends on.
@@ -35,37 +35,37 @@ def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
     ]
 
 
-class Fidelity(Generic[M]):
+class Fidelity:
     """Output noise of variants of a model against the model itself, on a few samples.
 
     Args:
         model: float model.
         samples: inputs; they and the outputs are held in memory.
-        open_model: makes a call that runs a model.
+        threads: of one inference.
         softmax_axes: for each output the axis of the softmax that makes it, or None.
     """
 
     def __init__(
         self,
-        model: M,
+        model: Model,
         samples: Sequence[Feeds],
         *,
-        open_model: Callable[[M], Callable[[Feeds], list[NDArray[Any]]]],
+        threads: int,
         softmax_axes: Sequence[int | None],
     ) -> None:
         self.samples = samples
-        self._open = open_model
+        self._threads = threads
         self._softmax_axes = list(softmax_axes)
-        run = open_model(model)
+        run = model.open(threads=threads)
         self.reference = [run(feeds) for feeds in samples]
 
-    def noise(self, variant: M) -> float:
+    def noise(self, variant: Model) -> float:
         """Power of the output error over power of the output, over all samples; inf where it is not finite.
 
         It is the mean over the float outputs. An output of another shape than the reference's, as lists of
         detections have, counts as all error.
         """
-        run = self._open(variant)
+        run = variant.open(threads=self._threads)
         error, power = np.zeros(len(self._softmax_axes)), np.zeros(len(self._softmax_axes))
         is_float = [np.issubdtype(output.dtype, np.floating) for output in self.reference[0]]
         for feeds, expected in zip(self.samples, self.reference, strict=True):
@@ -121,10 +121,10 @@ class BlockNoise:
 
 
 def measure_blocks(
-    write: Callable[[Plan], M],
+    write: Callable[[Plan], Model],
     plan: Plan,
     parts: Sequence[Block],
-    fidelity: Fidelity[M],
+    fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
     """Yield the noise of each block until the time is over; blocks that were not reached are left out."""
@@ -134,7 +134,7 @@ def measure_blocks(
         yield BlockNoise(block, _noise(write, replace(plan, kernels=frozenset(block)), fidelity))
 
 
-def _noise(write: Callable[[Plan], M], plan: Plan, fidelity: Fidelity[M]) -> float:
+def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> float:
     """Noise of a plan; of one that cannot be made or run it is infinite."""
     try:
         return fidelity.noise(write(plan))
@@ -158,10 +158,10 @@ _MIN_GAIN = 0.01
 
 
 def mixed_plans(
-    write: Callable[[Plan], M],
+    write: Callable[[Plan], Model],
     plan: Plan,
     noises: Sequence[BlockNoise],
-    fidelity: Fidelity[M],
+    fidelity: Fidelity,
     *,
     max_blocks: int,
     expired: Callable[[], bool],

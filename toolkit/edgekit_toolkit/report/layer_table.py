@@ -18,7 +18,7 @@ def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]
     """Return the layers of a candidate as the report lists them."""
     found, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
-    work = {cost.name: cost for cost in cost_of_nodes(quantizer.as_model(quantizer.model), run.prepared.dims)}
+    work = {cost.name: cost for cost in cost_of_nodes(quantizer.model, run.prepared.dims)}
     total = sum(item.noise for item in run.found.noises)
     shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
     shown = _short_names([layer.label for layer in layers.values()])

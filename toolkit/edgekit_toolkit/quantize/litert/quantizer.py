@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 
-from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.system.install_hint import install_command
-from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.model import Model, Specs
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize import forms
@@ -21,7 +19,6 @@ from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise
 
@@ -31,6 +28,7 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
+        threads: of one inference.
         scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
             that with pixels folded.
         labels: of the forms without a plan.
@@ -44,15 +42,15 @@ class LiteRtQuantizer:
     }
 
     def __init__(self, model: bytes, *, threads: int, scheme: Scheme = LITERT) -> None:
-        self.model = model
+        self.model, self._content = TfliteModel(model), model
         self.scheme = scheme
-        self._threads = threads
+        self.threads = threads
 
     @cached_property
     def _prepared(self) -> bytes:
-        return prepare(self.model)
+        return prepare(self._content)
 
-    def source_form(self) -> tuple[str, bytes]:
+    def source_form(self) -> tuple[str, TfliteModel]:
         """Return the file itself, byte for byte."""
         return "as it is" if self._find_codes() else "float32", self.model
 
@@ -66,7 +64,7 @@ class LiteRtQuantizer:
 
     def _find_codes(self) -> str | None:
         """Return what the model has in place of float32 weights; None where it has those."""
-        summary = summarise(parsed(self.model))
+        summary = self.model.summary
         if summary.quantized:  # codes of codes would only lose
             return "the model is already quantized"
         if any(layer.precision == "fp16 weights" for layer in summary.layers.values()):
@@ -78,33 +76,16 @@ class LiteRtQuantizer:
 
     def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
-        count = len(parsed(self.model).subgraphs)
+        count = len(parsed(self._content).subgraphs)
         return f"the model has {count} sub-graphs (control flow)" if count > 1 else None
 
     @cached_property
-    def _specs(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        session = LiteRtSession(self.model, LiteRtOptions(threads=self._threads))
-        try:
-            return session.inputs, session.outputs
-        finally:
-            session.close()
-
-    def batch(self) -> int:
-        """Return how many samples one set of inputs holds."""
-        return Batching.of(self._specs[0]).size or 1
-
-    def open(self, model: bytes) -> Runner:
-        """Return a call that runs `model` in LiteRT."""
-        session = LiteRtSession(model, LiteRtOptions(threads=self._threads))
-        return lambda feeds: list(session.run(feeds).values())
-
-    def as_model(self, model: bytes) -> TfliteModel:
-        """Return a model as the packager handles it."""
-        return TfliteModel(model)
+    def _specs(self) -> Specs:
+        return self.model.specs()
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the layers of the float model, by the name of their first output."""
-        model = parsed(self.model)
+        model = parsed(self._content)
         kinds = {
             tensor_name(graph.tensors[operator.outputs[0]]): operator_name(model, operator)
             for graph, _, operator in operators(model)
@@ -119,11 +100,7 @@ class LiteRtQuantizer:
         """Return how each layer is stored in a model, by its first output in the float model."""
         # ai-edge-quantizer renames tensors; layers keep their order.
         made = summarise(parsed(model.content)).layers
-        return dict(zip(summarise(parsed(self.model)).layers, made.values(), strict=True))
-
-    def size_bytes(self, model: bytes) -> int:
-        """Return the size of a model's file."""
-        return len(model)
+        return dict(zip(self.model.summary.layers, made.values(), strict=True))
 
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it (always the last), or None."""
@@ -144,9 +121,10 @@ class LiteRtQuantizer:
             }
         return [-1 if tensors[spec.name] in made else None for spec in self._specs[1]]
 
-    def build(self, form: Form) -> bytes | None:
+    def build(self, form: Form) -> TfliteModel | None:
         """Return the form's model, or None where the form changes nothing."""
-        return self.model if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
+        made = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
+        return None if made is None else TfliteModel(made)
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return what can become an integer kernel, in order."""
@@ -157,14 +135,14 @@ class LiteRtQuantizer:
     ) -> dict[str, Range]:
         """Return the extremes of the activations that a plan with these kernels needs."""
         names = touched_tensors(parsed(self._prepared), kernels)
-        return collect(self._prepared, names, samples, threads=self._threads, progress=progress)
+        return collect(self._prepared, names, samples, threads=self.threads, progress=progress)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
         """Return how the values of the activations of these kernels are spread over their ranges."""
         names = touched_tensors(parsed(self._prepared), kernels)
-        return count_values(samples, activation_reader(self._prepared, names, threads=self._threads), ranges)
+        return count_values(samples, activation_reader(self._prepared, names, threads=self.threads), ranges)
 
     def int8_layers(self) -> Sequence[str]:
         """Return the layers whose weights can be int8, by the name of their output."""
@@ -174,16 +152,12 @@ class LiteRtQuantizer:
         """Return no factors: see docs/explanation/litert.md for why LiteRT models are not equalized."""
         return {}, dict(ranges)
 
-    def writer(self, factors: Factors) -> Callable[[Plan], bytes]:
+    def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:
         """Return a call that writes a plan."""
         if factors:
             raise ValueError("LiteRT models take no channel factors")
 
-        def write(plan: Plan) -> bytes:
-            made = litert.build(self._prepared, Form(forms.STATIC_INT8, plan))
-            return self.model if made is None else made
-
-        return write
+        return lambda plan: self.build(Form(forms.STATIC_INT8, plan)) or self.model
 
     def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
         """Return the plan's kernels, grouped by the matrix product that they follow."""

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import onnx
 
-from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_types, nodes
 from edgekit_toolkit.quantize import forms
@@ -24,7 +21,6 @@ from edgekit_toolkit.quantize.ranges import Histogram, Range, activation_reader,
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import Block, blocks, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.samples.shards import Batching
 
 _MIN_QDQ_OPSET: Final = 13
 _FLOAT_TYPES: Final = {
@@ -39,6 +35,7 @@ class OnnxQuantizer:
 
     Attributes:
         model: the optimised float model, shapes inferred.
+        threads: of one inference.
         scheme: the quantized form that the target's engine runs.
         labels: of the forms without a plan.
     """
@@ -51,21 +48,21 @@ class OnnxQuantizer:
     }
 
     def __init__(self, model: onnx.ModelProto, scheme: Scheme, *, threads: int) -> None:
-        self.model = model
+        self.model, self._proto = OnnxModel(model), model
         self.scheme = scheme
-        self._threads = threads
+        self.threads = threads
 
-    def source_form(self) -> tuple[str, onnx.ModelProto]:
+    def source_form(self) -> tuple[str, OnnxModel]:
         """Return the model itself, called after the floats that it computes in."""
-        types = float_types(self.model)
+        types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"
-        return label, build(self.model, Form(forms.FLOAT32)) or self.model
+        return label, self.build(Form(forms.FLOAT32)) or self.model
 
     def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None where some may be."""
         if self._is_quantized():  # codes of codes would only lose
             return "the model is already quantized"
-        types = float_types(self.model)
+        types = float_types(self._proto)
         if types and "float32" not in types:
             return (
                 f"the model computes in {' and '.join(types)}, and they are made of float32 models; give that"
@@ -74,98 +71,84 @@ class OnnxQuantizer:
         return None
 
     def _is_quantized(self) -> bool:
-        return computes_in_integers(self.model) or any(
-            node.op_type == "DequantizeLinear" for node in nodes(self.model)
+        return computes_in_integers(self._proto) or any(
+            node.op_type == "DequantizeLinear" for node in nodes(self._proto)
         )
 
     def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made of it; None where some may be."""
-        version = opset(self.model)
+        version = opset(self._proto)
         if version >= _MIN_QDQ_OPSET:
             return None
         return f"the model stays at opset {version}, {_MIN_QDQ_OPSET} is needed"
 
-    def batch(self) -> int:
-        """Return how many samples one set of inputs holds."""
-        return Batching.of(tensor_specs(self.model)[0]).size or 1
-
-    def open(self, model: onnx.ModelProto) -> Runner:
-        """Return a call that runs `model` in onnxruntime."""
-        return partial(run_session, session_for(model, threads=self._threads))
-
-    def as_model(self, model: onnx.ModelProto) -> OnnxModel:
-        """Return a model as the packager handles it."""
-        return OnnxModel(model)
-
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the nodes of the float model, by the name of their first output."""
-        stored = {tensor.name: tensor.ByteSize() for tensor in self.model.graph.initializer}
+        stored = {tensor.name: tensor.ByteSize() for tensor in self._proto.graph.initializer}
         return {
             node.output[0]: FloatLayer(
                 node.name or node.output[0],
                 node.op_type,
                 sum(stored.get(name, 0) for name in weight_inputs(node)),
             )
-            for node in self.model.graph.node
+            for node in self._proto.graph.node
             if node.output
         }
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the form says it
         """Return how each layer is stored in the form's model, by its first output in the float model."""
-        index = GraphIndex(self.model.graph)
+        index = GraphIndex(self._proto.graph)
         return {
             name: replace(layer, precision=_float_name(index, name)) if layer.precision == "fp32" else layer
-            for name, layer in stored_layers(self.model, form).items()
+            for name, layer in stored_layers(self._proto, form).items()
         }
-
-    def size_bytes(self, model: onnx.ModelProto) -> int:
-        """Return the size of a model's file."""
-        return int(model.ByteSize())
 
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it, or None."""
-        return softmax_axes(self.model)
+        return softmax_axes(self._proto)
 
-    def build(self, form: Form) -> onnx.ModelProto | None:
+    def build(self, form: Form) -> OnnxModel | None:
         """Return the form's model, or None where the form changes nothing."""
-        return build(self.model, form)
+        made = build(self._proto, form)
+        return None if made is None else OnnxModel(made)
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return what can become an integer kernel, in order."""
-        return kernel_names(self.model, self.scheme, elementwise=elementwise)
+        return kernel_names(self._proto, self.scheme, elementwise=elementwise)
 
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
         """Return the extremes of the activations that a plan with these kernels needs."""
-        names = touched_tensors(self.model, kernels)
-        return collect(self.model, names, samples, threads=self._threads, progress=progress)
+        names = touched_tensors(self._proto, kernels)
+        return collect(self._proto, names, samples, threads=self.threads, progress=progress)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
         """Return how the values of the activations of these kernels are spread over their ranges."""
-        names = touched_tensors(self.model, kernels)
-        read = activation_reader(self.model, names, samples[0], threads=self._threads)
+        names = touched_tensors(self._proto, kernels)
+        read = activation_reader(self._proto, names, samples[0], threads=self.threads)
         return count_values(samples, read, ranges)
 
     def int8_layers(self) -> Sequence[str]:
         """Return the layers whose weights can be int8, by their first output."""
-        return forms.int8_layers(self.model)
+        return forms.int8_layers(self._proto)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
         """Return channel factors, and the ranges with them."""
-        factors = find_factors(self.model, ranges)
-        return factors, apply_to_ranges(self.model, ranges, factors)
+        factors = find_factors(self._proto, ranges)
+        return factors, apply_to_ranges(self._proto, ranges, factors)
 
-    def writer(self, factors: Factors) -> Callable[[Plan], onnx.ModelProto]:
+    def writer(self, factors: Factors) -> Callable[[Plan], OnnxModel]:
         """Return a call that writes a plan for the model with these factors."""
-        return partial(write_qdq, onnx.shape_inference.infer_shapes(apply_factors(self.model, factors)))
+        scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
+        return lambda plan: OnnxModel(write_qdq(scaled, plan))
 
     def blocks(self, plan: Plan) -> list[Block]:
         """Return the plan's kernels, grouped by the matrix product that they follow."""
-        names = (node.output[0] for node in self.model.graph.node if node.output)
-        return blocks(self.model, [name for name in names if name in plan.kernels])
+        names = (node.output[0] for node in self._proto.graph.node if node.output)
+        return blocks(self._proto, [name for name in names if name in plan.kernels])
 
 
 def _float_name(index: GraphIndex, output: str) -> str:
