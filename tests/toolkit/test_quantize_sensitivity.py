@@ -220,17 +220,17 @@ def vectors(*rows: Sequence[float]) -> list[Feeds]:
 
 def test_noise_is_the_power_of_the_error_over_that_of_the_output() -> None:
     fidelity = onnx_fidelity(scaled(1), vectors([1, 2, 3, 4], [-1, 0, 0, 5]), threads=1)
-    assert fidelity.noise(scaled(1)) == 0
-    assert fidelity.noise(scaled(1.1)) == pytest.approx(0.01, rel=1e-5)
-    assert fidelity.noise(scaled(0)) == pytest.approx(1)
+    assert fidelity.noise(OnnxModel(scaled(1))) == 0
+    assert fidelity.noise(OnnxModel(scaled(1.1))) == pytest.approx(0.01, rel=1e-5)
+    assert fidelity.noise(OnnxModel(scaled(0))) == pytest.approx(1)
 
 
 def test_sample_whose_output_is_zero_does_not_outweigh_the_others() -> None:
     # The first output is all zeros in the reference, and nearly so in the variant.
     fidelity = onnx_fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [10, 10, 10, 10]), threads=1)
-    assert fidelity.noise(scaled(-0.01, "Relu")) == pytest.approx(1, rel=1e-3)
+    assert fidelity.noise(OnnxModel(scaled(-0.01, "Relu"))) == pytest.approx(1, rel=1e-3)
     blank = onnx_fidelity(scaled(1, "Relu"), vectors([-1, -1, -1, -1], [1, 1, 1, 1]), threads=1)
-    assert blank.noise(scaled(1, "Identity")) == pytest.approx(1)
+    assert blank.noise(OnnxModel(scaled(1, "Identity"))) == pytest.approx(1)
 
 
 def test_noise_is_the_mean_over_float_outputs() -> None:
@@ -245,13 +245,13 @@ def test_noise_is_the_mean_over_float_outputs() -> None:
         return made
 
     fidelity = onnx_fidelity(model(1), vectors([1, 2, 3, 4]), threads=1)
-    assert fidelity.noise(model(1.2)) == pytest.approx(0.04 / 2, rel=1e-5)
+    assert fidelity.noise(OnnxModel(model(1.2))) == pytest.approx(0.04 / 2, rel=1e-5)
 
 
 def test_output_that_is_not_finite_is_infinite_noise() -> None:
     fidelity = onnx_fidelity(scaled(1, "Sqrt"), vectors([1, 2, 3, 4]), threads=1)
-    assert fidelity.noise(scaled(-1, "Sqrt")) == math.inf
-    assert fidelity.noise(scaled(math.inf, "Sqrt")) == math.inf
+    assert fidelity.noise(OnnxModel(scaled(-1, "Sqrt"))) == math.inf
+    assert fidelity.noise(OnnxModel(scaled(math.inf, "Sqrt"))) == math.inf
 
 
 def test_output_of_another_shape_is_all_error() -> None:
@@ -266,15 +266,15 @@ def test_output_of_another_shape_is_all_error() -> None:
         return model_of(nodes, weights, {"x": (1, 4)})
 
     fidelity = onnx_fidelity(positive(1), vectors([0.5, 2, 3, 4]), threads=1)
-    assert fidelity.noise(positive(1)) == 0
-    assert fidelity.noise(positive(10)) == pytest.approx(1)
+    assert fidelity.noise(OnnxModel(positive(1))) == 0
+    assert fidelity.noise(OnnxModel(positive(10))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("axis", [1, -1])
 def test_noise_of_a_softmax_is_that_of_its_logits(axis: int) -> None:
     # Probabilities near 1 hide an error of a tenth of the logits; as logits up to a constant it shows.
     fidelity = onnx_fidelity(scaled(1, "Softmax", axis), vectors([9, 1, 0, 2]), threads=1)
-    assert fidelity.noise(scaled(1.1, "Softmax", axis)) == pytest.approx(0.01, rel=1e-2)
+    assert fidelity.noise(OnnxModel(scaled(1.1, "Softmax", axis))) == pytest.approx(0.01, rel=1e-2)
 
 
 @pytest.mark.parametrize(
