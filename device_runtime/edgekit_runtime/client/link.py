@@ -45,8 +45,6 @@ class Address:
         Raises:
             TransportError: it is none of these.
         """
-        if text.startswith("unix:"):
-            return cls(path=text.removeprefix("unix:"))
         scheme, has_scheme, rest = text.partition("://")
         if not has_scheme and ("/" in text or ":" not in text):
             return cls(path=text)
@@ -137,7 +135,11 @@ class Link:
             self.connect(timeout_s)
         connected: Any = self._socket
         if timeout_s != self._timeout_s:
-            self._set_timeout(connected, timeout_s)
+            self._timeout_s = timeout_s
+            if self._address.is_tls:
+                connected.settimeout(timeout_s)
+            else:
+                limit_time(connected, timeout_s)
         until_s = time.monotonic() + timeout_s
         was_used, self._was_used = self._was_used, True
         memory, count = self.memory, 0
@@ -158,7 +160,7 @@ class Link:
                 return None
             raise self._explain(cause, timeout_s) from cause
         except BaseException:
-            self.close()  # an answer may be on its way, which the next request must not get
+            self.close()  # a response may be on its way, which the next request must not get
             raise
 
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
@@ -202,15 +204,6 @@ class Link:
             return TransportError(f"{self._address}: no answer within {timeout_s:g} s")
         return TransportError(f"{self._address}: {cause}")
 
-    def _set_timeout(self, connected: socket.socket, timeout_s: float) -> None:
-        if timeout_s == self._timeout_s:
-            return
-        self._timeout_s = timeout_s
-        if self._address.is_tls:
-            connected.settimeout(timeout_s)
-            return
-        limit_time(connected, timeout_s)
-
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
@@ -222,7 +215,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         if address.path is not None:
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                # A socket that does not block cannot stand in the queue of one that is busy.
+                # A socket that does not block cannot wait in the queue of a busy listener.
                 limit_time(connected, timeout_s)
                 connected.connect(address.path)
             except BaseException:
@@ -243,7 +236,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Let the kernel keep the time: Python's own time-outs ask poll() before each call."""
+    """Set the time-out in the kernel: with Python's own, each call would poll first."""
     value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
