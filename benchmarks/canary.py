@@ -28,7 +28,7 @@ from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
 from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
-from edgekit_runtime.service.rollout.observer import Watch
+from edgekit_runtime.service.rollout.observer import Observer
 from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
@@ -117,14 +117,14 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
     lanes: dict[str, tuple[Lane, Later]] = {"bare": (Instant(), Later())}
     for share in (0.01, 0.1, 0.5):
         later = Later()
-        watch = Watch(gates, lambda _verdict: None, defer=later)
+        watch = Observer(gates, lambda _verdict: None, defer=later)
         canary = CanaryLane(
             Instant(), Instant(), watch, NoPairs(), choose_comparison([LOGITS], {}), share=share
         )
         lanes[f"canary {share:.0%}"] = (canary, later)
     for share in (0.01, 0.1):
         later = Later()
-        watch = Watch(gates, lambda _verdict: None, defer=later)
+        watch = Observer(gates, lambda _verdict: None, defer=later)
         options = ShadowOptions(share=share, quiet_s=0.0)
         comparison = choose_comparison([LOGITS], {})
         shadow = ShadowLane(Instant(), Instant(), watch, NoPairs(), comparison, options=options, defer=later)
@@ -275,7 +275,7 @@ def print_alike(runs: int, samples: int, share: float) -> None:
     kinds: list[str] = []
     for _ in range(runs):
         later = Later()
-        watch = Watch(gates, lambda _verdict: None, defer=later)
+        watch = Observer(gates, lambda _verdict: None, defer=later)
         lane = CanaryLane(Direct(first), Direct(second), watch, pairs, comparison, share=share)
         for place in range(samples):
             lane.submit(Call({name: images[place & 63]}, lambda _answer: None))

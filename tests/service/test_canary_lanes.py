@@ -15,7 +15,7 @@ from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, Shadow
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Comparison, choose_comparison, same_class, similarity
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
-from edgekit_runtime.service.rollout.observer import Watch
+from edgekit_runtime.service.rollout.observer import Observer
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.response_cache import ResponseCache
@@ -35,7 +35,7 @@ class Bench:
         self.current = FakeLane(clock=self.clock, latency_s=0.001)
         self.candidate = FakeLane(clock=self.clock, latency_s=0.001)
         self.verdicts: list[Promote | Rollback] = []
-        self.watch = Watch(gates, self.verdicts.append, defer=self.clock.defer, clock=self.clock)
+        self.watch = Observer(gates, self.verdicts.append, defer=self.clock.defer, clock=self.clock)
         self.client = Client()
         self.pairs = FakePairs(self.current, self.candidate, self.clock, similarity)
 

@@ -110,7 +110,7 @@ def test_pair_that_ends_after_the_trial_is_not_told() -> None:
         return double(given)
 
     runs = make_runs(compute)
-    runs._tell = lambda work, *arguments: (work(*arguments), has_ended.set())
+    runs._call_soon = lambda work, *arguments: (work(*arguments), has_ended.set())
     runs.start(inputs(1.0), pairs.append)
     runs.close()
     may_end.set()

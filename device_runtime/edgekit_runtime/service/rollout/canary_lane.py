@@ -15,7 +15,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError, RefusedInputError
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.gates import Rollback
-from edgekit_runtime.service.rollout.observer import Watch, is_of_model
+from edgekit_runtime.service.rollout.observer import Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.spread import GOLDEN
@@ -33,14 +33,14 @@ class CanaryLane(Lane):
 
     __slots__ = (
         *("_candidate", "_clock", "_compared", "_comparison", "_current", "_measured", "_pairs", "_phase"),
-        *("_is_pairing", "_most_unpaired", "_retry", "_share", "_unpaired", "_watch", "skipped"),
+        *("_is_pairing", "_most_unpaired", "_retry", "_share", "_unpaired", "_observer", "skipped"),
     )
 
     def __init__(
         self,
         current: Lane,
         candidate: Lane,
-        watch: Watch,
+        observer: Observer,
         pairs: Pairs,
         comparison: Comparison,
         *,
@@ -58,7 +58,7 @@ class CanaryLane(Lane):
         Args:
             current: the version in use.
             candidate: the one on trial.
-            watch: counts and judges.
+            observer: counts and judges.
             pairs: runs both versions with the same inputs.
             comparison: how they compare answers.
             share: of the calls that go to the candidate, more than 0 and at most 1.
@@ -77,7 +77,7 @@ class CanaryLane(Lane):
             )
         self._current = current
         self._candidate = candidate
-        self._watch = watch
+        self._observer = observer
         self._pairs = pairs
         self._comparison = comparison
         self._compared = share * compared_share
@@ -96,7 +96,7 @@ class CanaryLane(Lane):
         if phase >= 1.0:
             phase -= 1.0
         self._phase = phase
-        verdict = self._watch.verdict
+        verdict = self._observer.verdict
         if phase >= self._measured or isinstance(verdict, Rollback):
             self._current.submit(call)
         elif phase < self._compared and verdict is None:
@@ -120,7 +120,7 @@ class CanaryLane(Lane):
             has_failed = _has_failed(answer)
             call.reply(answer)
             if not isinstance(answer, Reused):
-                self._watch.count_current(None if has_failed else latency_s)
+                self._observer.count_current(None if has_failed else latency_s)
 
         self._current.submit(call.answered_by(take))
 
@@ -145,7 +145,7 @@ class CanaryLane(Lane):
                 kept = call.own_inputs()
             call.reply(answer)
             if not isinstance(answer, Reused):
-                self._watch.count_candidate(now_s - begin_s)
+                self._observer.count_candidate(now_s - begin_s)
             if kept is not None:
                 self._pairs.start(kept, self._take_pair)
 
@@ -170,7 +170,7 @@ class CanaryLane(Lane):
         self._is_pairing = False
         if pair is not None:
             self._unpaired = 0
-            self._watch.add_pair(pair)
+            self._observer.add_pair(pair)
 
     def _ask_current(self, call: Call, failed: Answer) -> None:
         """Answer with the current version, which also tells whose fault the failed answer was."""
@@ -186,14 +186,14 @@ class CanaryLane(Lane):
         if isinstance(failed, Reused):  # NaN, which was counted when it was computed
             return
         # Failures of both arms count in the shares, whoever is at fault: so the shares can be compared.
-        self._watch.count_candidate(None)
+        self._observer.count_candidate(None)
         if is_own_fault:
-            self._watch.blame(not_finite=not isinstance(failed, EdgekitError))
+            self._observer.blame(not_finite=not isinstance(failed, EdgekitError))
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
         return {
-            **self._watch.to_json(),
+            **self._observer.to_json(),
             "comparison": self._comparison.to_json(),
             "skipped": self.skipped,
         }

@@ -1,4 +1,4 @@
-"""What both canary lanes share: counting, looking now and then, and reporting the verdict once."""
+"""Counts what two versions do, judges them now and then, and reports the verdict once."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ _LOOK_SHARE: Final = 1 / 16
 _logger = logging.getLogger(__name__)
 
 
-class Watch:
+class Observer:
     """Counts what two versions do, asks `judge`, and reports its verdict once.
 
     Attributes:
@@ -43,7 +43,7 @@ class Watch:
         defer: Defer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to watch.
+        """Begin to count.
 
         Args:
             gates: the limits.
@@ -116,9 +116,9 @@ class Watch:
             _logger.warning("canary: rolled back: %s: %s", verdict.gate, verdict.reason)
         else:
             _logger.info("canary: promoted after %d answers", self.observed.candidate.answers)
-        self._defer(0.0, self._tell)
+        self._defer(0.0, self._report_verdict)
 
-    def _tell(self) -> None:
+    def _report_verdict(self) -> None:
         report, self._report = self._report, None  # it holds both versions, and this would be a cycle
         if self.verdict is not None and report is not None:
             report(self.verdict)

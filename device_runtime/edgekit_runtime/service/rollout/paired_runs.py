@@ -116,7 +116,16 @@ class PairedRuns:
     """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
-        *("_candidate", "_compare", "_current", "_has_thread", "_is_busy", "_is_over", "_jobs", "_tell"),
+        *(
+            "_candidate",
+            "_compare",
+            "_current",
+            "_has_thread",
+            "_is_busy",
+            "_is_over",
+            "_queue",
+            "_call_soon",
+        ),
     )
 
     def __init__(
@@ -124,7 +133,7 @@ class PairedRuns:
         current: Session,
         candidate: Session,
         compare: Compare,
-        tell: Callable[..., object],
+        call_soon: Callable[..., object],
         *,
         is_busy: Callable[[], bool],
     ) -> None:
@@ -134,12 +143,12 @@ class PairedRuns:
             current: session of the version in use.
             candidate: session of the one on trial.
             compare: their answers.
-            tell: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
+            call_soon: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
             is_busy: whether real calls need the processors, so that no pair is made.
         """
         self._current, self._candidate, self._compare = current, candidate, compare
-        self._tell, self._is_busy = tell, is_busy
-        self._jobs: queue.SimpleQueue[tuple[Inputs, TakePair] | None] = queue.SimpleQueue()
+        self._call_soon, self._is_busy = call_soon, is_busy
+        self._queue: queue.SimpleQueue[tuple[Inputs, TakePair] | None] = queue.SimpleQueue()
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
@@ -158,23 +167,23 @@ class PairedRuns:
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=self._work, name="edgekit-pairs", daemon=True).start()
-        self._jobs.put((inputs, done))
+        self._queue.put((inputs, done))
 
     def close(self) -> None:
-        """Make no more pairs; what is under way is not told, and its thread ends after it."""
+        """Make no more pairs; the one under way is not reported, and its thread ends after it."""
         self._is_over = True
-        self._jobs.put(None)
+        self._queue.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            inputs, done = job
+        while (item := self._queue.get()) is not None:
+            inputs, done = item
             pair = None
             try:
                 pair = run_pair(self._current, self._candidate, inputs, self._compare, flip=_flip)
             except Exception:  # of a third party's backend that returned what is no tensor
                 _logger.exception("two versions cannot be compared")
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._tell(self._finish, pair, done)
+                self._call_soon(self._finish, pair, done)
 
     def _finish(self, pair: Pair | None, done: TakePair) -> None:
         if not self._is_over:

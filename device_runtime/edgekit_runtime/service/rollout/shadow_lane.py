@@ -18,7 +18,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.options.rollout import ShadowOptions
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
-from edgekit_runtime.service.rollout.observer import Defer, Watch, is_of_model
+from edgekit_runtime.service.rollout.observer import Defer, Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.spread import GOLDEN
@@ -55,14 +55,14 @@ class ShadowLane(Lane):
             "_options",
             "_pairs",
         ),
-        *("_pending", "_phase", "_watch", "dropped", "under_way"),
+        *("_pending", "_phase", "_observer", "dropped", "under_way"),
     )
 
     def __init__(
         self,
         current: Lane,
         candidate: Lane,
-        watch: Watch,
+        observer: Observer,
         pairs: Pairs,
         comparison: Comparison,
         *,
@@ -75,7 +75,7 @@ class ShadowLane(Lane):
         Args:
             current: the version in use.
             candidate: the one on trial.
-            watch: counts and judges.
+            observer: counts and judges.
             pairs: runs both versions with the same inputs.
             comparison: how they compare answers, see `agreement.choose_comparison`.
             options: when calls are copied.
@@ -84,7 +84,7 @@ class ShadowLane(Lane):
         """
         self._current = current
         self._candidate = candidate
-        self._watch = watch
+        self._observer = observer
         self._pairs = pairs
         self._comparison = comparison
         self._options = options
@@ -107,7 +107,7 @@ class ShadowLane(Lane):
         begin_s = self._clock()
         copy = None
         # A call that found others under way would have waited for them, which the candidate does not.
-        if phase < self._options.share and self._watch.verdict is None:
+        if phase < self._options.share and self._observer.verdict is None:
             if self.under_way == 0 and len(self._pending) < self._options.max_pending:
                 copy = _Copy()
             else:
@@ -158,7 +158,7 @@ class ShadowLane(Lane):
         """Ask the candidate if it is quiet, or try again later."""
         self._armed = False
         now_s, options = self._clock(), self._options
-        if self._watch.verdict is not None:
+        if self._observer.verdict is not None:
             self._pending.clear()
         while self._pending and now_s - self._pending[0].answered_s > options.max_wait_s:
             self._pending.popleft()
@@ -181,7 +181,7 @@ class ShadowLane(Lane):
 
     def _take_pair(self, pair: Pair | None) -> None:
         if pair is not None:
-            self._watch.add_pair(pair)
+            self._observer.add_pair(pair)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -193,24 +193,24 @@ class ShadowLane(Lane):
         """Count an answer of the candidate; return whether it can be compared."""
         if isinstance(answer, Reused):
             return False
-        self._watch.count_current(copy.current_s)
+        self._observer.count_current(copy.current_s)
         if isinstance(answer, EdgekitError):
-            self._watch.count_candidate(None)
+            self._observer.count_candidate(None)
             if is_of_model(answer):
-                self._watch.blame(not_finite=False)
+                self._observer.blame(not_finite=False)
         elif not all_finite(answer):
-            self._watch.count_candidate(None)
+            self._observer.count_candidate(None)
             # Inputs in shared memory may have changed after the current version read them.
-            self._watch.blame(not_finite=all_finite(copy.inputs or {}))
+            self._observer.blame(not_finite=all_finite(copy.inputs or {}))
         else:
-            self._watch.count_candidate(candidate_s)
+            self._observer.count_candidate(candidate_s)
             return True
         return False
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
         return {
-            **self._watch.to_json(),
+            **self._observer.to_json(),
             "comparison": self._comparison.to_json(),
             "dropped": self.dropped,
             "waiting": len(self._pending),

@@ -2,17 +2,18 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import SlotError
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import choose_comparison
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
-from edgekit_runtime.service.rollout.observer import Report, Watch
+from edgekit_runtime.service.rollout.observer import Observer, Report
 from edgekit_runtime.service.rollout.paired_runs import PairedRuns
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.serving.remote import RunningTrial
@@ -22,18 +23,6 @@ from edgekit_runtime.tensors import TensorSpec
 _LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
 
 Settle: TypeAlias = Callable[["Trial", Promote | Rollback], None]
-
-
-class Tensors(Protocol):
-    """What has inputs and outputs."""
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """What it takes."""
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """What it returns."""
 
 
 class Trial:
@@ -59,7 +48,7 @@ class Trial:
         Raises:
             SlotError: the two differ in their inputs or outputs.
         """
-        difference = find_difference(current.codec, candidate.codec)
+        difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
         if difference is not None:
             raise SlotError(
                 f"{candidate.loaded.manifest.name} {candidate.version} has {difference} of version"
@@ -95,7 +84,7 @@ class Trial:
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return one line for the index of models."""
         share = _parts(self.options).share
         found = self.to_json()
         candidate, comparison = found["candidate"], found.get("comparison")
@@ -123,14 +112,14 @@ class Trial:
 
 
 class _LocalTrial:
-    """A lane in front of both versions, and what watches it."""
+    """A lane in front of both versions, and its observer."""
 
-    __slots__ = ("_current", "_lane", "_pairs", "_watch")
+    __slots__ = ("_current", "_lane", "_observer", "_pairs")
 
     def __init__(self, current: Served, candidate: Served, options: ModelOptions, report: Report) -> None:
         loop = asyncio.get_running_loop()
-        watch = Watch(options.gates, report, defer=loop.call_later)
-        self._current, self._watch = current, watch
+        observer = Observer(options.gates, report, defer=loop.call_later)
+        self._current, self._observer = current, observer
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
         comparison = choose_comparison(outputs, manifest.figures, name=_parts(options).comparison)
         self._lane: CanaryLane | ShadowLane
@@ -143,24 +132,24 @@ class _LocalTrial:
         )
         if options.rollout == "canary":
             self._lane = CanaryLane(
-                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                *(current.stack, candidate.stack, observer, self._pairs, comparison),
                 share=options.canary.share,
                 compared_share=options.canary.compared_share,
                 retry=options.canary.retry,
             )
         else:
             self._lane = ShadowLane(
-                *(current.stack, candidate.stack, watch, self._pairs, comparison),
+                *(current.stack, candidate.stack, observer, self._pairs, comparison),
                 options=options.shadow,
                 defer=loop.call_later,
             )
         current.lane = self._lane
 
     def look(self) -> None:
-        self._watch.look()
+        self._observer.look()
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
-        self._watch.add_energy(candidate_j, current_j)
+        self._observer.add_energy(candidate_j, current_j)
 
     def take_over(self) -> bool:
         return True
@@ -177,12 +166,12 @@ def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
     return options.canary if options.rollout == "canary" else options.shadow
 
 
-def find_difference(current: Tensors, candidate: Tensors) -> str | None:
+def find_difference(current: Manifest, candidate: Manifest) -> str | None:
     """Return in which inputs or outputs two versions differ, the candidate's first; None where in none."""
     for what in ("inputs", "outputs"):
         old, new = ([_describe(spec) for spec in getattr(one, what)] for one in (current, candidate))
         if old != new:
-            return f"{what} {new} in the place of {old}"
+            return f"{what} {new} instead of {old}"
     return None
 
 

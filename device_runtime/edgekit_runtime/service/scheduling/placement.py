@@ -33,7 +33,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
 
 
 class Placement:
-    """The time of one model with inputs of about one size.
+    """Where one model runs with inputs of about one size, by the time that it takes.
 
     Attributes:
         short: whether the next run may be on the loop.
@@ -87,26 +87,3 @@ class Placement:
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
         self._patience = self._left = math.ceil(max(due, min(2 * self._patience, most)))
-
-
-class PlacementBySize:
-    """The time of one model, for each power of two of the size of its inputs."""
-
-    __slots__ = ("_by_size", "_limit_s")
-
-    def __init__(self, limit_s: float) -> None:
-        """Make one that has measured nothing.
-
-        Args:
-            limit_s: runs of less may be on the loop.
-        """
-        self._limit_s = limit_s
-        self._by_size: dict[int, Placement] = {}
-
-    def of(self, size_bytes: int) -> Placement:
-        """Return the placement with inputs of about that size."""
-        size = size_bytes.bit_length()
-        placement = self._by_size.get(size)
-        if placement is None:
-            placement = self._by_size[size] = Placement(self._limit_s)
-        return placement

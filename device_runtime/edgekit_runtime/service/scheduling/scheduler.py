@@ -9,6 +9,7 @@ import functools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError
@@ -19,7 +20,7 @@ from edgekit_runtime.service.scheduling.batch import Batch, find_kind
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
 from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed, unloading
-from edgekit_runtime.service.scheduling.placement import PlacementBySize, move_mean
+from edgekit_runtime.service.scheduling.placement import Placement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
@@ -75,7 +76,10 @@ class Scheduler(Lane):
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
-        self._placements = PlacementBySize(limits.short_s)
+        # By the number of bits of the size of the inputs.
+        self._placements: defaultdict[int, Placement] = defaultdict(
+            functools.partial(Placement, limits.short_s)
+        )
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
@@ -108,7 +112,7 @@ class Scheduler(Lane):
         """Return the answer of a short model that nobody waits for, else None."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
-        placement = self._placements.of(input_bytes(inputs))
+        placement = self._placements[input_bytes(inputs).bit_length()]
         if not placement.short:
             return None
         began_s = self._clock()
@@ -129,7 +133,7 @@ class Scheduler(Lane):
             size_bytes: of its inputs.
             seconds: of the engine.
         """
-        self._placements.of(size_bytes).note_on_thread(seconds)
+        self._placements[size_bytes.bit_length()].note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:
         """Let no more than `rows` run together from now on, at most as many as the limits say."""
@@ -202,7 +206,7 @@ class Scheduler(Lane):
 
     def _is_next_short(self) -> bool:
         size = sum(queued.size_bytes for queued in self._waiting.choose(self._max_rows))
-        return self._placements.of(size).short
+        return self._placements[size.bit_length()].short
 
     def _run_batch_here(self) -> None:
         batch = self.take()
@@ -268,7 +272,7 @@ class Scheduler(Lane):
         self._idle.append(batch.session)
         self._per_run_s = move_mean(self._per_run_s, batch.seconds)
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
-        placement = self._placements.of(sum(queued.size_bytes for queued in batch.queued))
+        placement = self._placements[sum(queued.size_bytes for queued in batch.queued).bit_length()]
         if on_loop:
             placement.note_on_loop(ran.infer_s)
         else:

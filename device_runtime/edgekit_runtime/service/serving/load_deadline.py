@@ -35,7 +35,7 @@ class Attempt(Generic[Result]):
         self._what, self._work, self._discard = what, work, discard
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._is_given_up = False
+        self._is_abandoned = False
         self._result: Result | None = None
         self._error: BaseException | None = None
 
@@ -49,9 +49,9 @@ class Attempt(Generic[Result]):
         self._thread.start()
         self._thread.join(limit_s)
         with self._lock:
-            self._is_given_up = self._result is None and self._error is None
+            self._is_abandoned = self._result is None and self._error is None
             opened = tuple(self._sessions)
-        if self._is_given_up:
+        if self._is_abandoned:
             raise BackendError(f"{self._what}: {self._stop(opened, limit_s)}")
         if self._result is None:
             assert self._error is not None  # noqa: S101  # for the type checker: one of both is there
@@ -65,7 +65,7 @@ class Attempt(Generic[Result]):
             BackendError: it was given up already; the session is closed.
         """
         with self._lock:
-            if not self._is_given_up:
+            if not self._is_abandoned:
                 self._sessions.append(session)
                 return session
         session.close()
@@ -80,7 +80,7 @@ class Attempt(Generic[Result]):
             error = cause
         with self._lock:
             self._sessions.clear()
-            is_late = self._is_given_up
+            is_late = self._is_abandoned
             if not is_late:
                 self._result, self._error = result, error
         if is_late and result is not None:
