@@ -44,12 +44,12 @@ def build_with(folder: Path, said: list[tuple[int, str]]) -> dict[str, Any]:
 
 def test_builder_without_an_engine_is_refused_with_the_errors_of_its_log(tmp_path: Path) -> None:
     answer = build_with(tmp_path, [(1, "no kernel"), (2, "a warning"), (0, "no memory")])
-    assert answer == {"version": "10.3.0", "built": [], "refused": {"fp32": "no kernel; no memory"}}
+    assert answer == {"version": "10.3.0", "built": [], "refused": {"fp32": ["no kernel", "no memory"]}}
 
 
 def test_builder_without_an_engine_and_without_an_error_is_refused_all_the_same(tmp_path: Path) -> None:
     answer = build_with(tmp_path, [])
-    assert answer["refused"] == {"fp32": "the builder gave no engine and no reason"}
+    assert answer["refused"] == {"fp32": ["the builder gave no engine and no reason"]}
 
 
 def test_builder_without_an_engine_leaves_no_plan(tmp_path: Path) -> None:

@@ -306,10 +306,11 @@ class Builder:
     def create_network(self, flags):
         return Any(num_inputs=0, get_input=None)
     def create_builder_config(self):
-        return Any(set_compute_capability=lambda *_: None)
+        return Any(set_compute_capability=lambda *_: None, create_timing_cache=lambda _data: None)
     def build_serialized_network(self, network, config):
         self.log.log(1, "[graphScope.cpp] Error Code 2: Internal Error (no scope)")
 ComputeCapability = Any(SM86=86)
+BuilderFlag = Any()
 OnnxParser = lambda network, log: Any(parse=lambda model: True)
 __version__ = "1"
 """

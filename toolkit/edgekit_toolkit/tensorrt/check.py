@@ -28,6 +28,11 @@ INSTALL_COMMAND: Final = (
     f" tensorrt_rtx_cu13_bindings=={VERSION}"
 )
 
+_LIBRARY: Final = "tensorrt_rtx_bindings"
+# Compute capability 8.6 is the Ampere GPU next to the 8.7 of Jetson Orin, which TensorRT-RTX does not offer.
+_COMPUTE_CAPABILITY: Final = "SM86"
+_AS_IT_IS: Final = "int8"  # the builder changes no type of the model then, see `TensorRtOptions.precisions`
+_IMPORT_ERRORS: Final = ("ImportError: ", "ModuleNotFoundError: ")
 _INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
 
 
@@ -105,65 +110,55 @@ def check_tensorrt(
             the first dimension is free may be left out: it gets batches of 1 to 8.
         time_limit_s: the process is killed when it takes longer.
     """
-    ranges = {name: [found.min, found.opt, found.max] for name, found in (dims or {}).items()}
+    request = {
+        "library": _LIBRARY,
+        "compute_capability": _COMPUTE_CAPABILITY,
+        "precisions": [_AS_IT_IS],
+        "shapes": {name: [found.min, found.opt, found.max] for name, found in (dims or {}).items()},
+        "workspace_bytes": None,
+    }
     with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
         folder = Path(name)
         (folder / "model.onnx").write_bytes(content)
-        (folder / "dims.json").write_text(json.dumps(ranges), encoding="utf-8")
-        failure = _run_child(folder, time_limit_s)
-        if failure is not None:
-            return _no_answer(failure)
-        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-    return _result(answer, content)
-
-
-def _run_child(folder: Path, time_limit_s: float) -> str | None:
-    """Run the check in `folder`; returns what went wrong, or None where `answer.json` was written."""
-    with ChildProcess("edgekit_toolkit.tensorrt.child", folder=folder) as child:
-        code = child.wait(time_limit_s)
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        with ChildProcess("edgekit_runtime.sessions.tensorrt.child", folder=folder) as child:
+            code, last_line, end = child.wait(time_limit_s), child.last_line, child.explain_end()
         if code is None:
-            return (
+            return _no_answer(
                 f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
             )
-        return f"TensorRT ended {child.explain_end()}" if code else None
-
-
-def _no_answer(error: str) -> TensorRtCheck:
+        if code and last_line.startswith(_IMPORT_ERRORS):
+            error = f"TensorRT is not installed ({last_line}); install it with: {INSTALL_COMMAND}"
+            return _no_answer(error, available=False)
+        if code:
+            return _no_answer(f"TensorRT ended {end}")
+        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        plan = folder / f"{_AS_IT_IS}.plan"
+        engine_bytes = plan.stat().st_size if plan.exists() else None
+    errors = tuple(error for messages in answer["refused"].values() for error in messages)
+    if parsed := "model" not in answer["refused"]:
+        model = onnx.load_model_from_string(content)
+        errors = _with_suspects(errors, model) if errors else tuple(_misread_quantizers(model))
     return TensorRtCheck(
         available=True,
+        parsed=parsed,
+        built=engine_bytes is not None,
+        errors=errors,
+        engine_bytes=engine_bytes,
+        version=answer["version"],
+        seconds=answer["seconds"],
+    )
+
+
+def _no_answer(error: str, *, available: bool = True) -> TensorRtCheck:
+    return TensorRtCheck(
+        available=available,
         parsed=False,
         built=False,
         errors=(error,),
         engine_bytes=None,
         version=None,
         seconds=None,
-    )
-
-
-def _result(answer: Mapping[str, Any], content: bytes) -> TensorRtCheck:
-    if answer["missing"] is not None:
-        return TensorRtCheck(
-            available=False,
-            parsed=False,
-            built=False,
-            errors=(f"TensorRT is not installed ({answer['missing']}); install it with: {INSTALL_COMMAND}",),
-            engine_bytes=None,
-            version=None,
-            seconds=None,
-        )
-    built = answer["engine_bytes"] is not None
-    errors = tuple(answer["errors"])
-    if answer["parsed"]:
-        model = onnx.load_model_from_string(content)
-        errors = (*errors, *_misread_quantizers(model)) if built else _with_suspects(errors, model)
-    return TensorRtCheck(
-        available=True,
-        parsed=answer["parsed"],
-        built=built,
-        errors=errors,
-        engine_bytes=answer["engine_bytes"],
-        version=answer["version"],
-        seconds=answer["seconds"],
     )
 
 

@@ -68,7 +68,8 @@ def build_engines(
         plans = {precision: (folder / f"{precision}.plan").read_bytes() for precision in answer["built"]}
         timing_path = folder / "timing.cache"
         found = timing_path.read_bytes() if timing_path.exists() else None
-    return Engines(plans, answer["refused"], found)
+    refused = {what: "; ".join(messages) for what, messages in answer["refused"].items()}
+    return Engines(plans, refused, found)
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:

@@ -1,20 +1,23 @@
 """The process that builds engines: `python -m edgekit_runtime.sessions.tensorrt.child`.
 
 It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder, and writes `PRECISION.plan`,
-`timing.cache` and, last, `answer.json` there. It is a process of its own because a native crash ends the
-process that it happens in, and because TensorRT gives back what it took for building only at the end of one.
+`timing.cache` and, last, `answer.json` there: `version`, `built`, `refused` (precision, or `model` if the
+parser refuses that -> messages) and `seconds`. It is a process of its own because a native crash ends the
+process that it happens in, and because TensorRT frees what it took for building only at the end of one.
 """
 
 import importlib
 import json
 import os
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.sessions.tensorrt.network import (
+    ParseError,
     RefusedError,
     is_quantized,
     make_log,
@@ -32,19 +35,22 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Build each engine that is asked for, and return the answer."""
     model = (folder / "model.onnx").read_bytes()
-    built, refused = [], {}
+    built: list[str] = []
+    refused: dict[str, list[str]] = {}
     try:
         precisions = request["precisions"] or _usual_precisions(trt, model)
         for precision in precisions:
             try:
                 plan = _build(trt, request, folder, model, precision)
+            except ParseError:
+                raise
             except RefusedError as error:
-                refused[precision] = "; ".join(error.args)
+                refused[precision] = list(error.args)
                 continue
             (folder / f"{precision}.plan").write_bytes(plan)
             built.append(precision)
-    except RefusedError as error:
-        refused["model"] = "; ".join(error.args)
+    except ParseError as error:
+        refused["model"] = list(error.args)
     return {"version": trt.__version__, "built": built, "refused": refused}
 
 
@@ -125,7 +131,9 @@ def _main() -> None:
     trt = importlib.import_module(request["library"])
     threading.stack_size(STACK_BYTES)
     with ThreadPoolExecutor(max_workers=1) as thread:
+        begin_s = time.perf_counter()
         answer = thread.submit(build_all, trt, request, folder).result()
+        answer["seconds"] = time.perf_counter() - begin_s
     (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 
 

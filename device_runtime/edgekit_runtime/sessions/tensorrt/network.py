@@ -23,10 +23,14 @@ class RefusedError(Exception):
     """TensorRT refused the model or its shapes; the arguments are the messages."""
 
 
+class ParseError(RefusedError):
+    """Its parser does not understand the model."""
+
+
 def make_log(trt: Any) -> Any:
     """Return a logger for TensorRT that keeps the first errors in `errors`, and joined in `text`."""
 
-    class Log(trt.ILogger):  # type: ignore[misc]  # its type is not known here
+    class BuildLog(trt.ILogger):  # type: ignore[misc]  # its type is not known here
         def __init__(self) -> None:
             trt.ILogger.__init__(self)  # the binding requires this very call
             self.errors: list[str] = []
@@ -40,7 +44,7 @@ def make_log(trt: Any) -> Any:
         def text(self) -> str:
             return "; ".join(self.errors) or "TensorRT gave no reason"
 
-    return Log()
+    return BuildLog()
 
 
 def _one_line(message: str) -> str:
@@ -51,11 +55,11 @@ def parse(trt: Any, log: Any, network: Any, model: bytes) -> None:
     """Fill `network` from an ONNX model.
 
     Raises:
-        RefusedError: operator, node name and reason of everything that the parser does not understand.
+        ParseError: operator, node name and reason of everything that the parser does not understand.
     """
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model):
-        raise RefusedError(*(_parser_error(parser.get_error(index)) for index in range(parser.num_errors)))
+        raise ParseError(*(_parser_error(parser.get_error(index)) for index in range(parser.num_errors)))
 
 
 def _parser_error(error: Any) -> str:
