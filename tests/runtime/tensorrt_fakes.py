@@ -14,7 +14,7 @@ import pytest
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.tensorrt import Machine, TensorRtOptions
-from edgekit_runtime.sessions.tensorrt.build import Engines
+from edgekit_runtime.sessions.tensorrt.build import BuiltEngines
 from edgekit_runtime.sessions.tensorrt.cache import EngineCache
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 from edgekit_runtime.tensors import TensorSpec
@@ -188,7 +188,7 @@ class Bench:
 
     def _build(
         self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
-    ) -> Engines:
+    ) -> BuiltEngines:
         from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 
         self.builds.append(timings)
@@ -197,14 +197,14 @@ class Bench:
                 raise StoppedError
         if self.error is not None:
             raise self.error
-        return Engines(self.plans, self.refused, b"timing %d" % len(self.builds))
+        return BuiltEngines(self.plans, self.refused, b"timing %d" % len(self.builds))
 
     def _load(self, plan: bytes) -> FakeExecutor:
         self.loaded.append(self.executor(plan))
         return self.loaded[-1]
 
     def machine(self, **changes: Any) -> Machine:
-        build: Callable[..., Engines] = self._build
+        build: Callable[..., BuiltEngines] = self._build
         fields: dict[str, Any] = {
             "version": "10.3.0",
             "gpu": Gpu("Orin", "8.7"),

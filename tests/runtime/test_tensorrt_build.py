@@ -10,7 +10,7 @@ import pytest
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.tensorrt import TensorRtOptions
-from edgekit_runtime.sessions.tensorrt.build import Engines, build_engines
+from edgekit_runtime.sessions.tensorrt.build import BuiltEngines, build_engines
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.network import (
     RefusedError,
@@ -74,7 +74,7 @@ def make(nodes: list[Any], constants: dict[str, Any], shape: tuple[Any, ...]) ->
     return data
 
 
-def build(model: bytes, timings: tuple[bytes, ...] = (), **options: Any) -> Engines:
+def build(model: bytes, timings: tuple[bytes, ...] = (), **options: Any) -> BuiltEngines:
     return build_engines(
         model,
         TensorRtOptions(**options),

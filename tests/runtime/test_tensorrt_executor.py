@@ -13,7 +13,7 @@ from tests.runtime.tensorrt_fakes import FAKE_TENSORRT, compile_driver
 from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.sessions.tensorrt.cuda import Cuda, Gpu
-from edgekit_runtime.sessions.tensorrt.executor import Executor
+from edgekit_runtime.sessions.tensorrt.executor import EngineExecutor
 
 X = np.array([[1, 0, 0, 0], [0, 1, 0, 1]], np.float32)
 Y = np.array([[1, 2], [10, 12]], np.float32)
@@ -25,8 +25,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def executor(driver: Path) -> Executor:
-    return Executor(FAKE_TENSORRT, Cuda(str(driver)), b"1")
+def executor(driver: Path) -> EngineExecutor:
+    return EngineExecutor(FAKE_TENSORRT, Cuda(str(driver)), b"1")
 
 
 def test_the_driver_states_the_gpu(driver: Path) -> None:
@@ -48,14 +48,14 @@ def test_a_driver_without_a_gpu_is_a_missing_engine(driver: Path) -> None:
         failing.value = 0
 
 
-def test_an_engine_runs_with_the_shapes_that_it_is_given(executor: Executor) -> None:
+def test_an_engine_runs_with_the_shapes_that_it_is_given(executor: EngineExecutor) -> None:
     assert [spec.shape for spec in (*executor.inputs, *executor.outputs)] == [("x_0", 4), ("y_0", 2)]
     for rows in (1, 2, 1):
         np.testing.assert_array_equal(executor.run({"x": X[:rows]})["y"], Y[:rows])
     np.testing.assert_array_equal(executor.run({"x": np.asfortranarray(X)})["y"], Y)
 
 
-def test_any_thread_may_run_an_engine(executor: Executor) -> None:
+def test_any_thread_may_run_an_engine(executor: EngineExecutor) -> None:
     results: list[Any] = []
     threads = [threading.Thread(target=lambda: results.append(executor.run({"x": X})["y"])) for _ in range(4)]
     for thread in threads:
@@ -69,7 +69,7 @@ def test_closing_frees_what_was_reserved(driver: Path) -> None:
     library = ctypes.CDLL(str(driver))
     blocks, streams = (ctypes.c_int.in_dll(library, name) for name in ("live_blocks", "live_streams"))
     before = (blocks.value, streams.value)
-    executor = Executor(FAKE_TENSORRT, Cuda(str(driver)), b"1")
+    executor = EngineExecutor(FAKE_TENSORRT, Cuda(str(driver)), b"1")
     for rows in (1, 2):
         executor.run({"x": X[:rows]})
     assert (blocks.value, streams.value) == (before[0] + 2, before[1] + 1)
@@ -82,22 +82,22 @@ def test_closing_frees_what_was_reserved(driver: Path) -> None:
 
 def test_an_engine_of_another_version_is_refused(driver: Path) -> None:
     with pytest.raises(BackendError, match="cannot be loaded: magicTag does not match"):
-        Executor(FAKE_TENSORRT, Cuda(str(driver)), b"of TensorRT 8")
+        EngineExecutor(FAKE_TENSORRT, Cuda(str(driver)), b"of TensorRT 8")
 
 
 def test_a_failure_on_the_gpu_is_a_backend_error(driver: Path) -> None:
     with pytest.raises(BackendError, match="running the engine failed"):
-        Executor(FAKE_TENSORRT, Cuda(str(driver)), b"0").run({"x": X})
+        EngineExecutor(FAKE_TENSORRT, Cuda(str(driver)), b"0").run({"x": X})
 
 
-def test_too_little_memory_is_a_backend_error(executor: Executor) -> None:
+def test_too_little_memory_is_a_backend_error(executor: EngineExecutor) -> None:
     executor._engine.max_batch = 1 << 40
     with pytest.raises(BackendError, match=r"cuMemAlloc_v2 failed with 2 \(CUDA_ERROR_OUT_OF_MEMORY\)"):
         executor.run({"x": np.zeros((1 << 17, 4), np.float32)})
     np.testing.assert_array_equal(executor.run({"x": X})["y"], Y)
 
 
-def test_shapes_outside_the_profile_are_told_apart_and_refused(executor: Executor) -> None:
+def test_shapes_outside_the_profile_are_told_apart_and_refused(executor: EngineExecutor) -> None:
     many = np.zeros((9, 4), np.float32)
     assert executor.accepts({"x": X})
     assert not executor.accepts({"x": many})
@@ -105,7 +105,7 @@ def test_shapes_outside_the_profile_are_told_apart_and_refused(executor: Executo
         executor.run({"x": many})
 
 
-def test_outputs_whose_size_depends_on_values_are_refused(executor: Executor) -> None:
+def test_outputs_whose_size_depends_on_values_are_refused(executor: EngineExecutor) -> None:
     executor._engine.unknown_output = True
     with pytest.raises(BackendError, match="shape of 'y' depends on values"):
         executor.run({"x": X})
@@ -121,7 +121,7 @@ def test_outputs_whose_size_depends_on_values_are_refused(executor: Executor) ->
     ],
 )
 def test_inputs_that_do_not_fit_never_reach_the_gpu(
-    inputs: dict[str, Any], reason: str, executor: Executor, monkeypatch: pytest.MonkeyPatch
+    inputs: dict[str, Any], reason: str, executor: EngineExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cuda, "enter", lambda _: pytest.fail("the GPU was asked"))
     with pytest.raises(DataError, match=reason):

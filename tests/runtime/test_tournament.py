@@ -17,7 +17,7 @@ from tests.runtime.tflite_models import linear
 from tests.waiting import bounded, is_running, wait_for
 
 from edgekit_runtime.autotune import contest, contest_child
-from edgekit_runtime.autotune.contest import MeasureOrder, Setting
+from edgekit_runtime.autotune.contest import MeasureOrder, RunSetting
 from edgekit_runtime.autotune.tournament import Tournament, hold_tournament
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, PackageError
@@ -43,10 +43,10 @@ class Processes:
 
     def __init__(self, *medians: Sequence[float | str]) -> None:
         self.medians = medians
-        self.orders: list[Sequence[Setting]] = []
+        self.orders: list[Sequence[RunSetting]] = []
 
     def __call__(
-        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+        self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         medians = self.medians[min(len(self.orders), len(self.medians) - 1)]
         self.orders.append(settings)
@@ -110,7 +110,7 @@ class Crashing(Processes):
         self.places, self.most = places, most
 
     def __call__(
-        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+        self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         if len(settings) > self.most or any(setting.place in self.places for setting in settings):
             raise BackendError("the measuring process ended by SIGKILL: it printed no message")
@@ -170,7 +170,7 @@ def test_a_setting_that_fails_the_self_test_is_closed_and_not_opened_again(
 
     monkeypatch.setattr(contest_child, "open_choice", open_wrong)
     path, keys = make(ORT), find_keys_folder()
-    settings = (Setting(), Setting(batch=4), Setting(batch=16))
+    settings = (RunSetting(), RunSetting(batch=4), RunSetting(batch=16))
     with read_package(path, TrustStore.from_folder(keys)) as package:
         order = MeasureOrder(str(path), "", str(keys), settings, None, rounds=1, end_s=0.0, seed=0)
         answers = contest_child.measure(package, order, lambda _: None)

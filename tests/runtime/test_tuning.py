@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.contest import RunSetting
 from edgekit_runtime.autotune.tune import Tuning, list_settings, search
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError
@@ -20,7 +20,7 @@ from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recal
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
-OWN = Setting()
+OWN = RunSetting()
 
 
 class Room:
@@ -29,18 +29,18 @@ class Room:
     A setting with two times has one of them in each process, by chance.
     """
 
-    def __init__(self, seconds: Mapping[Setting, float | tuple[float, float]]) -> None:
+    def __init__(self, seconds: Mapping[RunSetting, float | tuple[float, float]]) -> None:
         self.seconds, self.now_s = seconds, 0.0
         self.noise = np.random.default_rng(0)
         self.processes: list[int] = []
 
     def measure(
-        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+        self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         self.processes.append(len(settings))
         return [self._run(setting) for setting in settings]
 
-    def _run(self, setting: Setting) -> float | str:
+    def _run(self, setting: RunSetting) -> float | str:
         if setting not in self.seconds:
             return "no such option here"
         stated = self.seconds[setting]
@@ -48,7 +48,7 @@ class Room:
         self.now_s += 10 * median_s
         return median_s * self.noise.uniform(0.99, 1.01)
 
-    def search(self, maker: Any, seconds: float = 100.0, *extra: Setting) -> Tuning:
+    def search(self, maker: Any, seconds: float = 100.0, *extra: RunSetting) -> Tuning:
         return search(
             self.measure,
             list(dict.fromkeys([OWN, *self.seconds, *extra])),
@@ -59,11 +59,11 @@ class Room:
         )
 
 
-def threads(count: int) -> Setting:
-    return Setting(options=(("threads", count),))
+def threads(count: int) -> RunSetting:
+    return RunSetting(options=(("threads", count),))
 
 
-def ways(*seconds: float | tuple[float, float]) -> dict[Setting, float | tuple[float, float]]:
+def ways(*seconds: float | tuple[float, float]) -> dict[RunSetting, float | tuple[float, float]]:
     """The package's own setting, then others."""
     return dict(zip([OWN, *map(threads, range(1, len(seconds)))], seconds, strict=True))
 
@@ -99,13 +99,13 @@ def test_what_is_hardly_better_is_not_kept(best: float, maker: Any) -> None:
 
 @pytest.mark.parametrize(("seconds", "is_kept"), [(0.009, False), (0.008, True)])
 def test_spinning_must_win_by_more(seconds: float, is_kept: bool, maker: Any) -> None:
-    spinning = Setting(options=(("spinning", True),))
+    spinning = RunSetting(options=(("spinning", True),))
     tuning = Room({OWN: 0.010, spinning: seconds}).search(maker)
     assert (tuning.best == spinning) == is_kept
 
 
 def test_a_setting_that_the_engine_refuses_is_named_and_left_out(maker: Any) -> None:
-    tuning = Room(ways(0.010, 0.005)).search(maker, 100.0, Setting(options=(("odd", True),)))
+    tuning = Room(ways(0.010, 0.005)).search(maker, 100.0, RunSetting(options=(("odd", True),)))
     assert [trial.reason for trial in tuning.trials] == [None, None, "no such option here"]
     assert tuning.best == threads(1)
 
@@ -148,9 +148,9 @@ def test_the_grid_has_what_matters(options: dict[str, Any], processors: int, exp
 def test_for_throughput_batches_and_runs_at_once_are_tried() -> None:
     choice = BackendChoice("litert", "model.tflite", {"threads": 2})
     settings = list_settings(choice, "throughput", 4, may_batch=True)
-    assert Setting(options=(("threads", 1),), instances=4, batch=16) in settings
+    assert RunSetting(options=(("threads", 1),), instances=4, batch=16) in settings
     assert "threads 1, 2 instances, batch 4" in {setting.name for setting in settings}
-    assert Setting(batch=4) in settings
+    assert RunSetting(batch=4) in settings
     assert all(s.batch == 1 for s in list_settings(choice, "throughput", 4, may_batch=False))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.autotune.contest import MeasureOrder, Setting
+from edgekit_runtime.autotune.contest import MeasureOrder, RunSetting
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.package.archive import Limits
@@ -61,7 +61,7 @@ def test_options_survive_a_journey_as_json(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [CHANGED, SPEC, MeasureOrder("p", "0", "k", (Setting(options=(("mode", True),)),), 1, 2, 3.0, 4)],
+    [CHANGED, SPEC, MeasureOrder("p", "0", "k", (RunSetting(options=(("mode", True),)),), 1, 2, 3.0, 4)],
     ids=["config", "worker", "contest"],
 )
 def test_messages_survive_a_journey_as_json(options: Any) -> None:

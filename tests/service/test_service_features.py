@@ -31,7 +31,7 @@ from tests.waiting import bounded, wait_for
 
 import edgekit_runtime
 from edgekit_runtime import Client
-from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.contest import RunSetting
 from edgekit_runtime.autotune.tune import Tuning
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError, EdgekitError, PackageError, SlotError
@@ -422,7 +422,7 @@ def test_installed_model_is_tuned_by_its_name_and_served_so_after_the_next_load(
     slots = Slots(packages.parent / "state", maker.trust)
     for version in ("1.0.0", "2.0.0"):
         slots.install(write(maker, packages, version))
-    tuned = Tuning("throughput", (), Setting(instances=2, batch=4), (0.5, 0.6), is_complete=True)
+    tuned = Tuning("throughput", (), RunSetting(instances=2, batch=4), (0.5, 0.6), is_complete=True)
     monkeypatch.setattr("edgekit_runtime.commands.tune.tune", lambda *_, **__: tuned)
     keys = write_keys(packages.parent / "keys")
     with running(make_config(packages.parent), InstalledModels(slots)) as service:

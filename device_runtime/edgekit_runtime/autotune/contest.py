@@ -1,8 +1,7 @@
 """Settings of a package, timed side by side in several fresh processes.
 
-How fast a setting is differs from process to process, by where its threads and its memory come to lie (two
-threads of a model of 0.03 ms: by a quarter), and stays as it is within one. So each process counts once, with
-its medians.
+The speed of a setting depends on where the process has its threads and memory (two threads of a model of
+0.03 ms: by a quarter), and does not change within one process. So each process counts once, with its medians.
 """
 
 import os
@@ -29,7 +28,7 @@ _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """One way to run a package.
 
     Attributes:
@@ -48,8 +47,8 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What differs from the package's way."""
-        parts = [f"{name} {_say(value)}" for name, value in self.options]
+        """What differs from the package's own setting."""
+        parts = [f"{name} {_format(value)}" for name, value in self.options]
         parts += [f"{self.instances} instances"] * (self.instances > 1)
         parts += [f"batch {self.batch}"] * (self.batch > 1)
         return ", ".join(parts) or "as packaged"
@@ -60,7 +59,7 @@ class Setting:
         return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
 
 
-def _say(value: JsonValue) -> str:
+def _format(value: JsonValue) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
@@ -82,7 +81,7 @@ class MeasureOrder:
     package: str
     manifest_sha256: str
     keys: str
-    settings: tuple[Setting, ...]
+    settings: tuple[RunSetting, ...]
     threads: int | None
     rounds: int
     end_s: float
@@ -93,7 +92,7 @@ class Measure(Protocol):
     """Measures settings in turn in one fresh process."""
 
     def __call__(
-        self, settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+        self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         """Return for each setting its median seconds a row, or why it has none.
 
@@ -120,7 +119,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     digest = package.manifest.sha256
 
     def measure(
-        settings: Sequence[Setting], *, rounds: int, seconds: float, seed: int
+        settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
         order = MeasureOrder(
             package=str(package.path.absolute()),
@@ -190,13 +189,13 @@ class ContestLimits:
 
 def hold_contest(
     measure: Measure,
-    settings: Sequence[Setting],
+    settings: Sequence[RunSetting],
     limits: ContestLimits,
     *,
     clock: Callable[[], float] = time.monotonic,
-    is_decided: Callable[[Mapping[Setting, Latency]], bool] = lambda _: False,
+    is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
-) -> dict[Setting, Latency | str]:
+) -> dict[RunSetting, Latency | str]:
     """Return the medians of each setting, one a process, or why it has none; in the given order.
 
     A setting whose engine takes its process with it is found, and left out of the next.
@@ -213,9 +212,9 @@ def hold_contest(
         BackendError: a process died or hung, though each of the settings runs alone.
         PackageError: the package is no longer what it was.
     """
-    medians: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    reasons: dict[Setting, str] = {}
-    found: dict[Setting, Latency] = {}
+    medians: dict[RunSetting, list[float]] = {setting: [] for setting in settings}
+    reasons: dict[RunSetting, str] = {}
+    found: dict[RunSetting, Latency] = {}
     last_s = 0.0
     for count in range(limits.most):
         begin_s = clock()
@@ -230,7 +229,7 @@ def hold_contest(
         share_s = max(left_s, 0.0) / (limits.most - count)
 
         def race(
-            racing: Sequence[Setting], share_s: float = share_s, seed: int = count
+            racing: Sequence[RunSetting], share_s: float = share_s, seed: int = count
         ) -> Sequence[float | str]:
             return measure(racing, rounds=limits.rounds, seconds=share_s, seed=seed)
 
@@ -245,12 +244,12 @@ def hold_contest(
 
 
 def _without_culprits(
-    race: Callable[[Sequence[Setting]], Sequence[float | str]],
-    racing: Sequence[Setting],
+    race: Callable[[Sequence[RunSetting]], Sequence[float | str]],
+    racing: Sequence[RunSetting],
     report: Callable[[str], None],
-) -> dict[Setting, float | str]:
-    """Return what one process has measured, begun anew without those whose engines end or stop it."""
-    answers: dict[Setting, float | str] = {}
+) -> dict[RunSetting, float | str]:
+    """Return what a process measured; starts another one without the settings that end or stop it."""
+    answers: dict[RunSetting, float | str] = {}
     while racing:
         try:
             return answers | dict(zip(racing, race(racing), strict=True))
@@ -264,8 +263,10 @@ def _without_culprits(
 
 
 def _find_culprits(
-    race: Callable[[Sequence[Setting]], Sequence[float | str]], racing: Sequence[Setting], cause: BackendError
-) -> dict[Setting, str]:
+    race: Callable[[Sequence[RunSetting]], Sequence[float | str]],
+    racing: Sequence[RunSetting],
+    cause: BackendError,
+) -> dict[RunSetting, str]:
     """Return the settings of which one alone ends or stops its process, with how."""
     if len(racing) == 1:
         return {racing[0]: str(cause)}
@@ -283,7 +284,7 @@ def _find_culprits(
     return culprits
 
 
-def rank(times: Mapping[Setting, float], manifest: Manifest) -> list[Setting]:
+def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
     """Return the settings, the best first: those within 2 % of the fastest by threads, the others by time.
 
     Args:
@@ -292,7 +293,7 @@ def rank(times: Mapping[Setting, float], manifest: Manifest) -> list[Setting]:
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)
 
-    def key(setting: Setting) -> tuple[bool, float]:
+    def key(setting: RunSetting) -> tuple[bool, float]:
         if times[setting] > limit:
             return True, times[setting]
         threads = setting.find_choice(manifest).options.get("threads")

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from edgekit_runtime.autotune.contest import MeasureOrder, Setting
+from edgekit_runtime.autotune.contest import MeasureOrder, RunSetting
 from edgekit_runtime.autotune.interleaving import Runner, take_turns
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, PackageError
@@ -45,7 +45,7 @@ def measure(
         BackendError: an engine failed between its turns.
     """
     inputs = read_golden_inputs(package)
-    opened: dict[Setting, tuple[Session, ...] | BackendError] = {}
+    opened: dict[RunSetting, tuple[Session, ...] | BackendError] = {}
     runners: dict[str, Runner] = {}
     answers: list[float | str] = []
     once_s = 0.0
@@ -76,9 +76,9 @@ def _repeat(inputs: Mapping[str, Array], batch: int) -> dict[str, Array]:
 
 def _open(
     package: OpenedPackage,
-    setting: Setting,
+    setting: RunSetting,
     threads: int | None,
-    opened: dict[Setting, tuple[Session, ...] | BackendError],
+    opened: dict[RunSetting, tuple[Session, ...] | BackendError],
 ) -> tuple[Session, ...]:
     """Return the sessions of a setting; those that differ in the batch only share them, or how they fail."""
     key = replace(setting, batch=1)
@@ -93,7 +93,7 @@ def _open(
     return found
 
 
-def _prove(package: OpenedPackage, setting: Setting, threads: int | None) -> tuple[Session, ...]:
+def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> tuple[Session, ...]:
     """Return the sessions of a setting; none stays open where they fail the self-test."""
     selected = package.select(setting.variant)
     choice = setting.find_choice(package.manifest)

@@ -1,6 +1,6 @@
-"""Loaded models that take turns in one process, each left alone while it is timed.
+"""Loaded models that are timed in turns in one process, one at a time.
 
-It says nothing of another process: there threads and memory come to lie elsewhere, see `contest`.
+The result holds for this process only: another one has its threads and memory elsewhere, see `contest`.
 """
 
 import math

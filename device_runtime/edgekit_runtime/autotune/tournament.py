@@ -1,4 +1,4 @@
-"""Which engine runs a model fastest on this very machine: all of them on the same inputs, in turn.
+"""Which engine runs a model fastest on this machine: all of them on the same inputs, in turn.
 
 Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
 outputs. It measures latency of one inference at a time, not throughput, memory or energy.
@@ -14,7 +14,7 @@ from typing import Final
 from edgekit_runtime.autotune.contest import (
     ContestLimits,
     Measure,
-    Setting,
+    RunSetting,
     hold_contest,
     measure_afresh,
     rank,
@@ -34,15 +34,15 @@ class Entrant:
     """How one backend of one variant of a package did.
 
     Attributes:
-        name: its own, for people.
+        name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
         latency: medians of one inference, one a process, or None where it did not take part.
-        reason: why it did not.
+        reason: why it did not, or None.
     """
 
     name: str
-    setting: Setting
+    setting: RunSetting
     choice: BackendChoice
     latency: Latency | None = None
     reason: str | None = None
@@ -107,8 +107,8 @@ def hold_tournament(
     return Tournament(tuple(done.values()), winner, tuple(done[one].name for one in find_tied(latencies)))
 
 
-def _is_decided(latencies: Mapping[Setting, Latency]) -> bool:
-    """Return whether one was ahead of all others in every process by far."""
+def _is_decided(latencies: Mapping[RunSetting, Latency]) -> bool:
+    """Return whether one was far ahead of all others in every process."""
     fastest = min(latencies.values(), key=lambda latency: latency.median_s, default=None)
     return fastest is None or all(
         one is fastest or one.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE for one in latencies.values()
@@ -122,11 +122,11 @@ def _finish(entrant: Entrant, found: Latency | str) -> Entrant:
 
 
 def _enter(package: OpenedPackage) -> Iterator[Entrant]:
-    """Yield what may take part, with names that tell also those apart that differ in options only."""
+    """Yield all backends; those that differ only in their options get a number in their names."""
     names: Counter[str] = Counter()
     for variant in package.manifest.all_variants:
         for place, choice in enumerate(variant.backend.chain):
             name = f"{choice.name} {choice.artifact}"
             names[name] += 1
             unique = name if names[name] == 1 else f"{name} ({names[name]})"
-            yield Entrant(unique, Setting(variant.name, place), replace(choice, fallback=None))
+            yield Entrant(unique, RunSetting(variant.name, place), replace(choice, fallback=None))

@@ -1,9 +1,9 @@
 """Which options run a package best on this machine: a small grid, measured in turn, halved round by round.
 
-Few samples part the clearly slow from the rest; the better half goes on with twice as many, each time in
-several fresh processes. What wins is then measured against the package's own options afresh, and kept only if
-it is better beyond chance: a winner of many looks good by luck. It says nothing of energy: spinning threads
-cost some, so they must win by more.
+A few samples are enough to drop the slowest half; the better half goes on with twice as many, each time in
+several fresh processes. The winner is then measured against the package's own options in fresh processes, and
+kept only if it is better beyond chance: a winner of many looks good by luck. Energy is not measured: spinning
+threads cost some, so they must win by more.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
@@ -19,7 +19,7 @@ from typing import Final, Literal
 from edgekit_runtime.autotune.contest import (
     ContestLimits,
     Measure,
-    Setting,
+    RunSetting,
     hold_contest,
     measure_afresh,
     rank,
@@ -61,7 +61,7 @@ class SettingResult:
         reason: why it failed.
     """
 
-    setting: Setting
+    setting: RunSetting
     latency: Latency | None = None
     ratio: float | None = None
     processes: int = 0
@@ -82,14 +82,14 @@ class Tuning:
 
     objective: Objective
     trials: tuple[SettingResult, ...]
-    best: Setting
+    best: RunSetting
     interval: tuple[float, float]
     is_complete: bool
 
 
 def list_settings(
     choice: BackendChoice, objective: Objective, processors: int, *, may_batch: bool
-) -> list[Setting]:
+) -> list[RunSetting]:
     """Return the settings to try, the package's own first.
 
     Args:
@@ -110,10 +110,10 @@ def list_settings(
         ways += [{"xnnpack": False}]
     own = {**_DEFAULTS, **choice.options}
     changed = [tuple((k, v) for k, v in way.items() if own.get(k) != v) for way in ways]
-    settings = [Setting(), *(Setting(options=options) for options in changed)]
+    settings = [RunSetting(), *(RunSetting(options=options) for options in changed)]
     if objective == "throughput":
         single: tuple[tuple[str, JsonValue], ...] = () if own.get("threads") == 1 else (("threads", 1),)
-        settings += [Setting(options=single, instances=count) for count in counts if count > 1]
+        settings += [RunSetting(options=single, instances=count) for count in counts if count > 1]
         if may_batch:
             settings += [replace(s, batch=rows) for s in settings for rows in _BATCHES[1:]]
     return list(dict.fromkeys(settings))
@@ -121,7 +121,7 @@ def list_settings(
 
 def tune(
     package: OpenedPackage,
-    own: Setting,
+    own: RunSetting,
     keys: Path,
     *,
     objective: Objective = "latency",
@@ -158,7 +158,7 @@ def tune(
 
 def search(
     measure: Measure,
-    settings: Sequence[Setting],
+    settings: Sequence[RunSetting],
     objective: Objective,
     *,
     manifest: Manifest,
@@ -187,7 +187,7 @@ class _Search:
     def __init__(
         self,
         measure: Measure,
-        settings: Sequence[Setting],
+        settings: Sequence[RunSetting],
         manifest: Manifest,
         end_s: float,
         *,
@@ -216,7 +216,7 @@ class _Search:
             self._is_complete = False
         return Tuning(objective, tuple(self._trials.values()), best, interval, self._is_complete)
 
-    def _halve(self, left: list[Setting], rounds: int) -> list[Setting]:
+    def _halve(self, left: list[RunSetting], rounds: int) -> list[RunSetting]:
         """Return the better half of the settings that run."""
         begin_s = self._clock()
         time_s = (self._end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
@@ -225,7 +225,7 @@ class _Search:
         ratios = {setting: found[setting].ratio_to(found[self._own]) for setting in left if setting in found}
         return rank(ratios, self._manifest)[: (len(ratios) + 1) // 2]
 
-    def _compare(self, setting: Setting) -> tuple[float, float]:
+    def _compare(self, setting: RunSetting) -> tuple[float, float]:
         """Return the 95 % interval of a setting's time as a share of the package's own, or (1, 1)."""
         most = _MOST_FINAL_PROCESSES
         found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self._end_s))
@@ -236,7 +236,7 @@ class _Search:
             return 1.0, 1.0
         return found[setting].ratio_interval_to(found[self._own])
 
-    def _contest(self, others: Sequence[Setting], limits: ContestLimits) -> dict[Setting, Latency]:
+    def _contest(self, others: Sequence[RunSetting], limits: ContestLimits) -> dict[RunSetting, Latency]:
         """Return the latencies of the package's own setting and of those of the others that run."""
         settings = (self._own, *others)
         found = hold_contest(self._measure, settings, limits, clock=self._clock, report=self._report)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.autotune.contest import Setting
+from edgekit_runtime.autotune.contest import RunSetting
 from edgekit_runtime.autotune.tune import SettingResult, Tuning, tune
 from edgekit_runtime.commands.command import Outcome, report
 from edgekit_runtime.commands.installed import find_keys
@@ -54,12 +54,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(_document(package.path, choice, tuning, kept), _lines(tuning, kept))
 
 
-def _find_setting(package: OpenedPackage) -> Setting:
+def _find_setting(package: OpenedPackage) -> RunSetting:
     """Return the variant and the backend that are opened here: the first whose engine is installed."""
     settings = []
     for variant in recall_order(package.manifest):
         places = [_alone(choice) for choice in package.manifest.select(variant.name).backend.chain]
-        settings += [Setting(variant.name, places.index(_alone(choice))) for choice in variant.backend.chain]
+        settings += [
+            RunSetting(variant.name, places.index(_alone(choice))) for choice in variant.backend.chain
+        ]
     for setting in settings[:-1]:
         try:
             open_choice(package.select(setting.variant), setting.find_choice(package.manifest)).close()

@@ -1,7 +1,8 @@
 """What is signed, and the form in which it comes: in-toto statements in DSSE envelopes.
 
 The envelope has one canonical byte form and exactly one signature, so no byte of it is free. Nothing here
-verifies signatures (`signing`): that takes libraries which a service does not keep in memory (`verifying`).
+verifies signatures (`trust_store`): that takes libraries which a service does not keep in memory, see
+`verifier_process`.
 
 Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); in-toto Attestation Framework, Statement
     v1.

@@ -1,4 +1,4 @@
-"""Where the public keys lie that are trusted, without what it takes to use them (`signing`)."""
+"""The files of the trusted public keys, without the libraries that use them (`trust_store`)."""
 
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -12,7 +12,7 @@ KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
 
 
 def list_keys(folder: Path) -> list[Path]:
-    """Return the paths of all keys in `folder`, sorted; none where it is missing, or closed to this user.
+    """Return the paths of all keys in `folder`, sorted; none if it is missing or this user may not read it.
 
     Raises:
         SignatureError: it is not a folder.
@@ -33,7 +33,7 @@ def list_keys(folder: Path) -> list[Path]:
 
 
 def stamp_keys(folder: Path) -> KeysStamp:
-    """Return what differs once a key in `folder` was added, removed or replaced; no key is opened.
+    """Return a value that changes when a key in `folder` is added, removed or replaced; opens no key.
 
     Raises:
         SignatureError: as from `list_keys`.

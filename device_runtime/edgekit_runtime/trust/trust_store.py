@@ -113,7 +113,7 @@ class TrustStore:
         return opened.read(predicate_type, where), key_id
 
     def _advise(self) -> str:
-        """Return what a user can do about a key that is not trusted, to follow the ids of those that are."""
+        """Return what a user can do about an unknown key, to follow the ids of the trusted ones."""
         if self._folder is None:
             return "; trust that key if you know its owner"
         folder = "" if self._folder == find_keys_folder() else f" --keys {self._folder}"
@@ -124,5 +124,5 @@ class TrustStore:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; where it is a pipe or a device, opening it could wait for somebody who never comes."""
+    """Open a file without waiting: a pipe or a device could otherwise block for ever."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither

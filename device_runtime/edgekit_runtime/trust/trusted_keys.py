@@ -64,7 +64,7 @@ def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
 
 
 def remove_key(name: str, folder: Path) -> TrustedKey:
-    """Trust the key `name` no more; returns what it was.
+    """Remove the key `name` from the trusted ones; returns it.
 
     Raises:
         SignatureError: there is no such key, or it signs on this machine.

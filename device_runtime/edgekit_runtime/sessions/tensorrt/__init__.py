@@ -24,9 +24,9 @@ from edgekit_runtime.sessions.tensorrt.cache import (
     read_power_mode,
 )
 from edgekit_runtime.sessions.tensorrt.cuda import Cuda
-from edgekit_runtime.sessions.tensorrt.executor import Executor
+from edgekit_runtime.sessions.tensorrt.executor import EngineExecutor
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
-from edgekit_runtime.sessions.tensorrt.prepare import Job, Machine, prepare
+from edgekit_runtime.sessions.tensorrt.prepare import BuildJob, Machine, prepare
 from edgekit_runtime.sessions.tensorrt.session import EngineState, TensorRtSession
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.paths import find_cache_folder
@@ -74,7 +74,7 @@ def open_on(
     )
     timings = () if options.timing_cache is None else (bytes(package.read(options.timing_cache)),)
     manifest = package.manifest
-    job = Job(key, model, options, read_golden(package), manifest.inputs, manifest.outputs, timings)
+    job = BuildJob(key, model, options, read_golden(package), manifest.inputs, manifest.outputs, timings)
     fallback = None
     if choice.fallback is not None:
         try:
@@ -100,7 +100,7 @@ def find_machine() -> Machine:
         power_mode=read_power_mode(),
         cache=EngineCache(find_cache_folder()),
         build=build_engines,
-        load=lambda plan: Executor(trt, cuda, plan),
+        load=lambda plan: EngineExecutor(trt, cuda, plan),
     )
 
 

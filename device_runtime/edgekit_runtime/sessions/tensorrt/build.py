@@ -19,7 +19,7 @@ _POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class BuiltEngines:
     """What building gave.
 
     Attributes:
@@ -41,7 +41,7 @@ def build_engines(
     stop: threading.Event,
     library: str = "tensorrt",
     compute_capability: str | None = None,
-) -> Engines:
+) -> BuiltEngines:
     """Return the engines of `model`, built in a process of low priority.
 
     Args:
@@ -69,7 +69,7 @@ def build_engines(
         timing_path = folder / "timing.cache"
         found = timing_path.read_bytes() if timing_path.exists() else None
     refused = {what: "; ".join(messages) for what, messages in answer["refused"].items()}
-    return Engines(plans, refused, found)
+    return BuiltEngines(plans, refused, found)
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:

@@ -75,7 +75,7 @@ def _digest(fields: Mapping[str, JsonValue]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """What is known of one key.
 
     Attributes:
@@ -101,7 +101,7 @@ class EngineCache:
         """Use `root`, which need not exist."""
         self.root = root / "tensorrt"
 
-    def read(self, key: EngineKey) -> Entry | None:
+    def read(self, key: EngineKey) -> CacheEntry | None:
         """Return the entry of `key`, or None where there is none that is whole and of this very key."""
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
@@ -115,11 +115,11 @@ class EngineCache:
                 plan = (folder / _PLAN).read_bytes()
                 if hashlib.sha256(plan).hexdigest() != stated["plan_sha256"]:
                     return None
-            return Entry(stated["precision"], dict(stated["seconds"]), tuple(stated["notes"]), plan)
+            return CacheEntry(stated["precision"], dict(stated["seconds"]), tuple(stated["notes"]), plan)
         except (OSError, ValueError, TypeError, KeyError):  # missing, cut short or of another writer
             return None
 
-    def write(self, key: EngineKey, entry: Entry) -> None:
+    def write(self, key: EngineKey, entry: CacheEntry) -> None:
         """Keep `entry`; after a power cut there is the old one, the new one or none that is whole.
 
         Raises:

@@ -26,7 +26,7 @@ _DTYPES: Final = {
 }
 
 
-class Executor:
+class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:

@@ -14,8 +14,8 @@ from edgekit_runtime.errors import BackendError, DataError, OutputError
 from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.selftest import GoldenCase
 from edgekit_runtime.sessions.session import Session
-from edgekit_runtime.sessions.tensorrt.build import Engines
-from edgekit_runtime.sessions.tensorrt.cache import EngineCache, EngineKey, Entry, StoppedError
+from edgekit_runtime.sessions.tensorrt.build import BuiltEngines
+from edgekit_runtime.sessions.tensorrt.cache import CacheEntry, EngineCache, EngineKey, StoppedError
 from edgekit_runtime.sessions.tensorrt.cuda import Gpu
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -37,7 +37,7 @@ class BuildEngines(Protocol):
 
     def __call__(
         self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
-    ) -> Engines:
+    ) -> BuiltEngines:
         """Return the engines of `model`."""
 
 
@@ -63,7 +63,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class BuildJob:
     """What is wanted; it outlives the package.
 
     Attributes:
@@ -85,7 +85,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedEngine:
     """An engine that has passed the golden outputs.
 
     Attributes:
@@ -96,14 +96,14 @@ class Prepared:
 
     engine: Engine
     precision: str
-    entry: Entry
+    entry: CacheEntry
 
 
 class _WrongError(BackendError):
     """An engine computes something else than the package promises: building it again would not help."""
 
 
-def prepare(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
+def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the engine for `job`, from the cache or newly built.
 
     Args:
@@ -124,14 +124,14 @@ def prepare(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
             )
         if entry is not None and entry.plan is not None and entry.precision is not None:
             try:
-                return Prepared(_admit(job, machine, entry.plan), entry.precision, entry)
+                return PreparedEngine(_admit(job, machine, entry.plan), entry.precision, entry)
             except BackendError as cause:
                 _logger.warning("the cached engine is not used, and built again: %s", cause)
                 machine.cache.forget(job.key)
         return _build(job, machine, stop)
 
 
-def _build(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
+def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     known = machine.cache.read_timing(job.key)
     timings = job.timings if known is None else (known, *job.timings)
     engines = machine.build(job.model, job.options, timings=timings, stop=stop)
@@ -150,16 +150,16 @@ def _build(job: Job, machine: Machine, stop: threading.Event) -> Prepared:
             is_final = is_final and isinstance(cause, _WrongError)
     if not admitted:
         if is_final:
-            _keep(functools.partial(machine.cache.write, job.key, Entry(None, {}, tuple(notes), None)))
+            _keep(functools.partial(machine.cache.write, job.key, CacheEntry(None, {}, tuple(notes), None)))
         raise BackendError("; ".join(notes) or "TensorRT built nothing")
     seconds = _measure(admitted, job.golden)
     kept = min(seconds, key=seconds.__getitem__)
     for precision, engine in admitted.items():
         if precision != kept:
             engine.close()
-    entry = Entry(kept, seconds, tuple(notes), engines.plans[kept])
+    entry = CacheEntry(kept, seconds, tuple(notes), engines.plans[kept])
     _keep(functools.partial(machine.cache.write, job.key, entry))
-    return Prepared(admitted[kept], kept, entry)
+    return PreparedEngine(admitted[kept], kept, entry)
 
 
 def _keep(write: Callable[[], None]) -> None:
@@ -169,7 +169,7 @@ def _keep(write: Callable[[], None]) -> None:
         _logger.warning("the engine is not cached and will be built again: %s", cause)
 
 
-def _admit(job: Job, machine: Machine, plan: bytes) -> Engine:
+def _admit(job: BuildJob, machine: Machine, plan: bytes) -> Engine:
     """Return the loaded engine once it has reproduced the golden outputs.
 
     Raises:
@@ -184,7 +184,7 @@ def _admit(job: Job, machine: Machine, plan: bytes) -> Engine:
     return engine
 
 
-def _check(job: Job, engine: Engine) -> None:
+def _check(job: BuildJob, engine: Engine) -> None:
     for what, found, stated in (
         ("inputs", engine.inputs, job.inputs),
         ("outputs", engine.outputs, job.outputs),

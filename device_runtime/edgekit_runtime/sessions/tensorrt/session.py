@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
-from edgekit_runtime.sessions.tensorrt.prepare import Engine, Prepared
+from edgekit_runtime.sessions.tensorrt.prepare import Engine, PreparedEngine
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class TensorRtSession:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         fallback: Session | None,
-        prepare: Callable[[threading.Event], Prepared],
+        prepare: Callable[[threading.Event], PreparedEngine],
     ) -> None:
         """Start to prepare the engine in the background; without a fallback, return when it serves.
 
@@ -84,7 +84,7 @@ class TensorRtSession:
         self._thread.join(timeout_s)
         return self._state
 
-    def _prepare(self, prepare: Callable[[threading.Event], Prepared]) -> None:
+    def _prepare(self, prepare: Callable[[threading.Event], PreparedEngine]) -> None:
         try:
             prepared = prepare(self._stop)
         except StoppedError:
@@ -106,7 +106,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """That of the engine, once it serves; see `Executor.alone`."""
+        """That of the engine, once it serves; see `EngineExecutor.alone`."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
