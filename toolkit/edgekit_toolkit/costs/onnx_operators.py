@@ -58,7 +58,7 @@ def node_costs(
 
     Args:
         model: an ONNX model; left as it is.
-        dims: size of each dynamic dimension that `onnx_graph.shapes.dynamic_dims` names, such as `{"N": 1}`.
+        dims: size of each free dimension by name (see `specs.free_dims`), such as `{"N": 1}`.
         float_outputs: whether the engine's int8 products can write float (TensorRT); otherwise a product
             without a QuantizeLinear behind it counts as float (onnxruntime).
 

@@ -19,8 +19,7 @@ from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
-from edgekit_toolkit.onnx_graph.shapes import dynamic_dims
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.onnx_graph.specs import free_dims, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow
 from edgekit_toolkit.samples.range_trap import CodeRange
 
@@ -88,8 +87,7 @@ class OnnxModel:
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
         """Return the work of each kernel of one inference."""
-        free = dynamic_dims(self.proto)
-        bound = {name: dims.get(name, dims.get(name.replace(":", "_"), 1)) for name in free}
+        bound = {name: dims.get(name, 1) for name in free_dims(tensor_specs(self.proto)[0])}
         return node_costs(self.proto, bound, float_outputs=float_outputs)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:

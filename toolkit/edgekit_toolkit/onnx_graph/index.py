@@ -127,6 +127,13 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that can be changed without changing `model`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
 def opset(model: onnx.ModelProto) -> int:
     """Version of the default operator set that a model imports."""
     return next((int(item.version) for item in model.opset_import if item.domain in DEFAULT_DOMAINS), 0)

@@ -19,6 +19,7 @@ from onnx import helper
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.onnx_graph.specs import bound_shape, real_inputs, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import stored_tensors
@@ -116,8 +117,7 @@ def optimise_as_engine(
 
 def _bind(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     shapes = {spec.name: bound_shape(spec, dims) for spec in tensor_specs(model)[0]}
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = copy_model(model)
     for value in real_inputs(bound.graph):
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
             dim.dim_value = size
@@ -148,8 +148,7 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
 
 def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
     """Inputs and the outputs of all nodes, with the shapes that onnxruntime infers for its own operators."""
-    open_model = onnx.ModelProto()
-    open_model.CopyFrom(optimised)
+    open_model = copy_model(optimised)
     known = {value.name for value in optimised.graph.output}
     for node in optimised.graph.node:
         for name in node.output:

@@ -12,6 +12,7 @@ import onnx
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
@@ -28,8 +29,7 @@ def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of `model` that runs without these rewrites and with all others."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     kept = [entry for entry in model.metadata_props if entry.key != DISABLED_OPTIMIZERS_KEY]
     del result.metadata_props[:]
     result.metadata_props.extend(kept)

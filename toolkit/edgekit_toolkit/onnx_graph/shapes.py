@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.onnx_graph.control_flow import bodies, body_model, output_types
-from edgekit_toolkit.onnx_graph.index import attribute
+from edgekit_toolkit.onnx_graph.index import attribute, copy_model
+from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 
 # Enough for any shape, axes or padding; weights are larger or floating.
 _MAX_FOLDED_ELEMENTS = 256
@@ -40,28 +41,17 @@ _SHAPE_ARITHMETIC = {
 }
 
 
-def dynamic_dims(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Dynamic dimensions of the inputs by name, `INPUT:AXIS` where they have none."""
-    names: dict[str, None] = {}
-    for value in _true_inputs(model.graph):
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                names[dim.dim_param or f"{value.name}:{axis}"] = None
-    return tuple(names)
-
-
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     """Return a copy of `model` with bound inputs and the shape of each tensor that can be inferred.
 
     Args:
         model: an ONNX model.
-        dims: size of each dimension that `dynamic_dims` names.
+        dims: size of each free dimension by name (see `specs.free_dims`).
 
     Raises:
-        ModelError: a dynamic dimension is not bound, or shapes contradict each other.
+        ModelError: a free dimension is not bound, or shapes contradict each other.
     """
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = copy_model(model)
     # Before version 4 an initializer had to be an input too, and folding makes initializers that are not.
     bound.ir_version = max(bound.ir_version, 4)
     _bind(bound.graph, dims)
@@ -123,22 +113,16 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"shapes cannot be inferred: {reason}") from error
 
 
-def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    # Before IR version 4 initializers were listed as inputs too.
-    initializers = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in initializers]
-
-
 def _bind(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
-    for value in _true_inputs(graph):
+    for value in real_inputs(graph):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value"):
+            name = dimension(value.name, axis, dim)
+            if isinstance(name, int):
                 continue
-            name = dim.dim_param or f"{value.name}:{axis}"
             if dims.get(name, 0) < 1:
                 raise ModelError(
-                    f"input {value.name!r}: axis {axis}: expected a size of at least 1 for the dynamic "
-                    f"dimension {name!r}, got {dims.get(name, 'none')}; bind it, for instance {name}=1"
+                    f"input {value.name!r}: axis {axis}: expected a size of at least 1 for the free dimension"
+                    f" {name!r}, got {dims.get(name, 'none')}; bind it, for instance {name}=1"
                 )
             dim.dim_value = dims[name]
 

@@ -9,7 +9,7 @@ from typing import Final
 import onnx
 from onnx import version_converter
 
-from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.index import copy_model, opset
 
 TARGET_OPSET: Final = 17
 
@@ -21,7 +21,5 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
         Exception: the converter has no way for an operator; its exceptions have no common base.
     """
     if opset(model) >= TARGET_OPSET:
-        result = onnx.ModelProto()
-        result.CopyFrom(model)
-        return result
+        return copy_model(model)
     return version_converter.convert_version(model, TARGET_OPSET)

@@ -5,14 +5,13 @@ Inputs stay, used or not, because callers give them; so does the metadata, which
 
 import onnx
 
-from edgekit_toolkit.onnx_graph.index import reads, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import copy_model, reads, remove_unused_initializers
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` with only what its outputs need."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     needed = {value.name for value in result.graph.output}
     kept = []
     for node in reversed(result.graph.node):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import shape_inference
 
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims, real_inputs, tensor_specs
 
 
@@ -18,8 +19,7 @@ def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
         model: an imported model.
         batch: the size of the batch dimensions; None keeps them free.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     inputs, outputs = tensor_specs(model)
     sizes: dict[int | str, int] = {} if batch is None else dict.fromkeys(batch_dims(inputs), batch)
     names = set(free_dims(inputs))

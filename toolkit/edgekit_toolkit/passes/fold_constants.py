@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, reads, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    attribute,
+    copy_model,
+    reads,
+    remove_unused_initializers,
+)
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 MAX_GROWN_BYTES: Final = 64 << 10
@@ -38,8 +44,7 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
         model: any model.
         max_grown_bytes: a result of up to this size is stored even where it is larger than its sources.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     for graph in reversed(list(graphs(result.graph))):  # writing a graph copies the ones inside
         _store_constant_nodes(graph)
     folded = _foldable(result, max_grown_bytes)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import onnx
 
-from edgekit_toolkit.onnx_graph.index import remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import copy_model, remove_unused_initializers
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
@@ -14,8 +14,7 @@ def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto],
         model: to copy.
         rewrite_one: changes one place of the graph that it is given; returns whether there was one.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     while rewrite_one(result.graph):
         pass
     remove_unused_initializers(result.graph)

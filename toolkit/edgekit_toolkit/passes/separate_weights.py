@@ -8,6 +8,7 @@ from typing import Final
 
 import onnx
 
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 
 IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
@@ -15,8 +16,7 @@ IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` whose inputs are only what a caller must give."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     inputs = list(real_inputs(result.graph))
     if len(inputs) != len(result.graph.input):
         del result.graph.input[:]

@@ -9,7 +9,7 @@ from typing import Final
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import copy_model, remove_unused_initializers
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
@@ -17,8 +17,7 @@ FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorPr
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which equal initializers of the main graph are one."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     first: dict[object, str] = {}
     replaced: dict[str, str] = {}
     for tensor in result.graph.initializer:

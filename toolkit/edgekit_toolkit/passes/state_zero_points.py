@@ -8,14 +8,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, copy_model
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` in which stored int8 codes have a zero point for each scale."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     for graph in graphs(result.graph):
         index = GraphIndex(graph)
         for node in graph.node:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.samples.generated import Feeds
 
 GROUP_BYTES: Final = 192 << 20  # activations that are fetched in one run of the model
@@ -187,8 +188,7 @@ def _measured_bytes(
     """Size of each activation on one sample, from `Size` nodes so that the values are not fetched."""
     if not names:
         return {}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     del copy.graph.output[:]
     sizes = [f"{name}__size" for name in names]
     for name, size in zip(names, sizes, strict=True):
@@ -199,8 +199,7 @@ def _measured_bytes(
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     del copy.graph.output[:]
     copy.graph.output.extend(
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names

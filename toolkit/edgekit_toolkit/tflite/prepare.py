@@ -6,7 +6,7 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.index import copy_model, opset
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.passes import convert_opset, fold_constants
@@ -73,8 +73,7 @@ def check_operators(nodes: Iterable[Node]) -> None:
 
 
 def _bound(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = copy_model(model)
     missing: dict[str, str] = {}
     for value in real_inputs(bound.graph):
         if value.type.WhichOneof("value") != "tensor_type":

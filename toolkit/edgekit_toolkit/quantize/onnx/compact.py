@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from edgekit_toolkit.onnx_graph.index import opset
+from edgekit_toolkit.onnx_graph.index import copy_model, opset
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers, disabled_optimizers
 
 _DIGITS = string.ascii_lowercase
@@ -19,8 +19,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     tensors of the outer graph by name.
     """
     disabled = disabled_optimizers(model)
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     graph = result.graph
     del graph.value_info[:]
     del graph.quantization_annotation[:]

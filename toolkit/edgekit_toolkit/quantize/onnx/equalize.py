@@ -16,7 +16,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, attribute, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    add_constant,
+    attribute,
+    copy_model,
+    remove_unused_initializers,
+)
 from edgekit_toolkit.quantize.ranges import Range
 
 _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"})
@@ -52,8 +58,7 @@ def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float
         KeyError: `factors` names a tensor that no convolution of `model` makes.
         ValueError: the tensor's readers cannot take the factor back, or it has another number of channels.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     index = GraphIndex(result.graph)
     # Found before any weight is replaced, and in the order of the graph: rounding must not depend on that of
     # `factors`, which a recipe sorts.

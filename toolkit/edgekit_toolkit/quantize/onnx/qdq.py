@@ -7,7 +7,13 @@ and this writes one in milliseconds where the library takes seconds (docs/adr/00
 import numpy as np
 import onnx
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, fresh_name, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    attribute,
+    copy_model,
+    fresh_name,
+    remove_unused_initializers,
+)
 from edgekit_toolkit.passes.fold_affine import as_affine, keeps_shape
 from edgekit_toolkit.quantize.onnx.emitter import Codes, Emitter
 from edgekit_toolkit.quantize.onnx.reread import Reread, reread_hard_sigmoid, reread_shifted
@@ -40,8 +46,7 @@ def write_qdq(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     strangers = plan.kernels - {name for node in model.graph.node for name in node.output[:1]}
     if strangers:
         raise KeyError(min(strangers))
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     _Writer(result.graph, plan).write()
     remove_unused_initializers(result.graph)
     return result

@@ -18,6 +18,7 @@ from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
     attribute,
+    copy_model,
     fresh_name,
     opset,
     remove_unused_initializers,
@@ -50,8 +51,7 @@ def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Returns:
         None where the model has no weight that this fits.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     names = GraphIndex(result.graph)
     # Inner graphs first: rewriting a graph copies the nodes that hold them.
     halved = [_halve(graph, names) for graph in reversed(list(graphs(result.graph)))]
@@ -129,8 +129,7 @@ def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) 
     """
     if opset(model) < OPSET_INT8:
         return None
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     graph = result.graph
     index = GraphIndex(graph)
     emitter = Emitter(index)
@@ -251,8 +250,7 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     kinds = ["Gemm", "LSTM", "MatMul"]
     if not any(node.op_type in kinds for node in model.graph.node):
         return None
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_model(model)
     quantizer = ONNXQuantizer(
         copy, True, False, QuantizationMode.IntegerOps, False, QuantType.QInt8, QuantType.QUInt8, None, [],
         [], kinds, {"MatMulConstBOnly": True},

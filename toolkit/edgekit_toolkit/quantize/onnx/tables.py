@@ -11,7 +11,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, fresh_name, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import (
+    GraphIndex,
+    attribute,
+    copy_model,
+    fresh_name,
+    remove_unused_initializers,
+)
 from edgekit_toolkit.quantize.onnx.emitter import Emitter
 from edgekit_toolkit.quantize.scheme import quantize_weight
 
@@ -44,8 +50,7 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
     Returns:
         None where the model has no table that this fits.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy_model(model)
     graph = result.graph
     index = GraphIndex(graph)
     emitter = Emitter(index)
