@@ -17,7 +17,7 @@ from edgekit_runtime.trust.dsse import Envelope, Statement
 
 MODULES = (
     "package.archive", "package.canonical_zip", "package.manifest", "package.manifest_entries",
-    "package.variants", "slots.choice", "slots.folder", "slots.models", "slots.state",
+    "package.variants", "slots.choice", "slots.folder", "slots.state",
     "slots.store", "slots.transitions", "trust.dsse",
 )  # fmt: skip
 SHA256 = "0" * 64

@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, ManifestError, SlotError, UnavailableError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.slots import transitions
-from edgekit_runtime.slots.access import RecordError, hold
+from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
 from edgekit_runtime.slots.folder import FoundState, ModelFolder, Reading, identify
-from edgekit_runtime.slots.models import ModelFolders
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
 from edgekit_runtime.system.atomic_files import DISK, Disk
+from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
 
 MAX_BEGUN: Final = 3
 
+_MODELS: Final = "models"
 _READS: Final = 3  # of a state that changes meanwhile
 _AS_USUAL: Final = Permissions()
 
@@ -94,8 +96,18 @@ class Slots:
 
         Raises:
             SlotError: the folder cannot be read, or is open to other users.
+            UnavailableError: it cannot be read now.
         """
-        return self._folders.names()
+        try:
+            paths = list(self._models.iterdir())
+            self._check_folders()
+            found = [path for path in paths if _find_problem(path.name) is None and path.is_dir()]
+            return tuple(sorted(path.name for path in found if self._has_content(path)))
+        except FileNotFoundError:
+            return ()
+        except OSError as cause:
+            check_lack(cause, f"{self._models}: cannot be read")
+            raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
         """Return the state of `model` as it is recorded, or as its packages tell where that is damaged.
@@ -103,7 +115,7 @@ class Slots:
         Raises:
             SlotError: no such model, or its folder is open to other users.
         """
-        return self._folders.find(model).load()
+        return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
         """Return the state of `model` and its packages, each verified.
@@ -111,7 +123,7 @@ class Slots:
         Raises:
             SlotError: no such model, or its folder is open to other users.
         """
-        folder = self._folders.find(model)
+        folder = self._find(model)
         loaded = folder.load()
         return loaded, tuple(_examine(folder, loaded.state))
 
@@ -127,7 +139,7 @@ class Slots:
         Raises:
             SlotError: no such model or version, or none of its packages can be opened; says why for each.
         """
-        folder = self._folders.find(model)
+        folder = self._find(model)
         for _ in range(_READS):
             loaded = folder.load()
             state = transitions.give_up(loaded.state, self.max_begun, counted)
@@ -147,7 +159,7 @@ class Slots:
         Raises:
             SlotError: no such model or version.
         """
-        folder = self._folders.find(model)
+        folder = self._find(model)
         state = transitions.give_up(folder.load().state, self.max_begun, counted)
         return tuple((item, folder.locate(state, item)) for item in select(state, version))
 
@@ -181,7 +193,7 @@ class Slots:
             state = transitions.give_up(state, self.max_begun, counted)
             return state, tuple(item for item in select(state, version) if item.sha256 not in without)
 
-        return begin(self._folders.find(model), decide, counted)
+        return begin(self._find(model), decide, counted)
 
     def take_back_start(self, choice: Choice) -> None:
         """Count a start no more, if it was counted: what ended it has nothing to do with the version.
@@ -242,7 +254,7 @@ class Slots:
                 _logger.warning("%s: the failure of %s is not recorded: %s", model, version, cause)
 
         try:
-            return begin(self._folders.find(model), decide, counted)
+            return begin(self._find(model), decide, counted)
         except NothingToOpenError as cause:
             _logger.warning("%s", cause)
             record()
@@ -265,7 +277,7 @@ class Slots:
             folder.open(state, previous).close()
             return transitions.reject(state, current.version, "was rolled back by hand")
 
-        folder = self._folders.find(model)
+        folder = self._find(model)
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
@@ -297,7 +309,7 @@ class Slots:
             SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
             EdgekitError: from `check`.
         """
-        with self._folders.reading.open(path) as package:
+        with self._reading.open(path) as package:
             if check is not None:
                 check(package.manifest)
             new = identify(package.manifest)
@@ -308,8 +320,8 @@ class Slots:
                 return transitions.add(state, new, allowed)
 
             model = package.manifest.name
-            folder = self._folders.make(model)
-            with hold(self._folders.path):  # one installation at a time
+            folder = self._make(model)
+            with hold(self._models):  # one installation at a time
                 with folder.lock():
                     loaded = folder.load()
                     change(loaded.state)  # refuses before anything is written
@@ -330,7 +342,7 @@ class Slots:
     def _change(
         self, model: str, change: Callable[[ModelState], ModelState], written: Installed | None = None
     ) -> ModelState:
-        folder = self._folders.find(model)
+        folder = self._find(model)
         with folder.lock():
             loaded = folder.load(written)
             state = change(loaded.state)
@@ -338,9 +350,68 @@ class Slots:
         return state
 
     @property
-    def _folders(self) -> ModelFolders:
-        reading = Reading(trust=self.trust, limits=self.limits, target=self.target)
-        return ModelFolders(self.folder, reading, self.disk)
+    def _models(self) -> Path:
+        return self.folder / _MODELS
+
+    @property
+    def _reading(self) -> Reading:
+        return Reading(trust=self.trust, limits=self.limits, target=self.target)
+
+    def _find(self, model: str) -> ModelFolder:
+        """Return the folder of `model`.
+
+        Raises:
+            SlotError: no such model or no such name, or a folder is open to other users.
+        """
+        if problem := _find_problem(model):
+            raise SlotError(f"no model has such a name: {problem}")
+        path = self._models / model
+        try:
+            path.lstat()
+        except FileNotFoundError as cause:
+            raise SlotError(
+                f"{model}: is not installed in {self.folder}; see edgekit-device install"
+            ) from cause
+        except OSError as cause:
+            raise SlotError(f"{path}: cannot be read: {cause.strerror}") from cause
+        self._check_folders()
+        check_private(path)
+        return ModelFolder(path, self._reading, self.disk)
+
+    def _make(self, model: str) -> ModelFolder:
+        """Return the folder of `model`, which is made where it is missing.
+
+        Raises:
+            SlotError: it cannot be made, or a folder is open to other users.
+        """
+        # Each is checked before something is made in it: a link of another user could lead elsewhere.
+        make_folder(self.folder, 0o755, self.disk)
+        check_private(self.folder, may_be_link=True)
+        make_folder(self._models, 0o700, self.disk)
+        check_private(self._models)
+        make_folder(self._models / model, 0o700, self.disk)
+        return self._find(model)
+
+    def _check_folders(self) -> None:
+        check_private(self.folder, may_be_link=True)
+        check_private(self._models)
+
+    def _has_content(self, path: Path) -> bool:
+        """Return whether a model lies at `path`; one behind a link is listed, though it is not opened."""
+        try:
+            return ModelFolder(path, self._reading, self.disk).has_content()
+        except OSError:
+            if path.is_symlink():  # the others are readable all the same
+                return True
+            raise
+
+
+def _find_problem(name: str) -> str | None:
+    try:
+        require_token(name, "model")
+    except ManifestError as cause:
+        return str(cause)
+    return None
 
 
 def _examine(folder: ModelFolder, state: ModelState) -> Iterator[Place]:
