@@ -478,3 +478,31 @@ def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
 @pytest.mark.parametrize(("one", "other"), [("1.0", "1"), ("1.0+a", "1.0+b"), ("v2", "2.0.0"), ("a", "a")])
 def test_versions_of_one_order_are_not_older(one: str, other: str) -> None:
     assert (is_older(one, other), is_older(other, one)) == (False, False)
+
+
+def test_candidates_are_listed_best_first_without_being_opened(
+    maker: Any, tmp_path: Path, slots: Slots
+) -> None:
+    for version in ("1.0.0", "2.0.0"):
+        maker.write(tmp_path / version, version=version)
+        slots.install(tmp_path / version)
+        slots.confirm("linear", version)
+    listed = slots.list_candidates("linear")
+    assert [item.version for item, _ in listed] == ["2.0.0", "1.0.0"]
+    for _, path in listed:
+        path.write_bytes(b"damaged")
+    assert slots.list_candidates("linear") == listed
+    ((item, _),) = slots.list_candidates("linear", "1.0.0")
+    assert item.version == "1.0.0"
+    with pytest.raises(SlotError, match="version 3"):
+        slots.list_candidates("linear", "3.0.0")
+
+
+def test_model_of_which_nothing_is_left_has_no_candidates(maker: Any, tmp_path: Path, slots: Slots) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    slots.install(tmp_path / "linear.edgepkg")
+    ((_, path),) = slots.list_candidates("linear")
+    path.unlink()
+    (path.parent / "state.json").write_bytes(b"damaged")
+    with pytest.raises(SlotError, match="nothing is installed"):
+        slots.list_candidates("linear")

@@ -22,7 +22,7 @@ from tests.service.service_parts import (
 from tests.service.wiring_parts import FailingVerifier, index, load, served_version
 
 from edgekit_runtime import Client
-from edgekit_runtime.errors import EdgekitError, RequestError
+from edgekit_runtime.errors import EdgekitError, PackageError, RequestError
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy, choose_order
@@ -413,3 +413,36 @@ def test_older_file_that_is_named_is_served(maker: PackageMaker, packages: Path)
         (loaded,) = source.open("linear", policy, partial(loader.load, options=ModelOptions()))
         loaded.close()
         assert loaded.manifest.version == version
+
+
+def test_damaged_file_is_passed_by_until_it_is_replaced(maker: PackageMaker, packages: Path) -> None:
+    write(maker, packages, "1.0.0")
+    path = write(maker, packages, "1.1.0")
+    whole = path.read_bytes()
+    source = PackageFiles([packages], maker.trust)
+    newest = VersionPolicy()
+
+    def open_newest() -> str:
+        (loaded,) = source.open("linear", newest, partial(loader.load, options=ModelOptions()))
+        loaded.close()
+        return loaded.manifest.version
+
+    place = whole.index(maker.artifacts["model.onnx"])
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    assert [package.version for package in source.find("linear", newest)] == ["1.1.0"]  # not opened yet
+    assert open_newest() == "1.0.0"
+    assert [package.version for package in source.find("linear", newest)] == ["1.0.0"]
+    path.unlink()
+    write(maker, packages, "1.1.0")
+    assert open_newest() == "1.1.0"
+
+
+def test_file_that_is_replaced_between_listing_and_opening_is_not_served(
+    maker: PackageMaker, packages: Path
+) -> None:
+    path = write(maker, packages, "1.0.0")
+    source = PackageFiles([packages], maker.trust)
+    (listed,) = source.find("linear", VersionPolicy())
+    maker.write(path, version="0.9.0")
+    with pytest.raises(PackageError, match="was replaced"):
+        source.open_again(listed, partial(loader.load, options=ModelOptions()))

@@ -161,7 +161,10 @@ class Slots:
         """
         folder = self._find(model)
         state = transitions.give_up(folder.load().state, self.max_begun, counted)
-        return tuple((item, folder.locate(state, item)) for item in select(state, version))
+        found = tuple((item, folder.locate(state, item)) for item in select(state, version))
+        if not found:
+            raise NothingToOpenError(f"{model}: nothing is installed; install a package")
+        return found
 
     def begin_start(
         self,
