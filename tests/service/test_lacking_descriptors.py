@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tests.descriptor_parts import without_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.region_parts import infer_in, memfd, register
-from tests.service.service_parts import Replies, X, Y, ask, get_bytes, infer_bytes
+from tests.service.service_parts import Replies, X, Y, ask, get_bytes, infer_bytes, running_linear
 from tests.service.worker_parts import (
     OTHER,
     ask_again,
@@ -48,6 +49,18 @@ def test_connections_are_lent_to_a_busy_worker_by_a_service_without_descriptors(
         finally:
             os.kill(pid, signal.SIGCONT)
         assert find_pids(service) == (pid,)
+
+
+def test_client_that_connects_while_no_descriptor_is_free_is_served_later(
+    maker: PackageMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_linear(maker, tmp_path) as service, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        with without_descriptors(os.getpid()):
+            client.connect(service.socket_path)
+            wait_for(lambda: "cannot accept connections" in caplog.text, "a refusal of the system")
+        client.sendall(infer_bytes(X))
+        assert Replies(client).next().binary == Y
 
 
 @pytest.mark.parametrize("tcp", [False, True])

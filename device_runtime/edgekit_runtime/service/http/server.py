@@ -6,7 +6,6 @@ It does not know what a request means: the handler does.
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import socket
 from collections import Counter
@@ -20,9 +19,8 @@ from edgekit_runtime.service.http.response import make_error
 from edgekit_runtime.service.options.http import HttpLimits
 
 _ACCEPTS_AT_ONCE: Final = 64
-_ACCEPT_PAUSE_S: Final = 0.1
+_ACCEPT_PAUSE_S: Final = 1.0  # as asyncio has it
 _FULL: Final = RequestError(503, "too many connections; try again", retry_after_s=1)
-_WARN_EVERY_S: Final = 10.0
 _RESERVED_DESCRIPTORS: Final = 64  # for models, libraries and shared memory
 
 _logger = logging.getLogger(__name__)
@@ -74,8 +72,6 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
         self._max_connections = min(limits.max_connections, _raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._warned_s = -_WARN_EVERY_S
         self._drained: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -163,9 +159,6 @@ class HttpServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -179,8 +172,10 @@ class HttpServer:
                 connected, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as cause:
-                self._refuse_some(listener, cause)
+            except OSError as cause:  # no descriptor is free; the client waits in the queue of the system
+                _logger.warning("cannot accept connections: %s", cause)
+                self.loop.remove_reader(listener.fileno())
+                self.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
                 return
             self._listeners[listener](connected)
 
@@ -194,36 +189,9 @@ class HttpServer:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         Connection(self, connected, is_local=is_local, on_admit=None if is_local else lambda: None)
 
-    def _refuse_some(self, listener: socket.socket, cause: OSError) -> None:
-        """Refuse clients with the spare descriptor; without one, pause: the loop would call for ever.
-
-        Clients over TLS get the plain response, too: a handshake takes descriptors.
-        """
-        now_s = self.loop.time()
-        if now_s >= self._warned_s + _WARN_EVERY_S:
-            self._warned_s = now_s
-            _logger.warning("cannot accept connections: %s", cause)
-        if self._spare >= 0:
-            os.close(self._spare)
-            with contextlib.suppress(OSError):
-                for _ in range(_ACCEPTS_AT_ONCE):
-                    _refuse(listener.accept()[0])
-        self._take_spare()
-        if self._spare < 0:
-            self.loop.remove_reader(listener.fileno())
-            self.loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
-
     def _accept_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:
-            if self._spare < 0:
-                self._take_spare()
             self.loop.add_reader(listener.fileno(), self._accept, listener)
-
-    def _take_spare(self) -> None:
-        try:
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._spare = -1
 
 
 def _refuse(connected: socket.socket) -> None:
