@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekit_runtime.errors import DataError, RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.protocol.json_fields import show, take_count, take_flag, take_parameters
+from edgekit_runtime.protocol.json_fields import show, take_field
 from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
 
@@ -186,23 +186,21 @@ def decode_request(
     Raises:
         RequestError: not a request of the protocol, or not one that fits the model.
     """
-    parameters = take_parameters(document, "the request")
+    parameters = take_field(document, "parameters", "the request", dict, {})
     for name in ("sequence_id", "sequence_start", "sequence_end"):
         if parameters.get(name):
             raise RequestError(400, f"parameter '{name}': models with state are not supported")
     tensors = _decode_inputs(document, inputs)
     _check_dimensions(tensors, dimensions)
-    request_id = document.get("id")
-    if request_id is None:  # many writers of JSON have null for what is missing
-        request_id = ""
-    if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
-        raise RequestError(400, f"id: expected a string of at most {_MAX_ID} characters")
+    request_id = take_field(document, "id", "the request", str, "")
+    if len(request_id) > _MAX_ID:
+        raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
     return InferRequest(
         tuple(tensors.values()),
         _decode_outputs(document, outputs, parameters),
         request_id or None,
-        take_count(parameters, "priority", "the request", 0),
-        take_count(parameters, "timeout", "the request", 0) or None,
+        take_field(parameters, "priority", "the request", int, 0),
+        take_field(parameters, "timeout", "the request", int, 0) or None,
     )
 
 
@@ -229,13 +227,10 @@ def _check_dimensions(tensors: Mapping[str, InferTensor], dimensions: Sequence[N
 
 
 def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, InferTensor]:
-    entries = document.get("inputs")
-    if not isinstance(entries, list):
-        raise RequestError(400, f"inputs is {show(entries)}, expected a list")
     known = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
     start_bytes = 0
-    for entry in entries:
+    for entry in take_field(document, "inputs", "the request", list):
         name = _take_name(entry, known, tensors, "input")
         tensors[name] = _decode_input(entry, known[name], start_bytes)
         start_bytes += tensors[name].binary_bytes
@@ -261,7 +256,7 @@ def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) 
     shape = _take_shape(entry, spec, where)
     dtype = DTYPES[spec.dtype]
     size_bytes = math.prod(shape) * dtype.itemsize
-    parameters = take_parameters(entry, where)
+    parameters = take_field(entry, "parameters", where, dict, {})
     shared = _take_place(parameters, where)
     stated = parameters.get("binary_data_size")
     if (shared is not None) + (stated is not None) + ("data" in entry) != 1:
@@ -277,7 +272,7 @@ def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) 
             )
         return InferTensor(spec.name, dtype, shape, shared=shared)
     if stated is not None:
-        if take_count(parameters, "binary_data_size", where) != size_bytes:
+        if take_field(parameters, "binary_data_size", where, int) != size_bytes:
             raise RequestError(
                 400, f"{where}: binary_data_size is {stated}, expected {size_bytes} for shape {list(shape)}"
             )
@@ -303,33 +298,28 @@ def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple
 def _decode_outputs(
     document: Mapping[str, Any], specs: Sequence[TensorSpec], defaults: Mapping[str, Any]
 ) -> tuple[RequestedOutput, ...]:
-    is_binary = take_flag(defaults, "binary_data_output", "the request", default=False)
-    entries = document.get("outputs")
-    if entries is None or entries == []:
+    is_binary = take_field(defaults, "binary_data_output", "the request", bool, default=False)
+    entries = take_field(document, "outputs", "the request", list, [])
+    if not entries:
         return tuple(RequestedOutput(spec.name, is_binary) for spec in specs)
-    if not isinstance(entries, list):
-        raise RequestError(400, f"outputs is {show(entries)}, expected a list")
     known = {spec.name: spec for spec in specs}
     outputs: dict[str, RequestedOutput] = {}
     for entry in entries:
         name = _take_name(entry, known, outputs, "output")
         where = f"output '{name}'"
-        parameters = take_parameters(entry, where)
+        parameters = take_field(entry, "parameters", where, dict, {})
         if parameters.get("classification"):
             raise RequestError(400, f"{where}: classification is not supported; ask for the scores")
-        wants_binary = take_flag(parameters, "binary_data", where, default=is_binary)
+        wants_binary = take_field(parameters, "binary_data", where, bool, default=is_binary)
         outputs[name] = RequestedOutput(name, wants_binary, _take_place(parameters, where))
     return tuple(outputs.values())
 
 
 def _take_place(parameters: Mapping[str, Any], where: str) -> SharedPlace | None:
-    region = parameters.get("shared_memory_region")
-    if region is None:
+    if parameters.get("shared_memory_region") is None:
         return None
-    if not isinstance(region, str):
-        raise RequestError(400, f"{where}: shared_memory_region is {show(region)}, expected a name")
     return SharedPlace(
-        region,
-        take_count(parameters, "shared_memory_offset", where, 0),
-        take_count(parameters, "shared_memory_byte_size", where),
+        take_field(parameters, "shared_memory_region", where, str),
+        take_field(parameters, "shared_memory_offset", where, int, 0),
+        take_field(parameters, "shared_memory_byte_size", where, int),
     )

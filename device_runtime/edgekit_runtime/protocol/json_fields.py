@@ -3,12 +3,21 @@
 import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.tensors import MAX_DIMENSION
 
 _MAX_SMALL_BYTES: Final = 64 << 10
+_EXPECTED: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "a whole number from 0",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+
+Value = TypeVar("Value")
 
 
 def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[str, Any]:
@@ -44,42 +53,30 @@ def load_small(body: memoryview) -> dict[str, Any]:
     return load_object(bytes(body), "the request")
 
 
-def take_count(fields: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    """Return the whole number from 0 in `fields`, or `default` where it is missing.
+def take_field(
+    fields: Mapping[str, Any], name: str, where: str, kind: type[Value], default: Value | None = None
+) -> Value:
+    """Return the field `name`, or `default` where it is missing or null.
+
+    Args:
+        fields: of a JSON object.
+        name: of the field.
+        where: the object, for messages.
+        kind: exactly this type; whole numbers start at 0.
+        default: None where the field must be there.
 
     Raises:
-        RequestError: it is something else, or missing without a default.
+        RequestError: it is of another type, or missing without a default.
     """
-    value = fields.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DIMENSION:
-        raise RequestError(400, f"{where}: {name} is {show(value)}, expected a whole number from 0")
-    return value
-
-
-def take_parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the object `parameters` of `entry`, empty where there is none or it is null.
-
-    Raises:
-        RequestError: it is something else.
-    """
-    parameters = entry.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
-        raise RequestError(400, f"{where}: parameters is {show(parameters)}, expected an object")
-    return parameters
-
-
-def take_flag(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:
-    """Return the truth value in `parameters`, or `default` where it is missing.
-
-    Raises:
-        RequestError: it is something else.
-    """
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise RequestError(400, f"{where}: {name} is {show(value)}, expected true or false")
-    return value
+    value = fields.get(name)
+    if value is None:
+        value = default
+    is_kind = type(value) is kind
+    if is_kind and kind is int:
+        is_kind = 0 <= value <= MAX_DIMENSION  # type: ignore[operator]  # it is an int
+    if not is_kind:
+        raise RequestError(400, f"{where}: {name} is {show(value)}, expected {_EXPECTED[kind]}")
+    return value  # type: ignore[return-value]  # of that type
 
 
 def show(value: object) -> str:

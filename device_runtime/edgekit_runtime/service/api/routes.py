@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.protocol.json_fields import load_small, take_parameters
+from edgekit_runtime.protocol.json_fields import load_small, take_field
 from edgekit_runtime.service.api.inference import InferenceHandler
 from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
 from edgekit_runtime.service.http.connection import Connection
@@ -165,7 +165,7 @@ class Router:
         body: memoryview,
     ) -> None:
         """Load or unload a model; respond once that is done."""
-        stated = take_parameters(load_small(body), "the request") if len(body) else {}
+        stated = take_field(load_small(body), "parameters", "the request", dict, {}) if len(body) else {}
         if "config" in stated or any(key.startswith("file:") for key in stated):
             raise RequestError(
                 400, "models come from signed packages: config and files in a request are refused"

@@ -6,7 +6,7 @@ Source: Triton's extension shared_memory.
 from typing import Any
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.protocol.json_fields import load_small, take_count
+from edgekit_runtime.protocol.json_fields import load_small, take_field
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_json
@@ -53,8 +53,8 @@ class SharedMemoryHandler:
             raise RequestError(
                 400, f"region '{name[:80]}': expected a name, a key, byte_size and maybe offset"
             )
-        offset_bytes = take_count(stated, "offset", f"region '{name}'", 0)
-        size_bytes = take_count(stated, "byte_size", f"region '{name}'")
+        offset_bytes = take_field(stated, "offset", f"region '{name}'", int, 0)
+        size_bytes = take_field(stated, "byte_size", f"region '{name}'", int)
         if connection.descriptors:
             region = self._regions.add_memfd(
                 name,
