@@ -16,7 +16,6 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.drops import PairedDrop
 from edgekit_toolkit.evaluation.metrics import METRICS
 from edgekit_toolkit.evaluation.scoring import (
-    Contestant,
     PartScores,
     Scores,
     score_candidates,
@@ -44,7 +43,7 @@ def scores_of(*candidates: Any, metric: str = "similarity") -> Scores:
     def runner(change: Any) -> Any:
         return lambda feeds: [change(feeds["x"].copy()), feeds["x"]]
 
-    contestants = [Contestant(runner(change), True) for change in candidates]
+    contestants = [runner(change) for change in candidates]
     part = Part("user", len(SAMPLES), None, False, stream)
     return score_candidates(
         runner(np.asarray),
@@ -53,6 +52,7 @@ def scores_of(*candidates: Any, metric: str = "similarity") -> Scores:
         metric,
         inputs=INPUTS,
         outputs=OUTPUTS,
+        alone=True,
         progress=lambda *_: None,
     )
 
@@ -114,10 +114,10 @@ def halves(count: int, metric: str, *, kind: str = "user") -> Scores:
     def runner(change: Any) -> Any:
         return lambda feeds: [change(feeds["x"].copy()), feeds["x"]]
 
-    contestants = [Contestant(runner(lambda x: x * [[0.1, 1]]), False), Contestant(runner(np.asarray), False)]
+    contestants = [runner(lambda x: x * [[0.1, 1]]), runner(np.asarray)]
     return score_candidates(
         runner(np.asarray), contestants, Part(kind, count, None, True, stream), metric,
-        inputs=INPUTS, outputs=OUTPUTS, progress=lambda *_: None,
+        inputs=INPUTS, outputs=OUTPUTS, alone=False, progress=lambda *_: None,
     )  # fmt: skip
 
 
@@ -268,11 +268,12 @@ def whole_set(
 
     scores = score_candidates(
         runner(np.asarray),
-        [Contestant(runner(change), True) for change in changes],
+        [runner(change) for change in changes],
         Part("user", count * batch, None, False, stream),
         own_metric(folder, text),
         inputs=(TensorSpec("x", "float32", (batch, 1)),),
         outputs=(TensorSpec("y", "float32", (batch, 1)),),
+        alone=True,
         progress=lambda done, of: steps.append((done, of)),
     )
     return scores, steps
@@ -353,11 +354,12 @@ def dense(
 
     scores = score_candidates(
         runner(np.asarray),
-        [Contestant(runner(change), alone) for change in changes],
+        [runner(change) for change in changes],
         Part("user", count, None, False, stream),
         "similarity",
         inputs=(TensorSpec("x", "float32", ("N", size)),),
         outputs=(TensorSpec("y", "float32", ("N", size)),),
+        alone=alone,
         progress=lambda done, of: steps.append((done, of)),
     )
     return scores, batches, steps
@@ -395,11 +397,12 @@ def test_output_with_the_most_spoiled_samples_is_named() -> None:
 
     scores = score_candidates(
         runner(np.asarray, np.asarray),
-        [Contestant(runner(spoil, lambda x: np.where(x > 2, np.inf, x)), False)],
+        [runner(spoil, lambda x: np.where(x > 2, np.inf, x))],
         Part("user", 3, None, False, stream),
         "similarity",
         inputs=INPUTS,
         outputs=OUTPUTS,
+        alone=False,
         progress=lambda *_: None,
     )
     assert scores.spoiled[0].startswith("output 'z' is NaN or infinite on 2 of 3 evaluation samples")
@@ -422,11 +425,12 @@ def listed(counts: list[int], change: Any) -> tuple[Scores, list[tuple[int, int]
 
     scores = score_candidates(
         runner(np.asarray),
-        [Contestant(runner(change), False)],
+        [runner(change)],
         Part("user", len(counts), None, False, stream),
         "similarity",
         inputs=(TensorSpec("x", "float32", ("M", 2)), TensorSpec("n", "float32", (3,))),
         outputs=(TensorSpec("y", "float32", ("M", 2)),),
+        alone=False,
         progress=lambda done, of: steps.append((done, of)),
     )
     return scores, steps

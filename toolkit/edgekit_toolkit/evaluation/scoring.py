@@ -112,27 +112,15 @@ class Scores:
         return Scores(self.metric, self.choosing.without(places), confirmation)
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A model as it is judged, whatever its engine.
-
-    Attributes:
-        run: makes one inference.
-        alone: whether it takes one sample at a time: its batch is fixed, or its ranges come from the batch.
-    """
-
-    run: Runner
-    alone: bool
-
-
 def score_candidates(
     source: Runner,
-    candidates: Sequence[Contestant],
+    candidates: Sequence[Runner],
     part: Part,
     metric_name: str,
     *,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
+    alone: bool,
     progress: Callable[[int, int], None],
 ) -> Scores:
     """Return the scores of the source model and of the candidates.
@@ -144,6 +132,8 @@ def score_candidates(
         metric_name: as for `metrics.find_metric`.
         inputs: what the source takes.
         outputs: what it gives.
+        alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
+            the batch.
         progress: called with samples done and their number.
 
     Raises:
@@ -154,9 +144,9 @@ def score_candidates(
     if first is None:
         raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
-    runs = [_named(run, names) for run in (source, *(one.run for one in candidates))]
+    runs = [_named(run, names) for run in (source, *candidates)]
     metric = find_metric(metric_name, runs[0](first[0]), part.labelled)
-    alone = isinstance(metric, SetMetric) or any(one.alone for one in candidates)
+    alone = alone or isinstance(metric, SetMetric)
     judging = _Judging(
         part, 1 if alone else _batch(first[0]), stacked=Batching.of(inputs).stacked, progress=progress
     )

@@ -42,6 +42,7 @@ class Model(Protocol):
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
         content: bytes of its artifact.
         options: of its backend in a manifest; only what differs from the defaults.
+        size_bytes: of that.
         size: counts of its graph.
     """
 
@@ -51,6 +52,9 @@ class Model(Protocol):
 
     @property
     def content(self) -> bytes: ...  # noqa: D102  # see the class
+
+    @property
+    def size_bytes(self) -> int: ...  # noqa: D102  # see the class
 
     @property
     def options(self) -> Mapping[str, JsonValue]: ...  # noqa: D102  # see the class

@@ -44,6 +44,11 @@ class OnnxModel:
         return bytes(self.proto.SerializeToString(deterministic=True))
 
     @property
+    def size_bytes(self) -> int:
+        """Size of the model's file, without writing it."""
+        return int(self.proto.ByteSize())
+
+    @property
     def options(self) -> Mapping[str, JsonValue]:
         """Options of onnxruntime, as a manifest states them."""
         return stated_options(self.proto)

@@ -27,6 +27,7 @@ class TfliteModel:
 
     Attributes:
         content: of the file.
+        size_bytes: of the file.
     """
 
     engine: Engine = "litert"
@@ -35,6 +36,7 @@ class TfliteModel:
 
     def __init__(self, content: bytes) -> None:
         self.content = content
+        self.size_bytes = len(content)
 
     @property
     def options(self) -> Mapping[str, JsonValue]:

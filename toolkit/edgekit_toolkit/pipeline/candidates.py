@@ -152,14 +152,14 @@ def find_candidates(
     axes = quantizer.softmax_axes()
     fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
     found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
-    search = _Search(quantizer, calibration, fidelity, found, progress, clock, end)
+    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, clock, end)
     for kind, label in quantizer.labels.items():
         if kind in kinds:
             progress(f"building: {label}", None, None)
             found.add(label, quantizer, Form(kind), fidelity)
     if forms.STATIC_INT8 in kinds:
         if (reason := quantizer.why_no_static_int8()) is None:
-            search.add_static_forms(per_channel=per_channel)
+            search.add_static_forms()
         else:
             found.dropped.append(f"static int8: {reason}")
     if forms.INT8_WEIGHTS in kinds:
@@ -189,6 +189,7 @@ class _Search:
     quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity
+    per_channel: bool
     found: CandidateSet
     progress: Progress
     clock: Callable[[], float]
@@ -241,35 +242,21 @@ class _Search:
             built = quantizer.build(Form(forms.INT8_WEIGHTS, layers=frozenset({layer})))
             if built is None:
                 raise ValueError(f"layer {layer!r} has no int8 weights")
-            saved_bytes = len(half.content) - len(built.content)
+            saved_bytes = half.size_bytes - built.size_bytes
             costs.append(LayerCost(layer, few.noise(built), saved_bytes))
             self.progress("measuring weights", len(costs), len(layers))
         return costs
 
-    def add_static_forms(self, *, per_channel: bool) -> None:
-        """Add the static int8 forms, then mixed precision of the best one.
-
-        Args:
-            per_channel: whether the engine takes a weight scale a channel.
-        """
+    def add_static_forms(self) -> None:
+        """Add the static int8 forms, then mixed precision of the best one."""
         share = 1 - _WEIGHTS_SHARE if self._weights_need_mixing() else 1.0
         end_s = self._part_of_time(share, self.end_s)
-        best = self._add_static(per_channel=per_channel)
-        if best is not None:
-            self._mix_kernels(best, end_s)
-
-    def _add_static(self, *, per_channel: bool) -> Candidate | None:
-        """Add the static int8 forms; returns the one to mix precisions in.
-
-        Args:
-            per_channel: whether the engine takes a weight scale a channel.
-        """
         quantizer = self.quantizer
         everything = quantizer.kernels(elementwise=True)
         products = quantizer.kernels(elementwise=False)
         if not products:
-            return None
-        variants = self._variants(everything, per_channel=per_channel)
+            return
+        variants = self._variants(everything)
         made = []
         for names, where in ((everything, "all layers"), (products, "matrix products only")):
             if names is products and set(products) == set(everything):
@@ -283,16 +270,16 @@ class _Search:
                 if candidate is not None:
                     rivals.append(candidate)
             made.extend(_best(rivals, self.found))
-        bases = [one for one in made if _is_per_channel(one) == per_channel]
-        if not bases:
-            return None
-        # All layers come first and run fastest; products only are the base where the rest costs too much.
-        closest = max(bases, key=_snr)
-        return bases[0] if bases[0].snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB else closest
+        bases = [one for one in made if _is_per_channel(one) == self.per_channel]
+        if bases:
+            # All layers come first and run fastest; products only are the base where the rest costs too much.
+            closest, first = max(bases, key=_snr), bases[0]
+            is_close = first.snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB
+            self._mix_kernels(first if is_close else closest, end_s)
 
-    def _variants(self, kernels: Sequence[str], *, per_channel: bool) -> list["_Variant"]:
+    def _variants(self, kernels: Sequence[str]) -> list["_Variant"]:
         """Return the ways to quantize these kernels that are tried."""
-        done = 0
+        done, per_channel = 0, self.per_channel
 
         def count() -> None:
             nonlocal done

@@ -143,8 +143,5 @@ def _result(
         reason = " ".join(str(error).split()) if run is None else run.choice.reason
         if entrant is not None and entrant.reason is not None:
             reason = entrant.reason
-        return EngineResult(name, None, None, None, None, reason, kept=kept)
-    one, latency_ms = run.chosen, entrant.latency.median_s * 1e3
-    return EngineResult(
-        name, one.label, one.measured.figures["size"], one.stated_drop, latency_ms, "", kept=kept
-    )
+        return EngineResult(name, None, None, reason, kept=kept)
+    return EngineResult(name, run.chosen, entrant.latency.median_s * 1e3, "", kept=kept)

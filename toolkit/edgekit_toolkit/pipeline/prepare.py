@@ -76,6 +76,11 @@ class Prepared:
     class_output: str | None
 
     @property
+    def has_data(self) -> bool:
+        """Whether candidates are judged on samples of the user."""
+        return not self.samples.evaluation.is_generated
+
+    @property
     def dims(self) -> dict[str, int]:
         """The sizes alone."""
         return {name: size.value for name, size in self.sizes.items()}

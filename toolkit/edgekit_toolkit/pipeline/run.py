@@ -69,18 +69,15 @@ class EngineResult:
 
     Attributes:
         backend: its name.
-        label: of the candidate that was chosen for it; None where none was.
-        size_bytes, latency_ms: of that candidate; the latency was measured here, in turns in several fresh
-            processes, of whose medians it is the median.
-        drop: of that candidate; None without data.
+        candidate: that was chosen for it; None where none was.
+        latency_ms: of that candidate, measured here in turns in several fresh processes, of whose medians it
+            is the median.
         reason: why there is none.
         kept: whether the package is for this engine.
     """
 
     backend: str
-    label: str | None
-    size_bytes: float | None
-    drop: HeldDrop | None
+    candidate: JudgedCandidate | None
     latency_ms: float | None
     reason: str
     kept: bool
@@ -148,11 +145,6 @@ class Run:
     whole: JudgedCandidate | None = None
 
     @property
-    def has_data(self) -> bool:
-        """Whether candidates were judged on samples of the user."""
-        return not self.prepared.samples.evaluation.is_generated
-
-    @property
     def chosen(self) -> JudgedCandidate | None:
         """The chosen candidate."""
         return None if self.choice.chosen is None else self.candidate(self.choice.chosen)
@@ -165,7 +157,9 @@ class Run:
     @property
     def limits(self) -> Budget:
         """The limits that candidates were held against."""
-        return limits_in_force(self.request.budget, has_data=self.has_data, strict=self.request.strict)
+        return limits_in_force(
+            self.request.budget, has_data=self.prepared.has_data, strict=self.request.strict
+        )
 
     def candidate(self, candidate_id: str) -> JudgedCandidate:
         """Return the candidate of an id."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgekit_toolkit.evaluation.judge import measure_latencies
 from edgekit_toolkit.evaluation.memory_here import measure_memory_here
-from edgekit_toolkit.evaluation.scoring import Contestant, Scores, score_candidates
+from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
@@ -24,6 +24,7 @@ from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.backends import KINDS, open_quantizer
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples.split import feeds_only
+from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Measured, pareto_front
 from edgekit_toolkit.selection.confirmation import Accepted, choose_confirmed, limits_in_force
 from edgekit_toolkit.selection.float_ratio import find_slowdown
@@ -67,8 +68,7 @@ def search(
     with phases.phase("judge"):
         reference = prepared.source.model.open(names, threads=request.threads)
         scores, runs = _score(request, prepared, found, names, progress)
-    has_data = not prepared.samples.evaluation.is_generated
-    limits = limits_in_force(request.budget, has_data=has_data, strict=request.strict)
+    limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
     with phases.phase("measure"):
         meter = LoadMeter()
         latencies = measure_latencies([reference, *runs], prepared.feeds[0])
@@ -77,22 +77,7 @@ def search(
             replace(request, budget=limits), prepared, found.candidates, scores, latencies, signer
         )
     with phases.phase("choose"):
-        by_id = {one.id: one.model for one in drafted}
-
-        def choose(measured: Sequence[Measured]) -> Accepted:
-            return choose_accepted(request.backend, limits, measured, by_id, prepared.feeds[0])
-
-        confirmed = choose_confirmed(
-            [one.measured for one in drafted], scores, limits, choose,
-            has_data=has_data, strict=request.strict,
-        )  # fmt: skip
-    accepted = confirmed.accepted
-    candidates = tuple(
-        replace(one, measured=measured, held=held)
-        for one, measured, held in zip(
-            drafted, confirmed.measured, confirmed.held or [None] * len(drafted), strict=True
-        )
-    )
+        candidates, accepted = _choose(request, limits, prepared, drafted, scores)
     run = Run(
         request=request,
         prepared=prepared,
@@ -102,7 +87,7 @@ def search(
         scores=scores,
         source_latency=latencies[0],
         load=load,
-        front=pareto_front(confirmed.measured),
+        front=pareto_front([one.measured for one in candidates]),
         choice=accepted.choice,
         tensorrt=accepted.check,
         seconds=phases.seconds,
@@ -120,13 +105,10 @@ def _score(
     runs = [one.model.open(names, threads=request.threads) for one in found.candidates]
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
-        [
-            # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that was
-            # converted has a fixed batch.
-            Contestant(run, one.form.kind == DYNAMIC_INT8 or request.backend == "litert")
-            for run, one in zip(runs, found.candidates, strict=True)
-        ],
-        evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
+        runs, evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
+        # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that was
+        # converted has a fixed batch.
+        alone=request.backend == "litert" or any(one.form.kind == DYNAMIC_INT8 for one in found.candidates),
         progress=lambda done, total: progress("judging on held-out samples", done, total),
     )  # fmt: skip
     found.leave_out(scores.spoiled)
@@ -144,6 +126,27 @@ def _score(
     }
     found.set_apart(unlike)
     return scores.without(unlike), [run for place, run in enumerate(runs) if place not in unlike]
+
+
+def _choose(
+    request: Request, limits: Budget, prepared: Prepared, drafted: Sequence[JudgedCandidate], scores: Scores
+) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
+    """Return the choice, and the candidates with the drop that each was held to."""
+    by_id = {one.id: one.model for one in drafted}
+
+    def choose(measured: Sequence[Measured]) -> Accepted:
+        return choose_accepted(request.backend, limits, measured, by_id, prepared.feeds[0])
+
+    confirmed = choose_confirmed(
+        [one.measured for one in drafted], scores, limits, choose,
+        has_data=prepared.has_data, strict=request.strict,
+    )  # fmt: skip
+    held = confirmed.held or [None] * len(drafted)
+    candidates = (
+        replace(one, measured=measured, held=drop)
+        for one, measured, drop in zip(drafted, confirmed.measured, held, strict=True)
+    )
+    return tuple(candidates), confirmed.accepted
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:

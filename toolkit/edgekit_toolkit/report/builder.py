@@ -10,6 +10,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
+from edgekit_toolkit.passes.pipeline import PassResult
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
 from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.report import SCHEMA_ID
@@ -83,11 +84,12 @@ def _variant(carried: Carried) -> dict[str, Any]:
 
 
 def _engine_result(result: EngineResult) -> dict[str, Any]:
-    held = result.drop
+    one = result.candidate
+    held = None if one is None else one.stated_drop
     return {
         "backend": result.backend,
-        "label": result.label,
-        "size_bytes": result.size_bytes,
+        "label": None if one is None else one.label,
+        "size_bytes": None if one is None else one.measured.figures["size"],
         "drop_points": None if held is None else held.drop.points,
         "drop": _drop(held),
         "latency_ms": result.latency_ms,
@@ -190,14 +192,14 @@ def _data(run: Run) -> dict[str, Any]:
             "held_back": 0 if scores.confirmation is None else scores.confirmation.samples,
             "metric": scores.metric.name,
             "title": _metric_title(run),
-            "baseline": scores.choosing.baseline if run.has_data else None,
+            "baseline": scores.choosing.baseline if run.prepared.has_data else None,
         },
     }
 
 
 def _metric_title(run: Run) -> str:
     title = run.scores.metric.title
-    return title if run.has_data else f"{title}, on generated inputs"
+    return title if run.prepared.has_data else f"{title}, on generated inputs"
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
@@ -220,18 +222,8 @@ def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     }
 
 
-def _step(step: Any) -> dict[str, Any]:
-    names = (
-        "name",
-        "applied",
-        "reason",
-        "max_error",
-        "bytes_before",
-        "bytes_after",
-        "nodes_before",
-        "nodes_after",
-    )
-    return {name: getattr(step, name) for name in names}
+def _step(step: PassResult) -> dict[str, Any]:
+    return {name: value for name, value in asdict(step).items() if name != "form"}
 
 
 def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:

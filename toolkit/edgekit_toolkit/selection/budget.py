@@ -11,16 +11,11 @@ import click
 # Without a limit on the drop, the fastest candidate would win however wrong its answers are.
 DEFAULT_LIMITS: Mapping[str, float] = {"size": 10e6, "drop": 1.0}
 # The unit in which each limit is kept, and the factors of the units in which it may be given.
+_BYTES = {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "size": (
-        "bytes",
-        {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-    ),
+    "size": ("bytes", _BYTES),
     "latency": ("ms", {"us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1e3}),
-    "memory": (
-        "bytes",
-        {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-    ),
+    "memory": ("bytes", _BYTES),
     "energy": ("mJ", {"uJ": 1e-3, "µJ": 1e-3, "mJ": 1, "J": 1e3}),
     "drop": ("points", {"%": 1, "pt": 1}),
 }
