@@ -33,7 +33,7 @@ from edgekit_runtime.service.rollout.paired_runs import Pair, TakePair, run_pair
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
-from edgekit_runtime.service.scheduling.response_cache import ResponseCache
+from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 
@@ -129,8 +129,8 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
         comparison = choose_comparison([LOGITS], {})
         shadow = ShadowLane(Instant(), Instant(), watch, NoPairs(), comparison, options=options, defer=later)
         lanes[f"shadow {share:.0%}"] = (shadow, later)
-    lanes["cache, every call new"] = (ResponseCache().in_front_of(Instant(), LOOP), Later())
-    lanes["cache, every call known"] = (ResponseCache().in_front_of(Instant(), LOOP), Later())
+    lanes["cache, every call new"] = (CacheLane(ResponseCache(), Instant(), LOOP), Later())
+    lanes["cache, every call known"] = (CacheLane(ResponseCache(), Instant(), LOOP), Later())
     lanes["drift"] = (DriftLane(Drift([IMAGE], [LOGITS], REFERENCE), Instant()), Later())
     return lanes
 

@@ -23,7 +23,7 @@ def outputs(client: Client) -> list[Any]:
 
 def test_equal_inputs_are_computed_once() -> None:
     lane, client = FakeLane(), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     for _ in range(3):
         cached.submit(client.call(inputs(1, 2)))
     assert outputs(client) == [[[2, 4]]] * 3
@@ -42,7 +42,7 @@ def test_equal_inputs_are_computed_once() -> None:
 )
 def test_other_inputs_are_computed(other: dict[str, Any]) -> None:
     lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     cached.submit(client.call(inputs(1, 2)))
     cached.submit(client.call(other))
     assert len(lane.calls) == 2
@@ -50,7 +50,7 @@ def test_other_inputs_are_computed(other: dict[str, Any]) -> None:
 
 def test_the_order_and_layout_of_inputs_do_not_matter() -> None:
     lane, client = FakeLane(compute=lambda _given: {"y": np.float32([[0]])}), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     square = np.arange(6, dtype=np.float32).reshape(2, 3)
     cached.submit(client.call({"a": square, "b": square}))
     cached.submit(client.call({"b": square.copy(), "a": np.asfortranarray(square)}))
@@ -60,7 +60,7 @@ def test_the_order_and_layout_of_inputs_do_not_matter() -> None:
 def test_equal_calls_under_way_are_computed_once() -> None:
     lane, client = FakeLane(held=True), Client()
     cache = ResponseCache()
-    cached = cache.in_front_of(lane, LOOP)
+    cached = CacheLane(cache, lane, LOOP)
     for _ in range(5):
         cached.submit(client.call(inputs(1, 2)))
     lane.release()
@@ -70,7 +70,7 @@ def test_equal_calls_under_way_are_computed_once() -> None:
 
 def test_call_that_others_wait_for_is_wanted_though_its_client_has_gone() -> None:
     lane, client = FakeLane(held=True), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     gone = {0, 2}
     for index in range(3):
         call = client.call(inputs(1, 2))
@@ -85,7 +85,7 @@ def test_call_that_others_wait_for_is_wanted_though_its_client_has_gone() -> Non
 
 def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
     lane, client = FakeLane(held=True), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     cached.submit(client.call(inputs(1, 2)))
     urgent = client.call(inputs(1, 2))
     urgent.priority = 1
@@ -97,7 +97,7 @@ def test_a_call_of_another_priority_does_not_wait_for_the_first() -> None:
 
 def test_an_error_is_not_kept_and_waiting_calls_are_tried_themselves() -> None:
     lane, client = FakeLane(held=True, compute=fail), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     for _ in range(3):
         cached.submit(client.call(inputs(1, 2)))
     lane.release()
@@ -114,8 +114,8 @@ class Joining:
     def __init__(self, **limits: int) -> None:
         self.loop, self.behind, self.client = FakeLoop(), FakeLane(held=True), Client()
         self.metrics = LaneMetrics("model", "1")
-        self.lane: CacheLane = ResponseCache().in_front_of(
-            self.behind, self.loop, metrics=self.metrics, clock=self.loop.clock, **limits
+        self.lane: CacheLane = CacheLane(
+            ResponseCache(), self.behind, self.loop, metrics=self.metrics, clock=self.loop.clock, **limits
         )
 
     def submit(self, value: float = 1, after_s: float | None = None) -> None:
@@ -189,7 +189,7 @@ def test_answers_from_the_cache_are_counted_with_their_time() -> None:
 def test_two_versions_do_not_share_answers() -> None:
     cache, client = ResponseCache(), Client()
     old, new = FakeLane(), FakeLane(compute=lambda given: {"y": given["x"] * 3})
-    first, second = cache.in_front_of(old, LOOP), cache.in_front_of(new, LOOP)
+    first, second = CacheLane(cache, old, LOOP), CacheLane(cache, new, LOOP)
     for lane in (first, second, first, second):
         lane.submit(client.call(inputs(1)))
     assert outputs(client) == [[[2]], [[3]], [[2]], [[3]]]
@@ -197,7 +197,7 @@ def test_two_versions_do_not_share_answers() -> None:
 
 def test_a_closed_version_leaves_nothing_behind() -> None:
     cache, client, lane = ResponseCache(), Client(), FakeLane()
-    cached = cache.in_front_of(lane, LOOP)
+    cached = CacheLane(cache, lane, LOOP)
     cached.submit(client.call(inputs(1)))
     lane.held = True
     cached.submit(client.call(inputs(2)))
@@ -209,7 +209,7 @@ def test_a_closed_version_leaves_nothing_behind() -> None:
 
 def test_the_least_recently_used_answer_goes_first() -> None:
     cache, client, lane = ResponseCache(CacheLimits(max_bytes=2 * (512 + 4))), Client(), FakeLane()
-    cached = cache.in_front_of(lane, LOOP)
+    cached = CacheLane(cache, lane, LOOP)
     for value in (1, 2, 1, 3, 1, 2):
         cached.submit(client.call(inputs(value)))
     assert [float(call.inputs["x"][0, 0]) for call in lane.calls] == [1, 2, 3, 2]
@@ -219,7 +219,7 @@ def test_the_least_recently_used_answer_goes_first() -> None:
 def test_large_inputs_and_answers_pass_by() -> None:
     cache = ResponseCache(CacheLimits(max_bytes=600, max_input_bytes=100))
     client, lane = Client(), FakeLane()
-    cached = cache.in_front_of(lane, LOOP)
+    cached = CacheLane(cache, lane, LOOP)
     for _ in range(2):
         cached.submit(client.call(inputs(*range(26))))  # 104 bytes in
         cached.submit(client.call(inputs(*range(25))))  # 100 bytes in, 100 + 512 out
@@ -229,7 +229,7 @@ def test_large_inputs_and_answers_pass_by() -> None:
 
 def test_readers_cannot_change_an_answer() -> None:
     client, lane = Client(), FakeLane()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     for _ in range(2):
         cached.submit(client.call(inputs(1)))
     for (answer,) in client.answers:
@@ -242,7 +242,7 @@ def test_readers_cannot_change_an_answer() -> None:
 
 def test_inputs_that_change_after_the_hash_poison_nothing() -> None:
     client, lane = Client(), FakeLane(held=True)
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     shared = bytearray(np.float32([[1]]).tobytes())
     cached.submit(client.call({"x": np.frombuffer(shared, np.float32).reshape(1, 1)}))
     shared[:] = np.float32([[5]]).tobytes()
@@ -260,7 +260,7 @@ def test_real_sessions_answer_the_same_from_the_cache() -> None:
     session = OrtSession(folder / "digits_cnn.onnx", OrtOptions(threads=1))
     image = np.random.default_rng(0).random((1, 1, 8, 8), np.float32)
     lane, client = FakeLane(compute=session.run), Client()
-    cached = ResponseCache().in_front_of(lane, LOOP)
+    cached = CacheLane(ResponseCache(), lane, LOOP)
     for _ in range(2):
         cached.submit(client.call({session.inputs[0].name: image}))
     assert len(lane.calls) == 1
@@ -286,7 +286,7 @@ STEP = st.one_of(
 @given(steps=st.lists(STEP, max_size=60), max_bytes=st.sampled_from([1, 600, 1200, 1 << 20]))
 def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_bytes: int) -> None:
     cache, client, lane = ResponseCache(CacheLimits(max_bytes=max_bytes)), Client(), FakeLane()
-    cached, sent = cache.in_front_of(lane, LOOP), []
+    cached, sent = CacheLane(cache, lane, LOOP), []
     for step in steps:
         match step:
             case ("send", int(value)):
@@ -301,7 +301,7 @@ def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_b
                 lane.compute = fail if step == "break" else double
             case "close":
                 cached.close()
-                cached = cache.in_front_of(lane, LOOP)
+                cached = CacheLane(cache, lane, LOOP)
     lane.held = False
     while lane.waiting:
         lane.release()

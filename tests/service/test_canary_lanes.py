@@ -18,7 +18,7 @@ from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Observer
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
-from edgekit_runtime.service.scheduling.response_cache import ResponseCache
+from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.tensors import TensorSpec
 
 LOOP = FakeLoop()  # where no call has a deadline, nothing happens on it
@@ -479,7 +479,7 @@ def test_every_call_is_answered_exactly_once(
 def cached_canary(bench: Bench, **options: Any) -> CanaryLane:
     """A canary over two versions, each with a cache in front of it."""
     cache = ResponseCache()
-    lanes = [cache.in_front_of(one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
+    lanes = [CacheLane(cache, one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
     return CanaryLane(
         *(lanes[0], lanes[1], bench.watch, bench.pairs, SIMILAR), share=0.5, clock=bench.clock, **options
     )
@@ -525,7 +525,7 @@ def test_nan_in_a_cache_counts_once_and_is_made_good(retry: bool) -> None:
 @pytest.mark.parametrize("which", ["current", "candidate"])
 def test_answers_from_a_cache_do_not_count_in_a_shadow(which: str) -> None:
     bench = Bench(Gates(min_samples=20))
-    cached = ResponseCache().in_front_of(getattr(bench, which), LOOP, clock=bench.clock)
+    cached = CacheLane(ResponseCache(), getattr(bench, which), LOOP, clock=bench.clock)
     setattr(bench, which, cached)
     lane = bench.shadow()
     for number in range(200):
@@ -544,7 +544,7 @@ def test_lanes_stand_in_front_of_each_other() -> None:
     stacks, drifts = [], []
     for behind in (bench.current, bench.candidate):
         drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
-        stacks.append(DriftLane(drifts[-1], cache.in_front_of(behind, LOOP)))
+        stacks.append(DriftLane(drifts[-1], CacheLane(cache, behind, LOOP)))
     lane = CanaryLane(stacks[0], stacks[1], bench.watch, bench.pairs, SIMILAR, share=0.5, clock=bench.clock)
     for number in range(400):
         lane.submit(bench.client.call(inputs(1.0, float(number % 10))))

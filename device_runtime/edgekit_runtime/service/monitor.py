@@ -170,7 +170,7 @@ class Monitor:
             if trial is not None and one is trial.candidate and key in of_request:
                 current = of_request.get(_key(trial.current))
                 if current is not None:
-                    trial.add_energy(of_request[key], current)
+                    trial.running.add_energy(of_request[key], current)
         if is_new:
             self._since.clear()
 

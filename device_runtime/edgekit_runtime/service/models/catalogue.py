@@ -173,7 +173,7 @@ class Catalogue:
         """Judge all trials now; called every second, since a verdict may depend on time alone."""
         for model in self.by_name.values():
             if model.trial is not None:
-                model.trial.look()
+                model.trial.running.look()
 
     def _explain(self, name: str, version: str | None) -> EdgekitError:
         model = self.by_name.get(name)

@@ -120,7 +120,7 @@ class RolloutController:
             if model.trial is not trial:  # something else was loaded or unloaded meanwhile
                 return
             if isinstance(verdict, Promote):
-                if trial.take_over():
+                if trial.running.take_over():
                     await self.promote(model, trial)
             else:
                 await self._roll_back(model, trial, verdict)

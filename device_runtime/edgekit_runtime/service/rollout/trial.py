@@ -31,10 +31,11 @@ class Trial:
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
         candidate: the version on trial.
-        options: of the model, which say how it is tried.
+        options: of the model, with those of the trial.
+        running: what compares the two, here or in a worker.
     """
 
-    __slots__ = ("_running", "candidate", "current", "options")
+    __slots__ = ("candidate", "current", "options", "running")
 
     def __init__(self, current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> None:
         """Begin; calls for `current` reach the candidate from now on.
@@ -58,29 +59,17 @@ class Trial:
         self.current, self.candidate, self.options = current, candidate, options
         report = functools.partial(settle, self)
         remote = None if candidate.loaded.remote is None else candidate.loaded.remote.trial
-        self._running: RunningTrial
+        self.running: RunningTrial
         if remote is not None:
-            self._running = remote
+            self.running = remote
             remote.begin(report)
         else:
-            self._running = _LocalTrial(current, candidate, options, report)
+            self.running = _LocalTrial(current, candidate, options, report)
         current.trial = candidate.trial = self
-
-    def look(self) -> None:
-        """Judge now; a verdict may fall by time alone."""
-        self._running.look()
-
-    def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count what a request took of both versions over the same stretch of time, in joules."""
-        self._running.add_energy(candidate_j, current_j)
-
-    def take_over(self) -> bool:
-        """Go on with the candidate; returns whether it still lives, else another verdict comes."""
-        return self._running.take_over()
 
     def end(self) -> None:
         """Let calls for the version in use pass by the candidate; those under way there are answered."""
-        self._running.end()
+        self.running.end()
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
@@ -104,7 +93,7 @@ class Trial:
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
         return {
-            **self._running.to_json(),
+            **self.running.to_json(),
             "kind": self.options.rollout,
             "current_version": self.current.version,
             "candidate_version": self.candidate.version,

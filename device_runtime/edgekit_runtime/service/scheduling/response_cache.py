@@ -44,39 +44,22 @@ class ResponseCache:
     """
 
     __slots__ = (
-        *("_answers", "_lanes", "_limits", "_secret"),
+        *("_answers", "_lanes", "_secret", "limits"),
         *("held_bytes", "hits", "joined", "misses", "passed"),
     )
 
     def __init__(self, limits: CacheLimits | None = None) -> None:
-        self._limits = limits or CacheLimits()
+        self.limits = limits or CacheLimits()
         # Without a secret key, a client could look for inputs that are taken for those of another.
         self._secret = os.urandom(_KEY_BYTES)
         self._answers: OrderedDict[_Key, tuple[Reused, int]] = OrderedDict()
         self._lanes = 0
         self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
 
-    def in_front_of(
-        self,
-        lane: Lane,
-        loop: Loop,
-        *,
-        metrics: LaneMetrics | None = None,
-        max_waiting: int = 128,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> "CacheLane":
-        """Return a lane that answers from this cache and asks `lane` for what is not there.
-
-        Args:
-            lane: of one loaded version of one model, with nothing that changes its answers.
-            loop: on whose thread all this happens.
-            metrics: of that version, where hits and misses are counted too, or None.
-            max_waiting: most calls that wait for equal ones under way; further ones are shed.
-            clock: that of the calls' deadlines.
-        """
+    def add_lane(self) -> int:
+        """Return a number under which a lane keeps its answers."""
         self._lanes += 1
-        own = LaneMetrics("", "") if metrics is None else metrics
-        return CacheLane(self, lane, self._lanes, own, loop=loop, max_waiting=max_waiting, clock=clock)
+        return self._lanes
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what is known, for `/v2` statistics."""
@@ -89,7 +72,8 @@ class ResponseCache:
             "passed": self.passed,
         }
 
-    def _digest(self, inputs: Mapping[str, Array]) -> bytes:
+    def digest(self, inputs: Mapping[str, Array]) -> bytes:
+        """Return a keyed hash of inputs, their names, dtypes and shapes."""
         state = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
         for name in sorted(inputs):
             array = inputs[name]
@@ -100,24 +84,27 @@ class ResponseCache:
                 state.update(np.ascontiguousarray(array).reshape(-1).data)
         return state.digest()
 
-    def _find(self, key: _Key) -> Reused | None:
+    def find(self, key: _Key) -> Reused | None:
+        """Return the answer of a lane's number and a digest, or None."""
         found = self._answers.get(key)
         if found is None:
             return None
         self._answers.move_to_end(key)
         return found[0]
 
-    def _keep(self, key: _Key, answer: Reused) -> None:
+    def keep(self, key: _Key, answer: Reused) -> None:
+        """Add an answer, and drop those that were not used for longest until all fit."""
         size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
-        if size_bytes > self._limits.max_bytes:
+        if size_bytes > self.limits.max_bytes:
             return
         self._answers[key] = (answer, size_bytes)
         self.held_bytes += size_bytes
-        while self.held_bytes > self._limits.max_bytes:
+        while self.held_bytes > self.limits.max_bytes:
             _, (_, dropped_bytes) = self._answers.popitem(last=False)
             self.held_bytes -= dropped_bytes
 
-    def _forget(self, lane: int) -> None:
+    def drop_lane(self, lane: int) -> None:
+        """Drop all answers of a lane."""
         for key in [key for key in self._answers if key[0] == lane]:
             self.held_bytes -= self._answers.pop(key)[1]
 
@@ -134,18 +121,25 @@ class CacheLane(Lane):
         self,
         cache: ResponseCache,
         lane: Lane,
-        number: int,
-        metrics: LaneMetrics,
-        *,
         loop: Loop,
-        max_waiting: int,
-        clock: Callable[[], float],
+        *,
+        metrics: LaneMetrics | None = None,
+        max_waiting: int = 128,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Be made by `ResponseCache.in_front_of`, which says what is what; no other lane has `number`."""
-        self._cache = cache
-        self._metrics = metrics
-        self._lane = lane
-        self._number = number
+        """Make a lane that answers from `cache` and asks `lane` for all other answers.
+
+        Args:
+            cache: shared by all models.
+            lane: of one loaded version of one model, with nothing that changes its answers.
+            loop: on whose thread all this happens.
+            metrics: of that version, where hits and misses are counted too, or None.
+            max_waiting: most calls that wait for equal ones under way; further ones are shed.
+            clock: that of the calls' deadlines.
+        """
+        self._cache, self._lane = cache, lane
+        self._number = cache.add_lane()
+        self._metrics = LaneMetrics("", "") if metrics is None else metrics
         self._max_waiting, self._clock, self._alarm = max_waiting, clock, Alarm(loop)
         self._under_way: dict[bytes, _UnderWay] = {}
         self._waiting = 0  # calls that wait for one under way
@@ -155,7 +149,7 @@ class CacheLane(Lane):
         """Take `call`, which is answered from the cache or by the lane behind it; raises nothing."""
         cache = self._cache
         input_bytes = sum(array.nbytes for array in call.inputs.values())
-        if self._is_closed or input_bytes > cache._limits.max_input_bytes:
+        if self._is_closed or input_bytes > cache.limits.max_input_bytes:
             cache.passed += 1
             self._lane.submit(call)
             return
@@ -163,8 +157,8 @@ class CacheLane(Lane):
         # What is hashed must be what is computed: a client can write to shared memory between the two, and
         # others would get the answer to its second inputs.
         inputs = call.own_inputs()
-        digest = cache._digest(inputs)
-        found = cache._find((self._number, digest))
+        digest = cache.digest(inputs)
+        found = cache.find((self._number, digest))
         if found is not None:
             cache.hits += 1
             self._reuse(call, found, began_s)
@@ -189,7 +183,7 @@ class CacheLane(Lane):
     def close(self) -> None:
         """Forget the answers of this version; calls under way are answered, but not kept."""
         self._is_closed = True
-        self._cache._forget(self._number)
+        self._cache.drop_lane(self._number)
 
     def _count_miss(self) -> None:
         self._cache.misses += 1
@@ -256,7 +250,7 @@ class CacheLane(Lane):
             frozen = _freeze(answer)
             reused = Reused(frozen)
             if not self._is_closed and is_first:
-                self._cache._keep((self._number, digest), reused)
+                self._cache.keep((self._number, digest), reused)
             reply(call, frozen)
             for other, since_s in mine.waiting:
                 self._reuse(other, reused, since_s)

@@ -14,7 +14,7 @@ from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
-from edgekit_runtime.service.scheduling.response_cache import ResponseCache
+from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
@@ -74,7 +74,7 @@ class LaneFactory:
         cache = None
         if options.cache:
             most = loaded.scheduling.max_waiting
-            stack = cache = self._cache.in_front_of(stack, self._loop, metrics=metrics, max_waiting=most)
+            stack = cache = CacheLane(self._cache, stack, self._loop, metrics=metrics, max_waiting=most)
         drift = self._make_drift(loaded, codec) if options.drift else None
         stack = stack if drift is None else DriftLane(drift, stack, budget_s=self._config.drift.budget_s)
         return Served(

@@ -12,6 +12,7 @@ from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
 from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.service.serving.remote import RunningTrial
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
@@ -28,8 +29,9 @@ class TrialView(Protocol):
     def candidate(self) -> "Served":
         """The version on trial."""
 
-    def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count the energy of a request to each version, in joules."""
+    @property
+    def running(self) -> RunningTrial:
+        """What compares the two."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return what was observed, for `/v2` statistics."""

@@ -118,7 +118,7 @@ class _Worker:
         elif kind is Kind.MAIN_ENERGY:
             for served in self._registry.models.served()[1:]:
                 if served.trial is not None:
-                    served.trial.add_energy(*ENERGY.unpack(payload))
+                    served.trial.running.add_energy(*ENERGY.unpack(payload))
 
     def _adopt(self, payload: bytes, descriptors: list[int]) -> None:
         index, is_local, is_default = LENT.unpack_from(payload)
