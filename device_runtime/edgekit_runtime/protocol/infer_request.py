@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from edgekit_runtime.protocol.json_tensors import NumberArray, read_values
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
 
 _MAX_ID: Final = 256  # characters
-
-NamedDimension: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
-"""A free dimension, and the inputs and axes that have it."""
 
 
 class SharedPlace(NamedTuple):
@@ -170,10 +167,7 @@ def _encode_input(tensor: InferTensor) -> dict[str, Any]:
 
 
 def decode_request(
-    document: Mapping[str, Any],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    dimensions: Sequence[NamedDimension] = (),
+    document: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> InferRequest:
     """Return what a request asks of a model with these inputs and outputs.
 
@@ -181,7 +175,6 @@ def decode_request(
         document: the object in its JSON, maybe with a `NumberArray` instead of a list.
         inputs: of the model.
         outputs: of the model.
-        dimensions: of the inputs, see `find_named_dimensions`.
 
     Raises:
         RequestError: not a request of the protocol, or not one that fits the model.
@@ -190,13 +183,11 @@ def decode_request(
     for name in ("sequence_id", "sequence_start", "sequence_end"):
         if parameters.get(name):
             raise RequestError(400, f"parameter '{name}': models with state are not supported")
-    tensors = _decode_inputs(document, inputs)
-    _check_dimensions(tensors, dimensions)
     request_id = take_field(document, "id", "the request", str, "")
     if len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
     return InferRequest(
-        tuple(tensors.values()),
+        _decode_inputs(document, inputs),
         _decode_outputs(document, outputs, parameters),
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
@@ -204,39 +195,26 @@ def decode_request(
     )
 
 
-def find_named_dimensions(inputs: Sequence[TensorSpec]) -> tuple[NamedDimension, ...]:
-    """Return the free dimensions that several axes have: in a request they have one size."""
-    places: dict[str, list[tuple[str, int]]] = {}
-    for spec in inputs:
-        for axis, size in enumerate(spec.shape):
-            if isinstance(size, str):
-                places.setdefault(size, []).append((spec.name, axis))
-    return tuple((name, tuple(found)) for name, found in places.items() if len(found) > 1)
-
-
-def _check_dimensions(tensors: Mapping[str, InferTensor], dimensions: Sequence[NamedDimension]) -> None:
-    for name, ((first, first_axis), *others) in dimensions:
-        size = tensors[first].shape[first_axis]
-        for other, axis in others:
-            if tensors[other].shape[axis] != size:
-                raise RequestError(
-                    400,
-                    f"dimension '{name}' is {size} in input '{first}' and {tensors[other].shape[axis]} in"
-                    f" input '{other}', expected one size",
-                )
-
-
-def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, InferTensor]:
+def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[InferTensor, ...]:
     known = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
+    sizes: dict[int | str, tuple[str, int]] = {}  # of each dimension, and the first input that has it
     start_bytes = 0
     for entry in take_field(document, "inputs", "the request", list):
         name = _take_name(entry, known, tensors, "input")
         tensors[name] = _decode_input(entry, known[name], start_bytes)
         start_bytes += tensors[name].binary_bytes
+        for size, dimension in zip(tensors[name].shape, known[name].shape, strict=True):
+            other, expected = sizes.setdefault(dimension, (name, size))
+            if size != expected:
+                raise RequestError(
+                    400,
+                    f"dimension '{dimension}' is {expected} in input '{other}' and {size} in input '{name}',"
+                    " expected one size",
+                )
     if missing := [name for name in known if name not in tensors]:
         raise RequestError(400, f"input '{missing[0]}' is missing; the model takes {', '.join(known)}")
-    return tensors
+    return tuple(tensors.values())
 
 
 def _take_name(entry: object, known: Mapping[str, object], taken: Mapping[str, object], role: str) -> str:

@@ -14,7 +14,6 @@ from edgekit_runtime.protocol.infer_request import (
     InferRequest,
     InferTensor,
     decode_request,
-    find_named_dimensions,
 )
 from edgekit_runtime.protocol.infer_response import encode_response
 from edgekit_runtime.protocol.json_fields import load_object
@@ -45,7 +44,7 @@ class Codec:
     """
 
     __slots__ = (
-        *("_check_inputs", "_dimensions", "_max_json_bytes", "_max_json_response_bytes"),
+        *("_check_inputs", "_max_json_bytes", "_max_json_response_bytes"),
         *("_names", "_regions", "_requests", "inputs", "outputs"),
     )
 
@@ -75,7 +74,6 @@ class Codec:
         """
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
-        self._dimensions = find_named_dimensions(inputs)
         self.outputs = tuple(outputs)
         self._regions = regions
         self._check_inputs = check_inputs
@@ -194,7 +192,7 @@ class Codec:
         return bytes(body[:json_bytes])
 
     def _decode_json(self, document: Mapping[str, Any]) -> InferRequest:
-        request = decode_request(document, self.inputs, self.outputs, self._dimensions)
+        request = decode_request(document, self.inputs, self.outputs)
         if self._check_inputs is not None:
             self._check_inputs(request.inputs)
         return request
