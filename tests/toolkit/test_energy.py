@@ -61,25 +61,17 @@ def test_int8_kernel_runs_at_int8_speed(target: Target) -> None:
 def test_network_takes_the_sum_of_its_kernels(target: Target) -> None:
     cost = model_cost([COMPUTE, TRANSFER], target)
     assert cost.latency_s == pytest.approx(0.3 + 2e-3)
-    assert cost.kernels == 2
 
 
-def test_energy_is_draw_times_latency_and_the_part_above_idle(target: Target) -> None:
+def test_energy_is_draw_times_latency(target: Target) -> None:
     cost = model_cost([COMPUTE, TRANSFER], target)
     assert cost.energy_j == pytest.approx(5 * cost.latency_s)
-    assert cost.energy_above_idle_j == pytest.approx(3 * cost.latency_s)
 
 
 def test_slower_mode_scales_arithmetic_and_bandwidth_apart(target: Target) -> None:
     cost = model_cost([COMPUTE, TRANSFER], target, "slow")
-    assert cost.power_mode == "slow"
     assert cost.latency_s == pytest.approx(0.2 + 0.8 + 2e-3)
     assert cost.energy_j == pytest.approx(3 * cost.latency_s)
-
-
-def test_result_says_that_it_is_modelled(target: Target) -> None:
-    cost = model_cost([COMPUTE], target)
-    assert (cost.status, cost.target, cost.power_mode) == ("modelled", "rpi5", "default")
 
 
 def test_empty_network_costs_nothing(target: Target) -> None:
@@ -110,7 +102,6 @@ def test_traffic_is_what_is_read_and_written_and_the_weights() -> None:
 def test_kernel_in_a_loop_takes_its_time_as_often_as_it_runs(target: Target) -> None:
     mode = target.power.modes[0]
     assert kernel_latency_s(replace(COMPUTE, repeats=7), target, mode) == pytest.approx(7 * (0.1 + 1e-3))
-    assert model_cost([replace(COMPUTE, repeats=7), TRANSFER], target).kernels == 8
 
 
 def test_recurrent_layer_starts_once_on_a_processor_and_each_step_on_a_gpu(target: Target) -> None:
@@ -120,11 +111,6 @@ def test_recurrent_layer_starts_once_on_a_processor_and_each_step_on_a_gpu(targe
     gpu = replace(target, backend=load_target("jetson").backend)
     assert kernel_latency_s(layer, gpu, mode) == pytest.approx(0.1 + 5e-3)
     assert kernel_latency_s(COMPUTE, gpu, mode) == pytest.approx(0.1 + 1e-3)
-
-
-def test_result_carries_the_draws_and_the_uncertainty_of_the_target(target: Target) -> None:
-    cost = model_cost([COMPUTE], target)
-    assert (cost.active_w, cost.idle_w, cost.uncertainty) == (5, 2, target.costs.uncertainty.value)
 
 
 @pytest.mark.parametrize("name", ["jetson-orin-nano", "jetson-agx-orin", "rpi5", "rpi4", "rpi-zero-2w"])

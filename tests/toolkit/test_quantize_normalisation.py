@@ -105,7 +105,7 @@ def test_normalisation_by_hand_survives_int8_in_litert(ending: str) -> None:
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
-    content = convert_checked(layer_norm(ENDINGS[ending]), {}, tokens(2, seed=1)).model
+    content = convert_checked(layer_norm(ENDINGS[ending]), {}, tokens(2, seed=1))
     assert static_snr_db(LiteRtQuantizer(content, threads=1, scheme=LITERT)) > LEAST_DB
 
 

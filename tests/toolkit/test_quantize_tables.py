@@ -93,7 +93,7 @@ def test_table_that_int8_does_not_suit_is_left() -> None:
 
 def test_litert_looks_up_rows_of_an_int8_table() -> None:
     pytest.importorskip("ai_edge_quantizer")
-    converted = convert_checked(text_model(), {}, [IDS]).model
+    converted = convert_checked(text_model(), {}, [IDS])
     quantizer = LiteRtQuantizer(converted, threads=1)
     made = quantizer.build(Form(forms.INT8_WEIGHTS))
     assert made is not None

@@ -27,7 +27,7 @@ def converted(model: onnx.ModelProto, *, optimised: bool = True) -> bytes:
     feeds = generate_feeds(tensor_specs(model)[0], 2, 1, dims)
     if optimised:
         model = optimise(model, batch=None, feeds=feeds[:1]).model
-    return convert_checked(model, dims, feeds).model
+    return convert_checked(model, dims, feeds)
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn"])

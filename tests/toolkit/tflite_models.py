@@ -41,4 +41,4 @@ def checked(
     if feeds is None:
         rng = np.random.default_rng(5)
         feeds = [random_feeds(model, rng) for _ in range(2)]
-    return operators(convert_checked(model, dims or {}, [dict(feed) for feed in feeds]).model)
+    return operators(convert_checked(model, dims or {}, [dict(feed) for feed in feeds]))

@@ -9,7 +9,6 @@ CACM 52(4), 2009, section 3 (the bound of one kernel).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edgekit_toolkit.targets.spec import PowerMode, Precision, Target
 
@@ -53,31 +52,15 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """A modelled latency and energy, with what it was modelled for.
+    """A modelled latency and energy of one inference.
 
     Attributes:
-        target: name of the target.
-        power_mode: the power mode, by the vendor's name.
-        latency_s: modelled time of one inference.
-        energy_j: modelled energy of the whole board during one inference, idle draw included.
-        energy_above_idle_j: the part of it that the inference adds.
-        active_w: draw of the board during inference.
-        idle_w: draw of the board at rest.
-        uncertainty: factor by which latency, and so energy, may be off either way.
-        kernels: number of kernels that run.
-        status: always `modelled`, so that a report cannot take it for a measurement.
+        latency_s: time.
+        energy_j: energy of the whole board, idle draw included.
     """
 
-    target: str
-    power_mode: str
     latency_s: float
     energy_j: float
-    energy_above_idle_j: float
-    active_w: float
-    idle_w: float
-    uncertainty: float
-    kernels: int
-    status: Literal["modelled"] = "modelled"
 
 
 def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
@@ -101,15 +84,4 @@ def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None
     """
     mode = target.power.mode(power_mode or target.power.default_mode)
     latency_s = sum(kernel_latency_s(node, target, mode) for node in nodes)
-    active_w, idle_w = mode.active.value, target.power.idle.value
-    return ModelledCost(
-        target=target.name,
-        power_mode=mode.name,
-        latency_s=latency_s,
-        energy_j=active_w * latency_s,
-        energy_above_idle_j=(active_w - idle_w) * latency_s,
-        active_w=active_w,
-        idle_w=idle_w,
-        uncertainty=target.costs.uncertainty.value,
-        kernels=sum(node.repeats for node in nodes),
-    )
+    return ModelledCost(latency_s, energy_j=mode.active.value * latency_s)

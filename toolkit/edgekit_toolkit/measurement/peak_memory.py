@@ -118,37 +118,15 @@ def _peak_bytes(
     if not _PROC_STATUS.exists():
         raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
     try:
-        return _measure_child(model, feeds, request, time_limit_s)
+        with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
+            path = _write_request(Path(name), model, feeds, request)
+            with ChildProcess(_MODULE, str(path), folder=path.parent, output="keep") as child:
+                code = child.wait(time_limit_s)
+                output, last_line = child.output, child.last_line
     except OSError as error:
         raise BackendError(
             f"measuring memory needs temporary files: {error}; free space or set TMPDIR"
         ) from error
-
-
-def _measure_child(
-    model: bytes | Path,
-    feeds: Mapping[str, NDArray[Any]],
-    request: Mapping[str, Any],
-    time_limit_s: float,
-) -> int:
-    with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
-        folder = Path(name)
-        if isinstance(model, bytes):
-            (folder / "model").write_bytes(model)
-            model = folder / "model"
-        paths = {}
-        for index, (input_name, array) in enumerate(feeds.items()):
-            paths[input_name] = str(folder / f"{index}.npy")
-            np.save(paths[input_name], array, allow_pickle=False)
-        whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": _RUNS}
-        (folder / "request.json").write_text(json.dumps(whole), encoding="utf-8")
-        return _run_child(folder / "request.json", time_limit_s)
-
-
-def _run_child(request: Path, time_limit_s: float) -> int:
-    with ChildProcess(_MODULE, str(request), folder=request.parent, output="keep") as child:
-        code = child.wait(time_limit_s)
-        output, last_line = child.output, child.last_line
     if code is None:
         raise BackendError(f"measuring memory took longer than {time_limit_s:g} s")
     if code < 0:
@@ -158,3 +136,19 @@ def _run_child(request: Path, time_limit_s: float) -> int:
     if code > 0:
         raise BackendError(f"the process that loads and runs the model failed: {last_line}")
     return int(json.loads(output)["peak_bytes"])
+
+
+def _write_request(
+    folder: Path, model: bytes | Path, feeds: Mapping[str, NDArray[Any]], request: Mapping[str, Any]
+) -> Path:
+    if isinstance(model, bytes):
+        (folder / "model").write_bytes(model)
+        model = folder / "model"
+    paths = {}
+    for index, (input_name, array) in enumerate(feeds.items()):
+        paths[input_name] = str(folder / f"{index}.npy")
+        np.save(paths[input_name], array, allow_pickle=False)
+    whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": _RUNS}
+    path = folder / "request.json"
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    return path

@@ -49,7 +49,7 @@ def open_quantizer(
     from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
     from edgekit_toolkit.tflite.check import convert_checked
 
-    content = model.content if proto is None else convert_checked(proto, dims, feeds).model
+    content = model.content if proto is None else convert_checked(proto, dims, feeds)
     scheme = LITERT_AVX512 if "avx512" in target.cpu.isa else LITERT
     return LiteRtQuantizer(content, threads=threads, scheme=scheme)
 

@@ -7,7 +7,7 @@ It looks at inputs, and warns; a model of another preprocessing still runs.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -49,25 +49,13 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
         evaluation: samples that judge, or any that the model will be fed with; the first 256 are looked at.
     """
     calibrated = _extremes(calibration)
-    outside: dict[str, list[int]] = {}
-    seen: dict[str, tuple[float, float]] = {}
-    for feeds in islice(evaluation, _MAX_SAMPLES):
-        for name, value in feeds.items():
-            if name not in calibrated or not value.size:
-                continue
-            low, high = calibrated[name]
-            margin = _MARGIN * (high - low)
-            count = int(np.count_nonzero((value < low - margin) | (value > high + margin)))
-            total = outside.setdefault(name, [0, 0])
-            total[0] += count
-            total[1] += value.size
-            seen[name] = _wider(seen.get(name), (float(value.min()), float(value.max())))
+    seen, _ = _compare(calibrated, evaluation)
     return [
-        f"RANGE TRAP: {count / size:.0%} of the values of input '{name}' lie outside the range that was"
-        f" calibrated ({_show(calibrated[name])}; judged on {_show(seen[name])}): quantized forms cut them"
+        f"RANGE TRAP: {one.outside:.0%} of the values of input '{name}' lie outside the range that was"
+        f" calibrated ({_show(calibrated[name])}; judged on {_show(one.extremes)}): quantized forms cut them"
         " off. Check that calibration and evaluation samples went through the same preprocessing"
-        for name, (count, size) in outside.items()
-        if count > _TOLERATED_SHARE * size
+        for name, one in seen.items()
+        if one.outside > _TOLERATED_SHARE
     ]
 
 
@@ -78,35 +66,48 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
         codes: what the inputs hold, see `models.input_codes`.
         samples: what the model will be fed with; the first 256 are looked at.
     """
-    seen: dict[str, tuple[float, float]] = {}
-    outside = dict.fromkeys(codes, 0)
-    sizes = dict.fromkeys(codes, 0)
-    count = 0
-    for feeds in islice(samples, _MAX_SAMPLES):
-        count += 1
-        for name, held in codes.items():
-            value = feeds[name]
-            if not value.size:
-                continue
-            margin = _MARGIN * (held.high - held.low)
-            outside[name] += int(np.count_nonzero((value < held.low - margin) | (value > held.high + margin)))
-            sizes[name] += value.size
-            seen[name] = _wider(seen.get(name), (float(value.min()), float(value.max())))
+    seen, count = _compare({name: (held.low, held.high) for name, held in codes.items()}, samples)
     warnings = []
-    for name, pair in seen.items():
-        held, share = codes[name], outside[name] / sizes[name]
-        if share > _TOLERATED_SHARE:
-            fault = f"{share:.0%} of its values in the samples lie outside and are cut off"
-        elif _is_barely_used(held, pair, count):
+    for name, one in seen.items():
+        held = codes[name]
+        if one.outside > _TOLERATED_SHARE:
+            fault = f"{one.outside:.0%} of its values in the samples lie outside and are cut off"
+        elif _is_barely_used(held, one.extremes, count):
             fault = "the samples use a part of it only, so most codes never occur"
         else:
             continue
         warnings.append(
             f"RANGE TRAP: the model was quantized for values of input '{name}' in"
-            f" {_show((held.low, held.high))}, the samples hold {_show(pair)}: {fault}. Check that they"
-            " went through the preprocessing that the model was quantized with; if not, its scores are wrong"
+            f" {_show((held.low, held.high))}, the samples hold {_show(one.extremes)}: {fault}. Check that"
+            " they went through the preprocessing that the model was quantized with; if not, its scores are wrong"
         )
     return warnings
+
+
+class _Seen(NamedTuple):
+    """The values of one input in samples: their extremes, and the share that lies outside its range."""
+
+    extremes: tuple[float, float]
+    outside: float
+
+
+def _compare(
+    ranges: Mapping[str, tuple[float, float]], samples: Iterable[Feeds]
+) -> tuple[dict[str, _Seen], int]:
+    """Return what the first samples hold of each input with a range, and how many samples these are."""
+    extremes: dict[str, tuple[float, float]] = {}
+    outside, sizes, count = dict.fromkeys(ranges, 0), dict.fromkeys(ranges, 0), 0
+    for feeds in islice(samples, _MAX_SAMPLES):
+        count += 1
+        for name, (low, high) in ranges.items():
+            value = feeds[name]
+            if not value.size:
+                continue
+            margin = _MARGIN * (high - low)
+            outside[name] += int(np.count_nonzero((value < low - margin) | (value > high + margin)))
+            sizes[name] += value.size
+            extremes[name] = _wider(extremes.get(name), (float(value.min()), float(value.max())))
+    return {name: _Seen(pair, outside[name] / sizes[name]) for name, pair in extremes.items()}, count
 
 
 def _is_barely_used(codes: CodeRange, pair: tuple[float, float], count: int) -> bool:

@@ -1,7 +1,6 @@
 """A conversion with proof: the file is loaded in LiteRT, and its outputs are those of onnxruntime."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import onnx
@@ -10,7 +9,7 @@ from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
-from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
+from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
@@ -19,21 +18,8 @@ from edgekit_toolkit.tflite.refusal import ConversionError
 EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A TFLite file that was run.
-
-    Attributes:
-        model: content of the file.
-        parity: how far its outputs are from onnxruntime's, in the worst case over all feeds.
-    """
-
-    model: bytes
-    parity: Parity
-
-
-def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequence[Feeds]) -> Converted:
-    """Return `model` as TFLite, known to compute the same on `feeds`.
+def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequence[Feeds]) -> bytes:
+    """Return `model` as a TFLite file that is known to compute the same on `feeds`.
 
     Args:
         model: as for `convert`.
@@ -58,7 +44,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
             f"the TFLite model does not compute what onnxruntime does: {parity.reason}; nothing was written."
             " Package it for onnxruntime (--backend ort), and report this with the model"
         )
-    return Converted(content, parity)
+    return content
 
 
 def _in_order(outputs: Feeds, expected: Feeds) -> Feeds:
