@@ -79,7 +79,8 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
         warnings.append(
             f"RANGE TRAP: the model was quantized for values of input '{name}' in"
             f" {_show((held.low, held.high))}, the samples hold {_show(one.extremes)}: {fault}. Check that"
-            " they went through the preprocessing that the model was quantized with; if not, its scores are wrong"
+            " they went through the preprocessing that the model was quantized with; if not, its scores are"
+            " wrong"
         )
     return warnings
 
