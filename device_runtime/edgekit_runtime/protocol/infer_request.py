@@ -233,31 +233,24 @@ def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) 
         raise RequestError(400, f"{where}: datatype is {show(datatype)}, expected {expected}")
     shape = _take_shape(entry, spec, where)
     dtype = DTYPES[spec.dtype]
-    size_bytes = math.prod(shape) * dtype.itemsize
     parameters = take_field(entry, "parameters", where, dict, {})
     shared = _take_place(parameters, where)
-    stated = parameters.get("binary_data_size")
-    if (shared is not None) + (stated is not None) + ("data" in entry) != 1:
+    is_binary = parameters.get("binary_data_size") is not None
+    if (shared is not None) + is_binary + ("data" in entry) != 1:
         raise RequestError(
             400, f"{where}: expected its values either in data, or as binary_data_size, or in shared memory"
         )
-    if shared is not None:
-        if shared.size_bytes != size_bytes:
-            raise RequestError(
-                400,
-                f"{where}: shared_memory_byte_size is {shared.size_bytes}, expected {size_bytes} for shape"
-                f" {list(shape)}",
-            )
-        return InferTensor(spec.name, dtype, shape, shared=shared)
-    if stated is not None:
-        if take_field(parameters, "binary_data_size", where, int) != size_bytes:
-            raise RequestError(
-                400, f"{where}: binary_data_size is {stated}, expected {size_bytes} for shape {list(shape)}"
-            )
-        return InferTensor(spec.name, dtype, shape, start_bytes)
-    data = entry["data"]
-    values = data if isinstance(data, NumberArray) else read_values(data, dtype, shape, where)
-    return InferTensor(spec.name, dtype, shape, values=values)
+    if "data" in entry:
+        data = entry["data"]
+        values = data if isinstance(data, NumberArray) else read_values(data, dtype, shape, where)
+        return InferTensor(spec.name, dtype, shape, values=values)
+    stated_bytes = shared.size_bytes if shared else take_field(parameters, "binary_data_size", where, int)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if stated_bytes != size_bytes:
+        raise RequestError(
+            400, f"{where}: {stated_bytes} bytes are stated, expected {size_bytes} for shape {list(shape)}"
+        )
+    return InferTensor(spec.name, dtype, shape, start_bytes, shared)
 
 
 def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple[int, ...]:

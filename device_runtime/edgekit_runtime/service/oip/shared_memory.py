@@ -96,7 +96,7 @@ class Region:
             np.ndarray(array.shape, array.dtype, self._mapping, start)[...] = array
             return
         if self.descriptor < 0:
-            raise RequestError(400, f"region '{self.name}' was unregistered before the answer came")
+            raise _refusal(self.name, "it was unregistered before the answer came")
         if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
             raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
         try:
@@ -123,10 +123,8 @@ class Region:
             RequestError: it does not.
         """
         if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
-            raise RequestError(
-                400,
-                f"region '{self.name}' has {self.size_bytes} bytes, expected {size_bytes} from offset"
-                f" {offset_bytes}",
+            raise _refusal(
+                self.name, f"has {self.size_bytes} bytes, expected {size_bytes} from offset {offset_bytes}"
             )
 
 
@@ -264,9 +262,7 @@ class Regions:
     def _check_new(self, name: str, offset_bytes: int, size_bytes: int, owner: int | None = None) -> None:
         """Check name, sizes and limits; a quarter of the limits is kept for memfds of other processes."""
         if name in self._regions:
-            raise RequestError(
-                400, f"shared memory region '{name}' is registered already; unregister it first"
-            )
+            raise _refusal(name, "it is registered already; unregister it first")
         if offset_bytes < 0 or size_bytes < 1:
             raise _refusal(name, f"offset {offset_bytes}, byte_size {size_bytes}, expected at least 0 and 1")
         most, most_bytes = self._limits.max_regions, self._limits.max_region_bytes
