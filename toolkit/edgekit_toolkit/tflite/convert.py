@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
-from edgekit_toolkit.tflite.fusion.fusion import fuse
+from edgekit_toolkit.tflite.fusion import fuse
 from edgekit_toolkit.tflite.layout.assignment import plan_forms
 from edgekit_toolkit.tflite.layout.forms import Form, held_shape, plain
 from edgekit_toolkit.tflite.layout.rules import Rule

@@ -15,11 +15,11 @@ from edgekit_toolkit.tflite.ops.sliding import (
     windows_of,
 )
 from edgekit_toolkit.tflite.ops.sums import emit_reduction
+from edgekit_toolkit.tflite.ops.windows import Windows
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step, fused
 from edgekit_toolkit.tflite.view import Graph, Node
-from edgekit_toolkit.tflite.windows import Windows
 
 
 def _rule(node: Node, graph: Graph) -> Rule:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.ops.windows import Pads, WindowAttributes, Windows, windows
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph
-from edgekit_toolkit.tflite.windows import Pads, WindowAttributes, Windows, windows
 
 PADDING_CODES = {"SAME": 0, "VALID": 1}
 NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax"})

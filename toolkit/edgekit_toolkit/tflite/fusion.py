@@ -5,25 +5,43 @@ what lies between.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_toolkit.tflite.fusion.gelu import join_gelu
-from edgekit_toolkit.tflite.fusion.joins import Joined, next_of, scalar_of
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.ops.linear import has_linear_weights
 from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
-Join: TypeAlias = Callable[[Node, Graph], Joined | None]
+_HALF_ROOT: Final = math.sqrt(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """What a join makes of nodes.
+
+    Attributes:
+        new: the nodes that take the place of the last of the old ones.
+        old: the nodes that they stand for, in order.
+        constants: that the new ones read.
+        alike: new value -> an old one of the same shape and dtype.
+    """
+
+    new: tuple[Node, ...]
+    old: tuple[Node, ...]
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    alike: Mapping[str, str] = field(default_factory=dict)
+
+
+_Join: TypeAlias = Callable[[Node, Graph], _Joined | None]
 
 
 def fuse(graph: Graph) -> Graph:
     """Return the graph with joined nodes."""
-    for join in (join_gelu, _bias, _flatten, _activation, _depth_order):
+    for join in (_gelu, _bias, _flatten, _activation, _depth_order):
         graph = _apply(join, graph)
     return _without_unread(graph)
 
@@ -39,7 +57,7 @@ def _without_unread(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(kept)))
 
 
-def _apply(join: Join, graph: Graph) -> Graph:
+def _apply(join: _Join, graph: Graph) -> Graph:
     """Return the graph after one kind of join."""
     instead: dict[int, tuple[Node, ...]] = {}
     constants: dict[str, NDArray[Any]] = {}
@@ -64,18 +82,18 @@ def _apply(join: Join, graph: Graph) -> Graph:
     )
 
 
-def _activation(node: Node, graph: Graph) -> Joined | None:
+def _activation(node: Node, graph: Graph) -> _Joined | None:
     """A Relu, or a Clip to 0..6, behind an operator that can apply it."""
     operator = OPERATORS.get(node.op_type)
     if operator is None or not operator.fuses or node.domain or len(node.outputs) != 1:
         return None
     if graph.dtypes.get(node.outputs[0]) != np.float32:
         return None
-    after = next_of(node, graph)
+    after = _next_of(node, graph)
     kind = None if after is None else _activation_kind(after, graph)
     if after is None or kind is None or node.activation != NO_ACTIVATION:
         return None
-    return Joined((replace(node, outputs=after.outputs, activation=kind),), (node, after))
+    return _Joined((replace(node, outputs=after.outputs, activation=kind),), (node, after))
 
 
 def _activation_kind(node: Node, graph: Graph) -> str | None:
@@ -83,7 +101,7 @@ def _activation_kind(node: Node, graph: Graph) -> str | None:
         return "RELU"
     if node.op_type != "Clip":
         return None
-    low, high = scalar_of(graph, node.input(1)), scalar_of(graph, node.input(2))
+    low, high = _scalar_of(graph, node.input(1)), _scalar_of(graph, node.input(2))
     if low != 0:
         return None
     if high == 6:
@@ -91,14 +109,14 @@ def _activation_kind(node: Node, graph: Graph) -> str | None:
     return "RELU" if not node.input(2) else None
 
 
-def _bias(node: Node, graph: Graph) -> Joined | None:
+def _bias(node: Node, graph: Graph) -> _Joined | None:
     """A constant [N] that is added to a product with a constant matrix [K, N]."""
     weights = graph.constants.get(node.input(1))
     if node.op_type != "MatMul" or weights is None or weights.ndim != 2:
         return None
     if len(graph.shapes.get(node.inputs[0], ())) < 2:
         return None
-    after = next_of(node, graph)
+    after = _next_of(node, graph)
     if after is None or after.op_type != "Add":
         return None
     bias = after.inputs[1] if after.inputs[0] == node.outputs[0] else after.inputs[0]
@@ -108,26 +126,26 @@ def _bias(node: Node, graph: Graph) -> Joined | None:
     if graph.shapes.get(after.outputs[0]) != graph.shapes.get(node.outputs[0]):
         return None
     joined = replace(node, op_type="FusedLinear", inputs=(*node.inputs, bias), outputs=after.outputs)
-    return Joined((joined,), (node, after))
+    return _Joined((joined,), (node, after))
 
 
-def _flatten(node: Node, graph: Graph) -> Joined | None:
+def _flatten(node: Node, graph: Graph) -> _Joined | None:
     """A reshape to [N, K] before a product with constant weights [K, M]."""
     if node.op_type not in {"Reshape", "Flatten"} or graph.is_constant(node.inputs[0]):
         return None
     before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes.get(node.outputs[0], ())
     if len(before) < 3 or len(after) != 2 or before[0] != after[0] or 0 in before:
         return None
-    product = next_of(node, graph)
+    product = _next_of(node, graph)
     if product is None or product.inputs[0] != node.outputs[0] or not has_linear_weights(product, graph):
         return None
     inputs = (node.inputs[0], *product.inputs[1:])
-    return Joined((replace(product, op_type="FusedFlattenLinear", inputs=inputs),), (node, product))
+    return _Joined((replace(product, op_type="FusedFlattenLinear", inputs=inputs),), (node, product))
 
 
-def _depth_order(node: Node, graph: Graph) -> Joined | None:
+def _depth_order(node: Node, graph: Graph) -> _Joined | None:
     """A convolution before DepthToSpace in mode CRD: its filters are put in the order of TFLite, DCR."""
-    after = next_of(node, graph)
+    after = _next_of(node, graph)
     weights, bias = graph.constants.get(node.input(1)), graph.constants.get(node.input(2))
     if node.op_type != "Conv" or after is None or after.op_type != "DepthToSpace" or weights is None:
         return None
@@ -143,4 +161,83 @@ def _depth_order(node: Node, graph: Graph) -> Joined | None:
         constants[f"{stem};bias"] = bias[order]
     conv = replace(node, inputs=(node.inputs[0], *constants))
     ordered = replace(after, attributes={**after.attributes, "mode": b"DCR"})
-    return Joined((conv, ordered), (node, after), constants)
+    return _Joined((conv, ordered), (node, after), constants)
+
+
+def _gelu(node: Node, graph: Graph) -> _Joined | None:
+    """A Gelu written out, x * 0.5 * (1 + erf(x / sqrt 2)), its factors in any order; TFLite has no erf.
+
+    Where the half has become part of a weight behind it, what is left is twice a Gelu.
+    """
+    if node.op_type != "Erf" or node.inputs[0] not in graph.producers:
+        return None
+    scale, after = graph.producers[node.inputs[0]], _next_of(node, graph)
+    x = _scaled_by(scale, _HALF_ROOT, graph)
+    if x is None or after is None or graph.sole_reader(node.inputs[0]) is None:
+        return None
+    if after.op_type != "Add" or _scalar_of(graph, _other(after, node)) != 1:
+        return None
+    chain, factors = [scale, node, after], set[str]()
+    while factors != {"x", "half"}:
+        product = _next_of(chain[-1], graph)
+        found = None if product is None else _factors(product, chain[-1], x, graph)
+        if product is None or found is None or found & factors:
+            break
+        factors |= found
+        chain.append(product)
+    return _joined_gelu(x, factors, chain)
+
+
+def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _Joined | None:
+    last = chain[-1]
+    if factors == {"x", "half"}:
+        return _Joined((Node("Gelu", (x,), last.outputs, name=last.name),), tuple(chain))
+    if factors != {"x"}:
+        return None
+    half, two = f"{last.outputs[0]};half", f"{last.outputs[0]};two"
+    new = (
+        Node("Gelu", (x,), (half,), name=last.name),
+        Node("Mul", (half, two), last.outputs, name=last.name),
+    )
+    return _Joined(new, tuple(chain), {two: np.array(2, np.float32)}, {half: last.outputs[0]})
+
+
+def _factors(product: Node, before: Node, x: str, graph: Graph) -> set[str] | None:
+    """Return which factors of a Gelu a node multiplies with; None where it does something else."""
+    if product.op_type != "Mul":
+        return None
+    other = _other(product, before)
+    if other == x:
+        return {"x"}
+    if _scalar_of(graph, other) == 0.5:
+        return {"half"}
+    halved = graph.producers.get(other)
+    return {"x", "half"} if halved is not None and _scaled_by(halved, 0.5, graph) == x else None
+
+
+def _other(node: Node, before: Node) -> str:
+    """Return the operand of a node that `before` does not make."""
+    return node.inputs[1] if node.inputs[0] == before.outputs[0] else node.inputs[0]
+
+
+def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
+    """Return what a node multiplies by `factor`; None where it does something else."""
+    if node.op_type not in {"Mul", "Div"}:
+        return None
+    for place in (1, 0) if node.op_type == "Mul" else (1,):
+        scalar = _scalar_of(graph, node.inputs[place])
+        wanted = 1 / factor if node.op_type == "Div" else factor
+        if scalar is not None and math.isclose(scalar, wanted, rel_tol=1e-5):
+            return node.inputs[1 - place]
+    return None
+
+
+def _next_of(node: Node, graph: Graph) -> Node | None:
+    """Return the only reader of a node's result."""
+    return graph.sole_reader(node.outputs[0])
+
+
+def _scalar_of(graph: Graph, name: str) -> float | None:
+    """Return the value of a constant of one element; None for anything else."""
+    value = graph.constants.get(name)
+    return float(value.reshape(())) if value is not None and value.size == 1 else None

@@ -1,1 +1,0 @@
-"""ONNX nodes that one TFLite operator computes are joined."""
