@@ -40,7 +40,7 @@ MOST_FILES_OF_FOLDER = {
 BANNED = {"hear", "tell", "lay", "say", "lives", "tally", "given", "pace", "sparing", "keeping"}
 
 # Faults that are known. These numbers only fall.
-ALLOWED = {"folders": 0, "imports": 0, "rings": 0, "classes": 1, "names": 4}
+ALLOWED = {"folders": 0, "imports": 0, "rings": 0, "classes": 0, "names": 0}
 
 
 def read_modules(checkout: Path) -> dict[str, ast.Module]:

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 
-from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
+from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
 
 
 class Log:
@@ -18,7 +18,7 @@ class Log:
     def add_handler(self, lines: list[str]) -> None:
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-        handler.addFilter(SparingTracebacks(handler, lambda: self.now_s))
+        handler.addFilter(TracebackLimiter(handler, lambda: self.now_s))
         self.logger.addHandler(handler)
 
     def fail(self, model: str, kind: type[Exception] = ValueError) -> None:

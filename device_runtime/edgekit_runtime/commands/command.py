@@ -44,12 +44,12 @@ def count(text: str) -> int:
 def seconds(text: str) -> float:
     """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument."""
     try:
-        given = float(text)
+        number = float(text)
     except ValueError:
-        given = 0.0
-    if not 0 < given <= 86400:
+        number = 0.0
+    if not 0 < number <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r}, expected seconds over 0, at most 86400")
-    return given
+    return number
 
 
 def report(line: str) -> None:

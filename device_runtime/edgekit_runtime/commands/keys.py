@@ -52,15 +52,15 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
     """Trust a key."""
     file: Path = arguments.file
     name = arguments.name or file.name.removesuffix(PUBLIC_KEY_SUFFIX).removesuffix(".pem")
-    return _say(trust_key(file, name, find_keys(arguments)), "is trusted from now on", arguments)
+    return _describe(trust_key(file, name, find_keys(arguments)), "is trusted from now on", arguments)
 
 
 def run_remove(arguments: argparse.Namespace) -> Outcome:
     """Trust a key no more."""
-    return _say(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
+    return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
 
 
-def _say(key: TrustedKey, done: str, arguments: argparse.Namespace) -> Outcome:
+def _describe(key: TrustedKey, done: str, arguments: argparse.Namespace) -> Outcome:
     folder = find_keys(arguments)
     lines = [f"{key.name} {done} ({folder})", f"  key id {key.key_id}"]
     return Outcome({"folder": str(folder), **asdict(key)}, lines)

@@ -75,7 +75,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
-    from edgekit_runtime.service.observability.traceback_limiter import SparingTracebacks
+    from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
     from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.slots import Slots
@@ -95,7 +95,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
     config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
     for handler in logging.getLogger().handlers:
-        handler.addFilter(SparingTracebacks(handler))
+        handler.addFilter(TracebackLimiter(handler))
         if config.log.json:
             from edgekit_runtime.service.observability.json_log import JsonLines
 

@@ -57,7 +57,7 @@ class ValueReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ValueReference":
-        """Return the reference that a parsed JSON object states; further fields are for people."""
+        """Return the reference that a parsed JSON object states; other fields are ignored."""
         fields = Fields(value, where, ManifestError)
         low, high = fields.take("low"), fields.take("high")
         return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))

@@ -291,10 +291,10 @@ class Golden:
             DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the
                 decoded inputs take more than `MAX_INPUT_BYTES`.
         """
-        given = [tensor.name for tensor in self.inputs]
-        if sorted(given) != sorted(spec.name for spec in inputs):
+        names = [tensor.name for tensor in self.inputs]
+        if sorted(names) != sorted(spec.name for spec in inputs):
             raise DataError(
-                f"golden inputs are {given}, expected one for each of {[spec.name for spec in inputs]}"
+                f"golden inputs are {names}, expected one for each of {[spec.name for spec in inputs]}"
             )
         expected = [tensor.name for tensor in self.outputs]
         if not expected or len(set(expected)) != len(expected):

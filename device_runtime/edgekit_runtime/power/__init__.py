@@ -1,5 +1,5 @@
 """Power and heat: sensors of the device, energy of a request, and the governor that holds a limit.
 
-Everything here is optional: a device without sensors serves as ever, with fewer figures. Nothing here
-knows of requests, sessions or HTTP; the seam to the service is described in docs/explanation/power.md.
+All of it is optional: a device without sensors serves models all the same, with fewer metrics. It does not
+know requests, sessions or HTTP; docs/explanation/power.md describes how the service uses it.
 """

@@ -1,4 +1,4 @@
-"""Atomic file writing, digests of files, and where a device keeps what it can make anew."""
+"""Atomic file writing, and digests of files."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ class Disk:
         os.fsync(file.fileno())
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give `source` the name `target` in one step, in the place of what was there."""
+        """Give `source` the name `target` in one step, and replace a file of that name."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:

@@ -12,7 +12,7 @@ def parts(content: bytes | memoryview) -> Iterator[memoryview]:
 
     Args:
         content: where it is a view of a mapped file, the pages of that file are given back after each part;
-            whoever reads them again gets them again.
+            reading them again maps them again.
     """
     view = memoryview(content)
     mapping = view.obj if isinstance(view.obj, mmap.mmap) else None

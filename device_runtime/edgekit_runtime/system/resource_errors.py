@@ -1,4 +1,4 @@
-"""What a machine may lack for a moment, such as descriptors: no verdict on what was to be read.
+"""Errors of a machine that is out of descriptors or memory now; they say nothing of what was to be read.
 
 A full disk is none of it: reading needs no space, and what cannot be written says so by `OutputError`.
 """
@@ -26,11 +26,11 @@ def is_lack(cause: BaseException) -> bool:
 
 
 def check_lack(cause: BaseException, doing: str) -> None:
-    """Return where `cause` is no lack of the machine.
+    """Raise if `cause` says that the machine lacks descriptors or memory.
 
     Args:
         cause: of the system, or a `MemoryError`.
-        doing: what failed, for people.
+        doing: what failed, for the message.
 
     Raises:
         UnavailableError: it is one, of descriptors or memory.
@@ -44,10 +44,10 @@ def check_lack(cause: BaseException, doing: str) -> None:
 
 
 def check_descriptors(doing: str) -> None:
-    """Return where this process can open a file: of a failure that does not say why, that is not the reason.
+    """Raise if this process cannot open a file, which explains a failure that has no reason of its own.
 
     Args:
-        doing: what failed, for people.
+        doing: what failed, for the message.
 
     Raises:
         UnavailableError: it cannot.

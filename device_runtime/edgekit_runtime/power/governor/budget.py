@@ -3,7 +3,7 @@
 Temperature: proportional and integral control, as in the kernel's power allocator, with the integral
 kept where the budget begins to bind (no wind-up). So a device that warms fast is held back before it is
 at its limit: the budget starts to fall once it would get there within `_INTEGRAL_S`. Battery: the energy
-above the floor over the time left, anew at every tick, so that errors do not add up.
+above the floor over the time left, computed again at every tick, so that errors do not add up.
 
 Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M.
 Murray, Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP

@@ -1,4 +1,4 @@
-"""From which sensors a device's power is taken, and its energy from one reading to the next."""
+"""Chooses the sensors that measure the power of the device, and counts its energy between readings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _MAX_GAP_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What passed between two readings; None is what cannot be said."""
+    """The power and energy between two readings; None is unknown."""
 
     seconds: float
     power_w: float | None
@@ -25,7 +25,7 @@ class PowerSource:
     """Adds up probes that together are the device, as far as it is measured.
 
     Attributes:
-        scope: what of the device that is, for people.
+        scope: the part of the device that they measure, for messages.
         names: of the probes.
         counts: whether they are counters of joules; else they are watts, joined by straight lines.
     """
@@ -37,7 +37,7 @@ class PowerSource:
     _last: float | None = None
 
     def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
-        """Return what passed since the last call.
+        """Return the power and energy since the last call.
 
         Args:
             values: probe name -> number; a sum with one number missing is missing.
@@ -60,9 +60,7 @@ class PowerSource:
         if total is None or self._last is None or seconds <= 0:
             return Interval(max(0.0, seconds), None, None)
         energy_j = total - self._last
-        if (
-            energy_j > MOST_POWER_W * seconds
-        ):  # a counter that began anew, as after a suspend, looks turned around
+        if energy_j > MOST_POWER_W * seconds:  # a counter that was reset, as by a suspend, looks wrapped
             return Interval(seconds, None, None)
         return Interval(seconds, energy_j / seconds, energy_j)
 

@@ -1,4 +1,4 @@
-"""The one interface of all sensors: a probe gives one number, or nothing and a reason.
+"""The one interface of all sensors: a probe returns one number, or None with a reason.
 
 A fault never leaves `Watched.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
 power domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop
@@ -23,7 +23,7 @@ Quantity: TypeAlias = Literal[
 ]
 
 MOST_POWER_W: Final = 2000.0  # beyond any edge device
-# What cannot be: outside of it the sensor is broken, not the device hot.
+# A number outside these bounds is a fault of the sensor.
 _BOUNDS: Final[dict[Quantity, tuple[float, float]]] = {
     "power_w": (0.0, MOST_POWER_W),
     "energy_j": (0.0, math.inf),
@@ -43,7 +43,7 @@ class Probe:
     """One number that a device can give.
 
     Attributes:
-        name: unique on the device, for people and metrics, such as `ina3221/VDD_IN`.
+        name: unique on the device, such as `ina3221/VDD_IN`.
         quantity: what the number is, and its unit.
         read: returns it; takes the time on a monotonic clock, seconds. Raises OSError or ValueError.
     """
@@ -55,12 +55,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the search for one kind of sensor found.
+    """The sensors of one kind that were found.
 
     Attributes:
         name: of the kind.
-        probes: maybe none.
-        missing: why something is not there and what to do about it; empty if nothing is missing.
+        probes: may be empty.
+        missing: what is missing, why, and what to do about it; empty if nothing is missing.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Family:
 
 @dataclass(slots=True)
 class Watched:
-    """A probe whose faults end here.
+    """A probe that logs its faults and raises none.
 
     Attributes:
         probe: what is read.
-        fault: why the last reading was nothing, or None.
+        fault: why the last reading failed, or None.
     """
 
     probe: Probe
@@ -82,7 +82,7 @@ class Watched:
     _is_logged: bool = field(default=False, repr=False)
 
     def read(self, now_s: float) -> float | None:
-        """Return the number, or None where the sensor fails or says what cannot be; raises nothing."""
+        """Return the number, or None if the sensor fails or the number is impossible; raises nothing."""
         low, high = _BOUNDS[self.probe.quantity]
         try:
             value = self.probe.read(now_s)

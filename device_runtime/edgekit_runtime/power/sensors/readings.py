@@ -1,4 +1,4 @@
-"""What was read of a device at one moment. Plain values; None is what could not be read."""
+"""The readings of a device at one moment: plain values; None could not be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ class Battery:
 
     Attributes:
         charge: 0..1.
-        discharge_w: what flows out, watts; negative while it is charged, None if unknown.
-        capacity_j: what it holds when full, joules, or None if it does not say.
+        discharge_w: power that it delivers, watts; negative while it is charged, None if unknown.
+        capacity_j: energy when full, joules, or None if unknown.
     """
 
     charge: float
@@ -21,12 +21,12 @@ class Battery:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All of it.
+    """The readings of all sensors.
 
     Attributes:
         at_s: when, on a monotonic clock.
         power_w: what the device draws now (counters: since the reading before), watts.
-        interval_j: joules since the reading before, or None where that cannot be said.
+        interval_j: joules since the reading before, or None if that is unknown.
         interval_s: seconds since the reading before; 0 for the first.
         temperature_c: of the hottest zone where a model computes.
         battery: or None.

@@ -17,7 +17,7 @@ DEFAULT_PERIOD_S: Final = 1.0
 
 
 class Sampling:
-    """A timer that reads.
+    """Reads the sensors on a timer.
 
     Attributes:
         latest: the last readings. It is replaced as a whole, so any thread may read it without a lock.
@@ -36,11 +36,11 @@ class Sampling:
         self._thread = threading.Thread(target=self._run, name="edgekit-sensors", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, without waiting for a sensor that hangs."""
+        """Stop the thread, without waiting for a sensor that hangs."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=self._period_s)

@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
         OSError: it is gone, closed to us, or its driver failed (EIO, EAGAIN of a device that sleeps).
         ValueError: it is not text.
     """
-    # Without O_NONBLOCK a pipe in the place of an attribute would hold the sampling thread for ever.
+    # Without O_NONBLOCK a pipe instead of an attribute would block the sampling thread for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MAX_BYTES).decode("utf-8").strip()

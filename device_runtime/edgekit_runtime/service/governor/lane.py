@@ -50,7 +50,7 @@ class GovernedLane(Lane):
     def submit(self, call: Call) -> None:
         """Take `call`, which is answered through its `reply`; raises nothing."""
         if self.admit < 1.0:
-            self._phase = (self._phase + GOLDEN) % 1.0  # evenly, whoever asks
+            self._phase = (self._phase + GOLDEN) % 1.0  # evenly among all clients
             if self._phase >= self.admit:
                 self._metrics.shed += 1
                 call.reply(
@@ -66,7 +66,7 @@ class GovernedLane(Lane):
         return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:
-        """Run with what a governor has decided from the next call on."""
+        """Apply a decision of the governor, from the next call on."""
         self.admit, self._reason = decision.admit, decision.reason
         if decision.setting != self.setting:
             self.setting = decision.setting

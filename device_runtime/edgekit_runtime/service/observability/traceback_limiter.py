@@ -1,4 +1,4 @@
-"""Few of the tracebacks that come again and again."""
+"""Limits how often the same traceback is logged."""
 
 import copy
 import logging
@@ -12,8 +12,8 @@ _PERIOD_S: Final = 60.0
 _MAX_SAID: Final = 64  # a client may have a say in what messages are about
 
 
-class SparingTracebacks(logging.Filter):
-    """Lets the traceback of one fault through once a minute, with how often it came meanwhile.
+class TracebackLimiter(logging.Filter):
+    """Logs the traceback of one fault once a minute, with the number of times it occurred meanwhile.
 
     Faults are the same where the same message is about the same things and the error was raised at the same
     line; a model whose engine fails would else write some pages for each request. Records stay as they are:

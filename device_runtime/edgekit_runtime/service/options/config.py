@@ -1,4 +1,4 @@
-"""The configuration of the service as a TOML file states it; errors speak of it in the file's words."""
+"""The configuration of the service, and how it is read from a TOML file."""
 
 import dataclasses
 import ipaddress
@@ -67,12 +67,12 @@ class Inference:
     """Bounds of single requests.
 
     Attributes:
-        max_json_bytes: of one request's JSON, tensors in it included.
-        max_json_response_bytes: of one answer's JSON; binary data and shared memory have no such limit.
-        max_run_bytes: memory that one inference may take by what its package says and the size of its inputs;
-            None for a quarter of the machine's, at most 1 GiB and `memory.max_bytes`.
-        drain_timeout_s: how long requests under way may take after SIGTERM, and calls under way of a version
-            that is unloaded.
+        max_json_bytes: of one request's JSON, with the tensors in it.
+        max_json_response_bytes: of one response's JSON; binary data and shared memory have no such limit.
+        max_run_bytes: memory that one inference may take, estimated from its package and its inputs. None is
+            a quarter of the machine's memory, at most 1 GiB and `memory.max_bytes`.
+        drain_timeout_s: how long requests may still take after SIGTERM, and calls of a version after it is
+            unloaded.
     """
 
     max_json_bytes: int = 2 << 20
@@ -86,7 +86,7 @@ class LogOptions:
     """How log records are written to standard error.
 
     Attributes:
-        json: as lines of JSON; otherwise for people.
+        json: whether each record is a line of JSON; otherwise it is plain text.
     """
 
     json: bool = False
@@ -101,12 +101,12 @@ class ServiceConfig:
         http: bounds of the HTTP layer.
         shared_memory: bounds of shared memory.
         inference: bounds of single requests.
-        cache: of answers, shared by the models that use it.
-        drift: how much is looked at.
-        memory: that all models may take together.
+        cache: bounds of the response cache, which models share.
+        drift: bounds of the drift statistics.
+        memory: the memory cap of all models.
         power: sensors and limits of the device.
-        log: how records are written.
-        models: by name.
+        log: how log records are written.
+        models: options by name of the model.
     """
 
     listen: Listen = field(default_factory=Listen)

@@ -1,4 +1,4 @@
-"""How much the service takes from its clients before it refuses."""
+"""Options of the HTTP layer."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -12,20 +12,21 @@ class HttpLimits:
 
     Attributes:
         max_head_bytes: of a request line with its headers.
-        max_body_bytes: of one body.
-        max_receiving_bytes: of all bodies that are being received at one time, as far as they have come.
-        max_sending_bytes: of all answers that clients have not yet taken; beyond them a connection is closed.
-        max_connections: beyond them a connection gets 503 and is closed. Where clients come both over the
-            Unix socket and over TCP, so does one beyond three quarters of them that come over one of these.
-        max_tls_connections: of those, over TLS, unfinished handshakes among them. Where no place is left, a
-            new client takes the place of the one that has been there longest without a request that may ask.
+        max_body_bytes: of one request body.
+        max_receiving_bytes: of all request bodies that are being received, counted as far as received.
+        max_sending_bytes: of all responses that clients have not received yet; beyond it, a connection is
+            closed.
+        max_connections: a further connection gets 503 and is closed. If clients connect both over the Unix
+            socket and over TCP, either kind may have at most three quarters of them.
+        max_tls_connections: over TLS, unfinished handshakes included. If all are in use, a new client
+            replaces the oldest one that has sent no request with access.
         idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: for a head; over TCP the first one counts from the start of the connection. For a body
-            or an answer it is how often its progress is looked at.
-        min_bytes_per_s: the slowest client that is waited for, sending or receiving.
+        read_timeout_s: for a request head; the first one over TCP counts from the start of the connection.
+            The progress of a body or a response is checked at this interval.
+        min_bytes_per_s: a client that sends or receives more slowly is disconnected.
 
     Raises:
-        ValueError: a limit is not over 0.
+        ValueError: a limit is 0 or less.
     """
 
     max_head_bytes: int = 16 << 10
@@ -45,5 +46,5 @@ class HttpLimits:
 
     @property
     def step_bytes(self) -> float:
-        """How much must come or go between two looks."""
+        """How many bytes must be sent or received between two checks of the progress."""
         return self.read_timeout_s * self.min_bytes_per_s

@@ -9,7 +9,7 @@ from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, Shadow
 from edgekit_runtime.system.machine import MAX_THREADS
 
 MAX_BATCH: Final = 4096
-"""Of one run: the warm-up runs all powers of two up to what is configured."""
+"""Rows of one run. The warm-up runs all powers of two up to the configured number."""
 MAX_PROCESSES: Final = 64  # of one model
 
 SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
@@ -21,15 +21,15 @@ class SchedulingLimits:
     """How the calls of one model are scheduled.
 
     Attributes:
-        max_batch: most rows that run together; 1 turns batching off. More needs a model whose rows do not
-            change each other's answers, see `rows_are_independent`.
-        max_delay_s: longest that a call waits for others to share its batch. With 0, calls share a batch only
-            where they had to wait anyway, and a lone one never waits.
-        max_waiting: most calls that wait; further ones are shed.
-        levels: of priority.
+        max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do
+            not change each other's outputs, see `rows_are_independent`.
+        max_delay_s: how long a call waits at most for others to share its batch. With 0, calls share a batch
+            only if they had to wait anyway.
+        max_waiting: most calls that wait; further ones are refused.
+        levels: number of priority levels.
         default_level: of calls that state none.
-        max_passes: how many batches in a row may go past a level that waits, before it gets one.
-        short_s: models of less run on the thread of the event loop; 0 runs none there.
+        max_passes: how many batches of other levels may run before a waiting level gets one.
+        short_s: a model that takes less time runs on the thread of the event loop; 0 runs none there.
 
     Raises:
         ValueError: a field is out of range.
@@ -57,18 +57,18 @@ class Isolation:
     """The worker processes of one model.
 
     Attributes:
-        processes: how many answer, each with a share of the connections.
-        standby: whether one more process with the model loaded waits to take over at once.
-        hang_s: a worker that shows no life for so long is ended and started again. Its event loop must turn
-            in that time, which it does not while an engine keeps Python's lock.
+        processes: number of workers; each serves a share of the connections.
+        standby: whether one more worker loads the model and waits to take over.
+        hang_s: a worker that sends no heartbeat for so long is restarted. An engine that holds Python's lock
+            for longer counts as hanging.
         start_timeout_s: for a worker to load its model.
-        max_crashes: so many crashes with less than `healthy_s` between them, and the version is rejected.
-        healthy_s: after so long without a crash, earlier ones are forgotten.
-        max_delay_s: longest wait before a worker that keeps crashing is started again.
-        max_data_bytes: most memory that the worker may allocate (RLIMIT_DATA), or None for as much as there
-            is; beyond it, the engine gets an error or crashes.
-        niceness: how much it gives way to others, 0 to 19.
-        oom_score: from 0 to 1000; the higher, the sooner it is ended where the machine has no memory left.
+        max_crashes: the version is rejected after so many crashes with less than `healthy_s` between them.
+        healthy_s: a worker that runs for so long without a crash has its earlier crashes forgotten.
+        max_delay_s: longest wait before a crashed worker is restarted.
+        max_data_bytes: most memory that a worker may allocate (RLIMIT_DATA), or None for no limit; beyond
+            it, the engine reports an error or crashes.
+        niceness: of the workers, 0 to 19.
+        oom_score: 0 to 1000; the kernel kills processes with a higher score first if memory runs out.
 
     Raises:
         ValueError: a value is out of range.
@@ -99,13 +99,13 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorOptions:
-    """What may be changed about one model to hold the limits of the device, and what it must keep.
+    """What a governor may change about one model to hold the limits of the device.
 
     Attributes:
-        deadline_ms: from a request's arrival to its answer, for 99 of 100, or None.
-        variants: of the package to choose from, the preferred first; empty for all.
-        threads: numbers of threads to choose from; empty for that of the package alone.
-        batches: most rows of a run to choose from; each is at most `scheduling.max_batch`.
+        deadline_ms: that 99 of 100 requests must keep, from arrival to response; or None.
+        variants: of the package that it may choose, the preferred first; empty for all.
+        threads: numbers of threads that it may choose; empty for the number that the package states.
+        batches: batch sizes that it may choose, each at most `scheduling.max_batch`.
 
     Raises:
         ValueError: a value is out of range.
@@ -125,27 +125,27 @@ class GovernorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How one model is kept: the table `[models.NAME]`.
+    """How one model is served: the table `[models.NAME]`.
 
     Attributes:
-        latest: so many of the newest versions are served, where `specific` is empty.
-        specific: these versions are served and no others.
+        latest: number of versions that are served, the newest ones; unused if `specific` is not empty.
+        specific: the versions that are served.
         swap: order of a swap; `auto` chooses by the memory that is free.
-        threads: of one inference, or None as its package says.
-        load_timeout_s: for a version to be opened, tested and run first, or it is rejected; None for 120 s,
-            and for as long as TensorRT may build where it does so first.
-        instances: how many inferences may run at once; 1 leaves it to what `tune` found here.
+        threads: of one inference, or None for the number that the package states.
+        load_timeout_s: for a version to be opened, tested and warmed up, else it is rejected. None is 120 s,
+            and more if TensorRT must build its engine first.
+        instances: how many inferences may run at once; 1 uses what `tune` found here.
         isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
             process that runs it (`can_trap`).
         cache: whether equal inputs are answered from the response cache.
-        drift: whether inputs and outputs are watched for drift.
-        keep_loaded: whether it stays where the memory cap makes others go.
-        rollout: `swap` replaces the version in use at once, `canary` first gives the new version a share of
-            the calls, `shadow` copies of a share of them.
-        canary, shadow, gates: of such a rollout.
-        scheduling: of its calls; a `max_batch` of 1 leaves that to what `tune` found here.
-        isolation: of its worker processes, if there are any.
-        governor: limits to hold by the way in which it is run, or None.
+        drift: whether drift statistics of inputs and outputs are collected.
+        keep_loaded: whether it stays loaded when others need memory under the cap.
+        rollout: `swap` replaces the version in use at once; `canary` first gives the new version a share of
+            the calls; `shadow` gives it copies of a share of them.
+        canary, shadow, gates: options of such a rollout.
+        scheduling: of its calls; a `max_batch` of 1 uses what `tune` found here.
+        isolation: options of its worker processes, if it has any.
+        governor: what the governor may change, or None if it may change nothing.
 
     Raises:
         ValueError: two settings exclude each other.

@@ -1,4 +1,4 @@
-"""Options of what all models share: memory, caches, drift statistics, sensors and power."""
+"""Options of what all models share: memory, response cache, drift statistics, sensors and power."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """What all models may take together.
+    """The memory cap of all models together.
 
     Attributes:
-        max_bytes: of all models that are loaded, by what their packages say; None for no cap.
-        load_wait_s: how long a request waits for a model that was unloaded for others, until it gets a 503.
-        max_waiting: requests that wait so at once; further ones get a 503.
+        max_bytes: of all loaded models, as their packages state it; None for no cap.
+        load_wait_s: how long a request waits while its unloaded model is loaded again; then it gets a 503.
+        max_waiting: requests that may wait for that at once; further ones get a 503.
 
     Raises:
         ValueError: a value is out of range.
@@ -40,9 +40,9 @@ class CacheLimits:
     """Bounds of a response cache.
 
     Attributes:
-        max_bytes: of all answers that it keeps.
-        max_input_bytes: calls with larger inputs pass by: hashing takes about 1 ms a MiB, on the loop's
-            thread.
+        max_bytes: of all outputs that it keeps.
+        max_input_bytes: calls with larger inputs are not cached: hashing takes about 1 ms a MiB, on the
+            thread of the event loop.
     """
 
     max_bytes: int = 8 << 20
@@ -55,13 +55,13 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class RegionLimits:
-    """How much memory clients may register.
+    """Bounds of the shared memory that clients register.
 
     Attributes:
-        max_regions: at one time.
-        max_region_bytes: of all of them together.
-        allows_posix: whether segments may be registered by their name alone, which any client of this user
-            can do.
+        max_regions: that are registered at one time.
+        max_region_bytes: of all regions together.
+        allows_posix: whether clients may register POSIX segments by name; any client of this user can then
+            register any segment of this user.
     """
 
     max_regions: int = 64
@@ -71,11 +71,11 @@ class RegionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftLimits:
-    """How much is looked at.
+    """How much time drift statistics may take, and how far back they reach.
 
     Attributes:
         budget_s: mean time per call.
-        window: calls that were looked at after which all so far lose half their weight.
+        window: sampled calls after which all earlier ones lose half their weight.
     """
 
     budget_s: float = 2e-6
@@ -88,18 +88,18 @@ class DriftLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Sensors of the device, and the limits that hold for all of it.
+    """Sensors of the device, and the limits of power, temperature and battery of the whole device.
 
     Attributes:
-        sensors: whether they are looked for.
-        sysfs: root of the tree that the kernel shows, such as that of the host in a container.
-        period_s: between two readings and two decisions.
-        power_w: mean power of the device over `window_s`, or None.
-        temperature_c: of the hottest zone, or None.
-        battery_floor: charge that must be left `battery_hours` after the start, 0 to 1, or None.
+        sensors: whether the service looks for sensors.
+        sysfs: root of the kernel's tree of attributes; in a container, where that of the host is mounted.
+        period_s: between two readings, and between two decisions of the governor.
+        power_w: limit of the mean power over `window_s`, or None.
+        temperature_c: limit of the hottest zone, or None.
+        battery_floor: charge that must be left after `battery_hours` of service, 0 to 1, or None.
         battery_hours: see `battery_floor`.
-        idle_w: power of the device without requests, for a start: it is learned in seconds without any.
-        window_s: over which `power_w` is a mean; 0 forbids more even for a moment.
+        idle_w: first estimate of the power without requests; the governor learns the real one.
+        window_s: over which `power_w` is a mean; 0 forbids more power even for a moment.
 
     Raises:
         ValueError: a value is out of range.
@@ -128,12 +128,12 @@ class Power:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is anything to hold."""
+        """Whether there is any limit."""
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
     def limits(self, now_s: float) -> "DeviceLimits":
-        """Return the limits of a device that began to serve at `now_s`."""
-        # Most services have no governor, and need nothing of `power` but sensors.
+        """Return the limits for a service that starts at `now_s`."""
+        # Imported here: most services have no governor.
         from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 
         battery = None

@@ -21,9 +21,9 @@ class Gates:
         max_p99_ratio: of the latency that one pair in a hundred exceeds to the current version's.
         max_energy_ratio: median energy per request relative to the current version's, where it is
             measured.
-        error_burst: failed answers in a row that roll back at once.
-        min_samples: answers of the candidate before it can be promoted.
-        max_duration_s: time after which the verdict falls.
+        error_burst: so many failed calls in a row roll the candidate back at once.
+        min_samples: calls that the candidate must have answered before it can be promoted.
+        max_duration_s: time after which the trial is decided.
         alpha: chance of a false rollback, and of a false promotion.
 
     Raises:
@@ -85,12 +85,12 @@ class ShadowOptions:
 
     Attributes:
         share: of the calls, more than 0 and at most 1.
-        max_load: real calls that may be under way while the candidate runs.
-        quiet_s: how long no real call must have been answered before the candidate is asked.
+        max_load: real calls that may be running while the candidate runs.
+        quiet_s: the candidate runs only if no real call was answered for so long.
         max_wait_s: a copy that waited longer is dropped.
-        max_pending: copies that wait; more are not made.
-        max_copied_bytes: calls whose inputs lie in a borrowed buffer and are larger than this get no copy:
-            where the model does not run on a thread, copying delays the reply.
+        max_pending: copies that may wait; no more are made.
+        max_copied_bytes: larger inputs in a borrowed buffer are not copied: if the model runs on the thread
+            of the event loop, the copy delays the response.
         comparison: how answers are compared, or None to choose by the model.
 
     Raises:
