@@ -28,7 +28,7 @@ _FIFTHS: Final = np.arange(1, 5) / 5
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Values:
     """Extremes of one tensor over all samples, and some of its values."""
 
     low: float = np.inf
@@ -83,8 +83,8 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
     run = model.open(names, threads=1)
     classes = class_output(outputs)
     answers = None if classes is None else ClassSketch(int(classes.shape[1]))
-    taken = {spec.name: _Seen() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
-    made = {spec.name: _Seen() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
+    taken = {spec.name: _Values() for spec in inputs if DTYPES[spec.dtype].kind in "fiu"}
+    made = {spec.name: _Values() for spec in outputs if DTYPES[spec.dtype].kind == "f"}
     count, is_certain = 0, True
     step = max(1, calibration.count // _SAMPLES)
     for feeds in islice(feeds_only(calibration), 0, step * _SAMPLES, step):
