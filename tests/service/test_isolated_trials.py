@@ -156,7 +156,7 @@ def test_trials_leave_no_descriptors(maker: PackageMaker, slots: Slots) -> None:
 
 
 def is_asked(model: Any, version: str) -> bool:
-    trial = model.trial
+    trial = model.hosted
     return trial is not None and trial.version == version and trial.worker is not None
 
 

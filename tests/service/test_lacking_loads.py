@@ -224,10 +224,10 @@ def test_version_is_tried_later_where_the_one_in_use_has_no_process(
     with serving(slots, Isolation(start_timeout_s=6.0, max_delay_s=0.5), ENDLESS) as service:
         slots.install(write(maker, tmp_path, "2.0.0"))
         monkeypatch.setattr(worker_handle, "ChildProcess", fail)
-        group = find_model(service)
+        model = find_model(service)
         kill(service, signal.SIGKILL)
         # A load before the loss is noticed goes to the process that is ending.
-        wait_for(lambda: not service.call(lambda: group.ready), "the loss of the process")
+        wait_for(lambda: not service.call(lambda: model.ready), "the loss of the process")
         reply = load(service)
         assert (reply.status, "no process of the version in use" in reply.json["error"]) == (503, True)
         assert current(slots) == ("2.0.0", "unproven", 0)

@@ -125,7 +125,7 @@ def test_package_that_says_it_does_not_divide_stays_in_the_service(
     write_divider(maker, tmp_path / "divider.edgepkg", figures={INTEGER_DIVISION_FIGURE: False})
     with running(make_config(tmp_path), PackageFiles([tmp_path], maker.trust)) as service:
         assert divide(service, 8, 2).status == 200
-        assert service.call(lambda: service.service.workers.groups) == ()
+        assert service.call(lambda: service.service.workers.models) == ()
 
 
 @on_x86
@@ -133,7 +133,7 @@ def test_model_that_is_not_to_be_isolated_stays_in_the_service(maker: PackageMak
     config = make_config(both, models={"divider": ModelOptions(isolated=False)})
     with running(config, PackageFiles([both], maker.trust)) as service:
         assert divide(service, 8, 2).status == 200
-        assert service.call(lambda: service.service.workers.groups) == ()
+        assert service.call(lambda: service.service.workers.models) == ()
 
 
 @on_x86
@@ -149,7 +149,7 @@ def test_swap_to_a_version_that_divides_moves_the_model_and_its_connections(
         assert load(service, "divider").status == 200
         for _ in range(3):
             assert divide(service, 8, 2).json["outputs"][0]["data"] == [4]
-        assert len(service.call(lambda: service.service.workers.groups)) == 1
+        assert len(service.call(lambda: service.service.workers.models)) == 1
 
 
 @on_x86

@@ -34,7 +34,7 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
-from edgekit_runtime.service.workers.process_group import ProcessGroup
+from edgekit_runtime.service.workers.remote_model import RemoteModel
 from edgekit_runtime.tensors import TensorSpec
 
 OTHER = "/v2/models/other/infer"
@@ -102,12 +102,12 @@ def running_isolated(
         yield service
 
 
-def find_model(service: Running, name: str = "linear") -> ProcessGroup:
-    def find() -> ProcessGroup:
-        (model,) = (one for one in service.service.workers.groups if one.model.manifest.name == name)
+def find_model(service: Running, name: str = "linear") -> RemoteModel:
+    def find() -> RemoteModel:
+        (model,) = (one for one in service.service.workers.models if one.manifest.name == name)
         return model
 
-    model: ProcessGroup = service.call(find)
+    model: RemoteModel = service.call(find)
     return model
 
 
@@ -125,8 +125,8 @@ def find_pids(service: Running, name: str = "linear") -> tuple[int, ...]:
 
 def wait_backed(service: Running) -> None:
     """Wait until a worker of `linear` stands by that has loaded the model."""
-    group = find_model(service)
-    wait_for(lambda: service.call(lambda: len(group.ready)) == 2, "the worker that stands by")
+    model = find_model(service)
+    wait_for(lambda: service.call(lambda: len(model.ready)) == 2, "the worker that stands by")
 
 
 def kill(service: Running, number: int, name: str = "linear") -> int:

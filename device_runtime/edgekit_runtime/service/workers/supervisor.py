@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,17 +19,16 @@ from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.observability.prometheus import MetricFamily
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import Listen, ServiceConfig
-from edgekit_runtime.service.options.model import Isolation, ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
-from edgekit_runtime.service.workers.remote_model import RemoteModel, set_outcome
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
-    from edgekit_runtime.service.workers.process_group import ProcessGroup
+    from edgekit_runtime.service.workers.remote_model import RemoteModel
 
 _POLL_S: Final = 0.005
 OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
@@ -76,18 +74,18 @@ class Supervisor:
         self._http, self._regions, self._config = http, regions, config
         self._limits, self._token = limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
-        self._groups: list[ProcessGroup] = []  # also those of which a process still ends
+        self._models: list[RemoteModel] = []  # also those on trial, and those of which a process still ends
         self._is_over = False
         self._tasks: set[asyncio.Future[None]] = set()
         self.versions: Versions | None = None
         regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
-    def groups(self) -> "tuple[ProcessGroup, ...]":
-        """The processes of each model that was opened and not ended."""
-        return tuple(group for group in self._groups if not group.is_ended)
+    def models(self) -> "tuple[RemoteModel, ...]":
+        """The versions in use."""
+        return tuple(model for model in self._models if model.is_in_use)
 
-    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> RemoteModel:
+    def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "RemoteModel":
         """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
 
         Args:
@@ -100,20 +98,20 @@ class Supervisor:
             PackageError: the package cannot be read again.
             UnavailableError: it cannot be loaded now, which says nothing of the package.
         """
-        isolation = options.isolation
         manifest = package.manifest
         if beside is None:
-            spec = self._make_spec(package, options, isolation)
-            start = functools.partial(self._start_group, manifest, spec)
-            return self._open_with(start, package, _TRIES * isolation.start_timeout_s)
-        current = next((group for group in self.groups if group.model is beside.remote), None)
-        if current is None:
+            spec = self._make_spec(package, options)
+            return self._open(package, spec, _TRIES * spec.isolation.start_timeout_s)
+        host = next((model for model in self.models if model is beside.remote), None)
+        if host is None:
             reason = "it needs a process of its own, and the version in use has none to try it in"
             raise _unavailable(manifest, f"{reason}; set isolated = true, or rollout to swap")
+        spec = dataclasses.replace(host.spec, package=VerifiedPackage(manifest.version, manifest.sha256))
         if manifest.version == beside.manifest.version or find_difference(beside.manifest, manifest):
-            return RemoteModel(current, manifest)  # there is nothing to try, as the caller will find
-        start = functools.partial(current.start_trial, manifest)
-        return self._open_with(start, package, isolation.start_timeout_s)
+            return self._make_model(
+                manifest, spec, -1, Future()
+            )  # there is nothing to try, as the caller finds
+        return self._open(package, spec, spec.isolation.start_timeout_s, host)
 
     def may_take(self, head: RequestHead) -> bool:
         """Return whether requests with this head can be for an isolated model."""
@@ -131,32 +129,35 @@ class Supervisor:
     def begin_stop(self) -> None:
         """Have the connections back, and open nothing more."""
         self._is_over = True
-        for group in self.groups:
-            group.begin_stop()
+        for model in self.models:
+            model.begin_stop()
 
     async def close(self) -> None:
         """End all processes, and wait until they have ended."""
-        for group in self._groups:
-            group.end()
-        while not all(group.is_over for group in self._groups):
+        for model in self._models:
+            model.end()
+        while not all(model.is_over for model in self._models):
             await asyncio.sleep(_POLL_S)
 
     def count_restarts(self) -> MetricFamily:
         """Return how often workers were started after a crash, for Prometheus."""
-        manifests = [(group.model.manifest, group.restarts) for group in self.groups]
         return MetricFamily(
             "edgekit_worker_restarts_total",
             "counter",
             "How often a model's process was started again after it was lost.",
-            tuple(({"model": one.name, "version": one.version}, restarts) for one, restarts in manifests),
+            tuple(
+                ({"model": one.manifest.name, "version": one.manifest.version}, one.restarts)
+                for one in self.models
+            ),
         )
 
-    def _open_with(
-        self, start: "Callable[[int, Future[RemoteModel]], None]", package: OpenedPackage, limit_s: float
-    ) -> RemoteModel:
-        """Return what `start`, called on the loop with a descriptor of the package, opens in time."""
+    def _open(
+        self, package: OpenedPackage, spec: WorkerSpec, limit_s: float, host: "RemoteModel | None" = None
+    ) -> "RemoteModel":
+        """Return a version that has begun within `limit_s`: in workers of its own, or on trial in `host`."""
         opened: Future[RemoteModel] = Future()
-        self._http.loop.call_soon_threadsafe(start, _open_again(package), opened)
+        begin = functools.partial(self._begin, package.manifest, spec, _open_again(package), opened, host)
+        self._http.loop.call_soon_threadsafe(begin)
         limit_s += _SPARE_S
         try:
             return opened.result(limit_s)
@@ -165,8 +166,13 @@ class Supervisor:
                 return opened.result()  # it came just now
             raise _unavailable(package.manifest, f"no answer for {limit_s:g} s") from None
 
-    def _start_group(
-        self, manifest: Manifest, spec: WorkerSpec, package: int, opened: "Future[RemoteModel]"
+    def _begin(
+        self,
+        manifest: Manifest,
+        spec: WorkerSpec,
+        package: int,
+        opened: "Future[RemoteModel]",
+        host: "RemoteModel | None",
     ) -> None:
         if self._is_over:
             os.close(package)
@@ -175,28 +181,37 @@ class Supervisor:
         if manifest.name not in self._names:  # isolated for what the package holds, not by the configuration
             self._names.add(manifest.name)
             self._http.clearance += 1
-        self._groups = [group for group in self._groups if not group.is_over]
-        group: ProcessGroup | None = None
+        self._models = [model for model in self._models if not model.is_over]
+        model: RemoteModel | None = None
         try:
-            from edgekit_runtime.service.workers import process_group  # most services have none
-
-            group = process_group.ProcessGroup(
-                *(self._http, self._regions, manifest, spec),
-                package=package,
-                opened=opened,
-                report_crash=self._on_crash,
-            )
-            self._groups.append(group)
-            group.begin()
+            model = self._make_model(manifest, spec, package, opened)
+            self._models.append(model)
+            if host is None:
+                model.begin()
+            else:
+                model.begin_trial(host)
         except Exception as cause:  # the thread that loads all models waits for an outcome
             _logger.exception("%s %s: its process cannot be started", manifest.name, manifest.version)
-            if group is None:
+            if model is None:
                 os.close(package)
             else:
-                group.end()
-            set_outcome(opened, _unavailable(manifest, repr(cause)))
+                model.end()
+            if opened.set_running_or_notify_cancel():
+                opened.set_exception(_unavailable(manifest, repr(cause)))
 
-    def _on_crash(self, model: RemoteModel, reason: str, is_loop: bool) -> None:
+    def _make_model(
+        self, manifest: Manifest, spec: WorkerSpec, package: int, opened: "Future[RemoteModel]"
+    ) -> "RemoteModel":
+        from edgekit_runtime.service.workers.remote_model import RemoteModel  # most services have none
+
+        return RemoteModel(
+            *(self._http, self._regions, manifest, spec),
+            package=package,
+            opened=opened,
+            report_crash=self._on_crash,
+        )
+
+    def _on_crash(self, model: "RemoteModel", reason: str, is_loop: bool) -> None:
         if self.versions is None:
             return
         name, version = model.manifest.name, model.manifest.version
@@ -206,9 +221,9 @@ class Supervisor:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _make_spec(self, package: OpenedPackage, options: ModelOptions, isolation: Isolation) -> WorkerSpec:
+    def _make_spec(self, package: OpenedPackage, options: ModelOptions) -> WorkerSpec:
         # Less than the process has, which then reports why it refuses a version, and need not be killed.
-        limit_s = OWN_SHARE * isolation.start_timeout_s
+        limit_s = OWN_SHARE * options.isolation.start_timeout_s
         limit_s = min(limit_s, options.load_timeout_s or limit_s)
         alone = dataclasses.replace(options, isolated=False, load_timeout_s=limit_s)
         manifest = package.manifest
@@ -220,7 +235,7 @@ class Supervisor:
         )
         return WorkerSpec(
             config=config,
-            isolation=isolation,
+            isolation=options.isolation,
             name=manifest.name,
             package=VerifiedPackage(manifest.version, manifest.sha256),
             limits=self._limits,
@@ -229,12 +244,12 @@ class Supervisor:
         )
 
     def _add_region(self, region: Region) -> None:
-        for group in self.groups:
-            group.add_region(region)
+        for model in self.models:
+            model.add_region(region)
 
     def _remove_region(self, name: str) -> None:
-        for group in self.groups:
-            group.remove_region(name)
+        for model in self.models:
+            model.remove_region(name)
 
 
 def _open_again(package: OpenedPackage) -> int:

@@ -77,6 +77,7 @@ class WorkerHandle:
     """One process; all of it on the thread of the loop.
 
     Attributes:
+        owner: is called back; None after `end`.
         is_ready: whether it has loaded its model.
         is_over: whether the process has ended.
     """
@@ -94,7 +95,7 @@ class WorkerHandle:
             OSError: it cannot be started.
         """
         self._http, self._isolation = http, spec.isolation
-        self._owner: WorkerOwner | None = owner
+        self.owner: WorkerOwner | None = owner
         self._loop = http.loop
         self._begun_s, self._ready_s = self._loop.time(), 0.0
         self._silent_s = 0.0
@@ -213,7 +214,7 @@ class WorkerHandle:
 
     def end(self) -> None:
         """Kill the process without calling the owner back."""
-        self._owner = None
+        self.owner = None
         self.kill("")
 
     def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
@@ -223,8 +224,8 @@ class WorkerHandle:
             raise ChannelError("it sent descriptors, which no message of a worker has")
         if kind is Kind.WORKER_HEARTBEAT:
             self._silent_s = 0.0
-            if payload and self._owner is not None:
-                self._owner.on_snapshots(self, payload)
+            if payload and self.owner is not None:
+                self.owner.on_snapshots(self, payload)
         elif kind is Kind.WORKER_RETURNS:
             _, lent = self._pop_lent(payload)
             self._adopt(lent, payload[INDEX.size :])
@@ -234,8 +235,8 @@ class WorkerHandle:
             self._on_trial_message(read_trial_message(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
             self.is_ready, self._ready_s = True, self._loop.time()
-            if self._owner is not None and not self._is_killed:
-                self._owner.on_ready(self)
+            if self.owner is not None and not self._is_killed:
+                self.owner.on_ready(self)
         elif kind in (Kind.WORKER_REFUSED, Kind.WORKER_UNAVAILABLE) and not self.is_ready:
             self._end = End.REFUSED if kind is Kind.WORKER_REFUSED else End.UNAVAILABLE
             self.kill(payload.decode("utf-8", "replace")[:MAX_REASON])
@@ -245,8 +246,8 @@ class WorkerHandle:
     def _on_trial_message(self, message: TrialMessage) -> None:
         if message.version not in self._tried:
             raise ChannelError(f"it sent a verdict of version {message.version[:80]}, which it does not try")
-        if self._owner is not None and not self._is_killed:
-            self._owner.on_trial_message(self, message)
+        if self.owner is not None and not self._is_killed:
+            self.owner.on_trial_message(self, message)
 
     def _on_closed(self, index: int, lent: _Lent) -> None:
         if self._states[index] == HANDED:  # it had no descriptor for it
@@ -291,8 +292,8 @@ class WorkerHandle:
         for index, one in lent.items():
             self._recover(one, self._states[index])
         self._states.close()
-        if self._owner is not None:
-            self._owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
+        if self.owner is not None:
+            self.owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
 
     def _recover(self, lent: _Lent, state: int) -> None:
         if state == RESPONDING:

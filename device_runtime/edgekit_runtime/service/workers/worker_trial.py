@@ -3,17 +3,16 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, UnavailableError
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.service.rollout.gates import Arm, Promote, Rollback, may_be_promoted
 from edgekit_runtime.service.serving.remote import RemoteTrial
-from edgekit_runtime.service.worker_wire.channel import ChannelError
-from edgekit_runtime.service.worker_wire.messages import TrialMessage
-from edgekit_runtime.service.worker_wire.snapshots import Snapshot
-from edgekit_runtime.service.workers.remote_model import RemoteModel, set_outcome
+from edgekit_runtime.service.worker_wire.channel import ChannelError, Passed
+from edgekit_runtime.service.worker_wire.messages import TrialMessage, VerifiedPackage
 from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
 _RETRY_AFTER_S: Final = 1.0
@@ -21,36 +20,46 @@ _RETRY_AFTER_S: Final = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class TrialOwner(Protocol):
-    """The processes in which a version is tried."""
+class Candidate(Passed, Protocol):
+    """The version on trial; it is passed to the worker as the descriptor of its package."""
 
-    def promote(self, trial: "WorkerTrial") -> bool:
+    manifest: Manifest
+
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
+class TrialHost(Protocol):
+    """The version in use, in whose worker another one is tried."""
+
+    def promote(self, trial: "WorkerTrial[Any]") -> bool:
         """Go on with the candidate alone; returns False if its worker is lost."""
 
-    def drop(self, trial: "WorkerTrial") -> None:
+    def drop(self, trial: "WorkerTrial[Any]") -> None:
         """End the trial without the candidate."""
 
 
-class WorkerTrial(RemoteTrial):
+class WorkerTrial(RemoteTrial, Generic[CandidateT]):
     """One candidate in the worker of the version in use; it ends with that worker.
 
     Attributes:
         model: the candidate.
         deadline_s: until when it must be open, on the clock of the loop.
+        has_begun: whether `begin` was called.
         is_open: whether the candidate is loaded and gets calls.
         worker: that tries it, or None as long as none was ready.
     """
 
     __slots__ = (
-        *("_found", "_gates", "_opened", "_owner", "_report", "_verdict"),
-        *("deadline_s", "is_open", "model", "worker"),
+        *("_found", "_gates", "_host", "_opened", "_report", "_verdict"),
+        *("deadline_s", "has_begun", "is_open", "model", "worker"),
     )
 
     def __init__(
         self,
-        model: RemoteModel,
-        owner: TrialOwner,
-        opened: "Future[RemoteModel]",
+        model: CandidateT,
+        host: TrialHost,
+        opened: "Future[CandidateT]",
         gates: Gates,
         deadline_s: float,
     ) -> None:
@@ -58,14 +67,14 @@ class WorkerTrial(RemoteTrial):
 
         Args:
             model: the candidate.
-            owner: its processes.
+            host: the version in use.
             opened: gets `model` once it is open, or why it cannot be tried.
             gates: that a promotion must agree with.
             deadline_s: see the attribute.
         """
-        self.model, self._owner, self._opened, self._gates = model, owner, opened, gates
+        self.model, self._host, self._opened, self._gates = model, host, opened, gates
         self.deadline_s = deadline_s
-        self.is_open = False
+        self.is_open = self.has_begun = False
         self.worker: WorkerHandle | None = None
         self._found: dict[str, JsonValue] = {}
         self._verdict: Promote | Rollback | None = None
@@ -79,7 +88,7 @@ class WorkerTrial(RemoteTrial):
     def start(self, worker: WorkerHandle) -> None:
         """Let `worker` load the candidate and try it; gives the trial up if it cannot be told to."""
         try:
-            worker.start_trial(self.model.verified, self.model)
+            worker.start_trial(VerifiedPackage(self.version, self.model.manifest.sha256), self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
             _logger.exception("%s: its worker cannot be told to try a version", self.model.manifest.name)
             self.give_up(repr(cause))
@@ -87,10 +96,9 @@ class WorkerTrial(RemoteTrial):
         else:
             self.worker = worker
 
-    def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Take what the worker knows of the candidate."""
-        self.model.add_snapshot(self.worker, snapshot)
-        self._found = snapshot.rollout or self._found
+    def add_rollout(self, found: dict[str, JsonValue] | None) -> None:
+        """Take what the worker knows of the rollout, if anything."""
+        self._found = found or self._found
 
     def handle_message(self, message: TrialMessage) -> None:
         """Act on what the worker reports of the candidate.
@@ -139,7 +147,7 @@ class WorkerTrial(RemoteTrial):
 
     def begin(self, report: Callable[[Any], None]) -> None:
         """Pass the verdict to `report`, at once if it has fallen already."""
-        self.model.trial = None  # it would be a cycle
+        self.has_begun = True
         if self._verdict is None:
             self._report = report
         else:
@@ -159,11 +167,11 @@ class WorkerTrial(RemoteTrial):
 
     def take_over(self) -> bool:
         """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
-        return self._owner.promote(self)
+        return self._host.promote(self)
 
     def end(self) -> None:
         """End the trial without the candidate."""
-        self._owner.drop(self)
+        self._host.drop(self)
 
     def _fail(self, error: EdgekitError) -> None:
         set_outcome(self._opened, error)
@@ -181,3 +189,14 @@ class WorkerTrial(RemoteTrial):
 
 
 _ARMS: Final = ("current", "candidate")
+
+
+def set_outcome(opened: "Future[CandidateT]", outcome: CandidateT | EdgekitError) -> bool:
+    """Pass a version, or why it cannot be opened, to the thread that waits; returns whether one waits."""
+    if not opened.set_running_or_notify_cancel():
+        return False
+    if isinstance(outcome, EdgekitError):
+        opened.set_exception(outcome)
+    else:
+        opened.set_result(outcome)
+    return True
