@@ -1,7 +1,6 @@
 """From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.drift.monitor import Drift
@@ -19,8 +18,7 @@ from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_ru
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.sessions.instances import WarmRun
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.instances import LoadedWay
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
@@ -53,8 +51,8 @@ class LaneFactory:
         codec = Codec(
             manifest.name,
             manifest.version,
-            inputs=manifest.inputs if remote else loaded.instances[0].inputs,
-            outputs=manifest.outputs if remote else loaded.instances[0].outputs,
+            inputs=loaded.inputs,
+            outputs=loaded.outputs,
             regions=self._regions,
             max_json_bytes=self._config.inference.max_json_bytes,
             max_json_response_bytes=self._config.inference.max_json_response_bytes,
@@ -65,11 +63,11 @@ class LaneFactory:
             return Served(loaded, codec, metrics, remote, remote, remote)
         own_lane: DrainingLane
         governed = None
-        if options.governor is not None and len(loaded.ways) > 0:
+        if options.governor is not None:
             governed = self._make_governed(loaded, options.governor, metrics)
             own_lane = governed.lane
         else:
-            own_lane = self._schedule(loaded, loaded.instances, loaded.warm_runs, metrics)
+            own_lane = self._schedule(loaded, loaded.ways[0], metrics)
         stack: Lane = own_lane
         cache = None
         if options.cache:
@@ -90,11 +88,10 @@ class LaneFactory:
         )
 
     def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
-        inputs = loaded.manifest.inputs if loaded.remote else loaded.instances[0].inputs
-        if not any(isinstance(size, str) for spec in inputs for size in spec.shape):
+        if not any(isinstance(size, str) for spec in loaded.inputs for size in spec.shape):
             return None
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
-        return InputLimit(memory, inputs, self._allowed_run_bytes(loaded))
+        return InputLimit(memory, loaded.inputs, self._allowed_run_bytes(loaded))
 
     def _allowed_run_bytes(self, loaded: Loaded) -> int:
         return self._max_run_bytes // max(1, len(loaded.instances))
@@ -107,27 +104,18 @@ class LaneFactory:
         from edgekit_runtime.service.governor.lane import GovernedLane
         from edgekit_runtime.service.governor.profile import GovernedModel, make_profile
 
-        lanes = {
-            (way.variant, way.threads): self._schedule(loaded, way.instances, way.warm_runs, metrics)
-            for way in loaded.ways
-        }
+        lanes = {(way.variant, way.threads): self._schedule(loaded, way, metrics) for way in loaded.ways}
         first = loaded.ways[0]
         batch = min(options.batches[0], loaded.scheduling.max_batch)
         lane = GovernedLane(lanes, ModelSetting(first.variant, batch, first.threads), metrics)
         profile = make_profile(loaded.ways, options, loaded.scheduling)
         return GovernedModel(lane, metrics, profile)
 
-    def _schedule(
-        self,
-        loaded: Loaded,
-        instances: Sequence[Session],
-        warm_runs: Sequence[WarmRun],
-        metrics: LaneMetrics,
-    ) -> Scheduler:
+    def _schedule(self, loaded: Loaded, way: LoadedWay, metrics: LaneMetrics) -> Scheduler:
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
         most_bytes = memory.most_input_bytes(self._allowed_run_bytes(loaded))
         lane = Scheduler(
-            instances,
+            way.instances,
             loaded.scheduling,
             pool=self._pool,
             loop=self._loop,
@@ -135,7 +123,7 @@ class LaneFactory:
             memory=memory,
             max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
         )
-        for run in warm_runs:
+        for run in way.warm_runs:
             lane.learn(run.size_bytes, run.seconds)
         return lane
 

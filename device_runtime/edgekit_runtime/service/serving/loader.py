@@ -23,7 +23,7 @@ from edgekit_runtime.service.serving.integer_division import can_trap
 from edgekit_runtime.service.serving.load_deadline import Attempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import RemoteVersion
-from edgekit_runtime.sessions.instances import LoadedWay, WarmRun, open_instances, warm_up
+from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.ort_memory import trim_memory
 from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.row_independence import rows_are_independent
@@ -36,6 +36,7 @@ from edgekit_runtime.sessions.session import (
 )
 from edgekit_runtime.sessions.tuned import recall_tuned
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
+from edgekit_runtime.tensors import TensorSpec
 
 _LOAD_TIMEOUT_S: Final = 120.0
 
@@ -53,33 +54,45 @@ class OpenRemote(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """Sessions that compute what their package promises.
+    """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
-        instances: open and warm; one session may be there several times. Empty for a remote version.
         manifest: of the package.
         path: of the package.
-        key_id: who signed it.
         scheduling: of its calls; without batches where rows change each other's answers.
-        warm_runs: what was measured before there was traffic.
-        variant: that `instances` run.
-        ways: where a governor chooses, all that it may choose from, that of `instances` first.
-        memory_bytes: about what all of it takes.
+        ways: how it can be run here, the usual one first; a governor chooses among several.
+        remote: the version in worker processes, if there are no `ways`; or None.
+        memory_bytes: about how much memory all of it takes.
         sessions_counted: for that, in each process that has it.
-        remote: the version in worker processes, or None where `instances` are in this one.
     """
 
-    instances: tuple[Session, ...]
     manifest: Manifest
     path: Path
-    key_id: str
     scheduling: SchedulingLimits
-    warm_runs: Sequence[WarmRun]
-    variant: str = DEFAULT_VARIANT
     ways: tuple[LoadedWay, ...] = ()
+    remote: RemoteVersion | None = None
     memory_bytes: int = 0
     sessions_counted: int = 1
-    remote: RemoteVersion | None = None
+
+    @property
+    def instances(self) -> tuple[Session, ...]:
+        """The sessions of the usual way; one may be there several times."""
+        return self.ways[0].instances if self.ways else ()
+
+    @property
+    def variant(self) -> str:
+        """The variant of the usual way."""
+        return self.ways[0].variant if self.ways else DEFAULT_VARIANT
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the usual session takes; of a remote version, what the package states."""
+        return self.instances[0].inputs if self.ways else self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What the usual session returns; of a remote version, what the package states."""
+        return self.instances[0].outputs if self.ways else self.manifest.outputs
 
     @property
     def session_count(self) -> int:
@@ -91,7 +104,7 @@ class Loaded:
         if self.remote is not None:
             self.remote.close()
         else:
-            unload((*self.instances, *(session for way in self.ways[1:] for session in way.instances)))
+            unload([session for way in self.ways for session in way.instances])
 
 
 @contextlib.contextmanager
@@ -101,7 +114,7 @@ def explained(what: str) -> Iterator[None]:
     Nothing else stands between them and the loop that serves all models.
 
     Args:
-        what: is being loaded, for people.
+        what: is being loaded; for messages.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
@@ -150,9 +163,7 @@ def load(
         with explained(what):
             if open_remote is not None:
                 remote = open_remote(package, options, beside)
-                loaded = Loaded(
-                    (), manifest, package.path, package.key_id, options.scheduling, (), remote=remote
-                )
+                loaded = Loaded(manifest, package.path, options.scheduling, remote=remote)
                 sessions = count_sessions(manifest, options)
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
@@ -201,8 +212,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[L
     variant, session = open_preferred(package, threads or options.threads)
     attempt.note(session)
     options = _apply_tuned(package, variant, options)
-    first = _prove(package, (variant, threads), options, attempt, session)
-    ways = [first]
+    ways = [_prove(package, (variant, threads), options, attempt, session)]
     try:
         scheduling = options.scheduling
         if governor is not None:
@@ -215,16 +225,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[L
     except BaseException:
         unload([session for way in ways for session in way.instances])
         raise
-    return Loaded(
-        first.instances,
-        package.manifest,
-        package.path,
-        package.key_id,
-        scheduling,
-        first.warm_runs,
-        variant,
-        tuple(ways) if governor is not None else (),
-    )
+    return Loaded(package.manifest, package.path, scheduling, tuple(ways))
 
 
 def settle() -> None:
