@@ -144,7 +144,7 @@ class Client:
             TransportError: the client is not connected over a Unix socket, or there is no memory for it.
             DataError: no tensor has such a shape or dtype.
         """
-        if not self._link.passes_descriptors:
+        if self._link.address.path is None:
             raise TransportError("shared memory needs a Unix socket; connect to the path of one")
         memory = SharedMemory(tuple(shape), np.dtype(dtype))
         self._shared[memory.name] = memory
@@ -264,12 +264,6 @@ class Client:
                 return SharedPlace(memory.name, offset, array.nbytes)
         return None
 
-    def _requested_output(self, name: str, array: Array) -> RequestedOutput:
-        place = self._place(array)
-        if place is None:
-            raise DataError(f"output '{name}': expected an array from shared(), without gaps")
-        return RequestedOutput(name, is_binary=False, shared=place)
-
     def _prepare(
         self, options: InferOptions, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None
     ) -> tuple[RequestTemplate, list[Any]]:
@@ -278,15 +272,18 @@ class Client:
         places: Sequence[SharedPlace | None] = (None,) * len(arrays)
         if self._shared:
             places = tuple([self._place(array) for array in arrays])
-        asked: tuple[RequestedOutput, ...] = ()
+        asked = []
         sizes: list[object] = [(array.dtype, array.shape) for array in arrays]
-        if outputs is not None:
-            asked = tuple([self._requested_output(name, array) for name, array in outputs.items()])
-            sizes += [array.dtype for array in outputs.values()]
-        key = (options, asked, places, *inputs, *sizes)
+        for name, array in outputs.items() if outputs is not None else ():
+            place = self._place(array)
+            if place is None:
+                raise DataError(f"output '{name}': expected an array from shared(), without gaps")
+            asked.append(RequestedOutput(name, is_binary=False, shared=place))
+            sizes.append(array.dtype)
+        key = (options, places, *inputs, *sizes, *asked)
         template = self._requests.get(key)
         if template is None:
-            template = make_template(options, inputs, places, asked, self._fields)
+            template = make_template(options, inputs, places, tuple(asked), self._fields)
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
             self._requests[key] = template

@@ -67,29 +67,25 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
+        address: of the service.
         connection: its number, 0 while there is none.
         memory: responses are received into it if they fit.
     """
 
     __slots__ = (
-        *("_address", "_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
-        *("connection", "memory"),
+        *("_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
+        *("address", "connection", "memory"),
     )
 
     def __init__(self, address: Address, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
         """Make a link to `address` that takes responses up to `max_body_bytes`; nothing is connected yet."""
-        self._address = address
+        self.address = address
         self._max_body_bytes = max_body_bytes
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
         self._made = self.connection = 0
         self.memory = bytearray(_READ_BYTES)
-
-    @property
-    def passes_descriptors(self) -> bool:
-        """Whether this is a Unix socket."""
-        return self._address.path is not None
 
     def connect(self, timeout_s: float) -> None:
         """Connect unless that is done.
@@ -98,7 +94,7 @@ class Link:
             TransportError: the service cannot be reached.
         """
         if self._socket is None:
-            self._socket = _connect(self._address, timeout_s)
+            self._socket = _connect(self.address, timeout_s)
             self._was_used = False
             self._timeout_s = 0.0
             self._made += 1
@@ -136,7 +132,7 @@ class Link:
         connected: Any = self._socket
         if timeout_s != self._timeout_s:
             self._timeout_s = timeout_s
-            if self._address.is_tls:
+            if self.address.is_tls:
                 connected.settimeout(timeout_s)
             else:
                 limit_time(connected, timeout_s)
@@ -145,7 +141,7 @@ class Link:
         memory, count = self.memory, 0
         try:
             try:
-                sent = 0 if self._address.is_tls else connected.sendmsg(parts, ancillary)
+                sent = 0 if self.address.is_tls else connected.sendmsg(parts, ancillary)
                 if sent < size_bytes:
                     _send_rest(connected, parts, sent, until_s)
             except (BrokenPipeError, ConnectionResetError):
@@ -201,8 +197,8 @@ class Link:
 
     def _explain(self, cause: Exception, timeout_s: float) -> TransportError:
         if isinstance(cause, (BlockingIOError, TimeoutError)):
-            return TransportError(f"{self._address}: no answer within {timeout_s:g} s")
-        return TransportError(f"{self._address}: {cause}")
+            return TransportError(f"{self.address}: no answer within {timeout_s:g} s")
+        return TransportError(f"{self.address}: {cause}")
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
