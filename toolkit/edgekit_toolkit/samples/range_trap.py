@@ -85,7 +85,7 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
     return warnings
 
 
-class _Seen(NamedTuple):
+class _InputValues(NamedTuple):
     """The values of one input in samples: their extremes, and the share that lies outside its range."""
 
     extremes: tuple[float, float]
@@ -94,7 +94,7 @@ class _Seen(NamedTuple):
 
 def _compare(
     ranges: Mapping[str, tuple[float, float]], samples: Iterable[Feeds]
-) -> tuple[dict[str, _Seen], int]:
+) -> tuple[dict[str, _InputValues], int]:
     """Return what the first samples hold of each input with a range, and how many samples these are."""
     extremes: dict[str, tuple[float, float]] = {}
     outside, sizes, count = dict.fromkeys(ranges, 0), dict.fromkeys(ranges, 0), 0
@@ -108,7 +108,7 @@ def _compare(
             outside[name] += int(np.count_nonzero((value < low - margin) | (value > high + margin)))
             sizes[name] += value.size
             extremes[name] = _wider(extremes.get(name), (float(value.min()), float(value.max())))
-    return {name: _Seen(pair, outside[name] / sizes[name]) for name, pair in extremes.items()}, count
+    return {name: _InputValues(pair, outside[name] / sizes[name]) for name, pair in extremes.items()}, count
 
 
 def _is_barely_used(codes: CodeRange, pair: tuple[float, float], count: int) -> bool:
