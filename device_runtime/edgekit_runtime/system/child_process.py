@@ -5,7 +5,6 @@ builds of TensorRT engines, and what the toolkit runs apart because it may crash
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -247,6 +246,8 @@ def end_with_parent() -> None:
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
+    import ctypes  # which the parent should not import for its children
+
     with contextlib.suppress(OSError, AttributeError):  # no glibc or musl: the channel's end shows it too
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[_PARENT]):

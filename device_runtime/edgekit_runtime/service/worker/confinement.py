@@ -14,9 +14,9 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 def confine(isolation: Isolation) -> list[str]:
     """Set the limits of this process; returns a line for each that the system did not allow."""
-    # A crash shows its Python stack, and is not followed by seconds of writing a core file, during which the
-    # service could not see that the process is gone. Of 1 byte: a limit of 0 does not hold where cores are
-    # piped to a program, see core(5).
+    # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
+    # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to
+    # a program, see core(5).
     faulthandler.enable()
     refused = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

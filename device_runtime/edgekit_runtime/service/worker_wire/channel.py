@@ -1,7 +1,7 @@
-"""Messages between the service and a worker process, with descriptors, over a Unix socket that keeps packets.
+"""Messages between the service and a worker process, with descriptors, over a Unix socket of packets.
 
-A message longer than a packet goes in several. What arrives is bounded and checked here for its form only;
-what it means is its taker's, who raises `ChannelError` where it means nothing.
+A long message is sent in several packets. This bounds what arrives and checks its form; `handle` checks its
+meaning, and raises `ChannelError` if it makes no sense.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ class Kind(IntEnum):
     WORKER_UNAVAILABLE = 22
 
 
-Take: TypeAlias = Callable[[Kind, bytes, list[int]], None]
+Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """What is passed with a message; it stays its owner's, who may close it before the message goes."""
+    """The owner of a descriptor that goes with a message; it may close it before the message goes."""
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
 
 
 class ChannelError(TransportError):
-    """The other process sent what is no message."""
+    """The other process broke the protocol."""
 
 
 class Channel:
@@ -69,19 +69,19 @@ class Channel:
         self,
         loop: asyncio.AbstractEventLoop,
         connected: socket.socket,
-        take: Take,
-        end: Callable[[str], None],
+        handle: Handle,
+        on_end: Callable[[str], None],
     ) -> None:
         """Send and receive on `connected` from now on.
 
         Args:
             loop: on whose thread all this happens.
             connected: a Unix socket of type SOCK_SEQPACKET.
-            take: gets each message with its descriptors, which it owns from then on.
-            end: called once, with the reason, when nothing more can be received; not after `close`.
+            handle: called with each message and its descriptors, which it owns from then on.
+            on_end: called once, with the reason, when nothing more can be received; not after `close`.
         """
         connected.setblocking(False)
-        self._loop, self._socket, self._take, self._end = loop, connected, take, end
+        self._loop, self._socket, self._handle, self._on_end = loop, connected, handle, on_end
         self._is_open = True
         # Not duplicates of what is passed: where this process has no descriptor free, there would be none.
         self._queue: deque[tuple[bytes, Passed | None]] = deque()
@@ -103,7 +103,7 @@ class Channel:
         Args:
             kind: of the message.
             payload: of any length.
-            passed: goes with it; without it, where it is closed before the message goes.
+            passed: goes with it, unless it is closed before the message goes.
         """
         if not self._is_open:
             return
@@ -117,7 +117,7 @@ class Channel:
                 return
 
     def receive(self) -> None:
-        """Take the messages that have arrived."""
+        """Handle the messages that have arrived."""
         for _ in range(_PACKETS_AT_ONCE):
             if not self._is_open:
                 return
@@ -140,13 +140,13 @@ class Channel:
                 self._stop(CLOSED)
                 return
             try:
-                self._take_packet(packet, is_whole=not flags & socket.MSG_TRUNC)
+                self._handle_packet(packet, is_whole=not flags & socket.MSG_TRUNC)
             except ChannelError as error:
                 self._stop(str(error))
                 return
 
     def receive_rest(self) -> None:
-        """Take all that a process that has ended had sent before."""
+        """Handle everything that a process sent before it ended."""
         for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
             if not self._is_open:
                 return
@@ -166,9 +166,9 @@ class Channel:
     def _stop(self, reason: str) -> None:
         if self._is_open:
             self.close()
-            self._end(reason)
+            self._on_end(reason)
 
-    def _take_packet(self, packet: bytes, *, is_whole: bool) -> None:
+    def _handle_packet(self, packet: bytes, *, is_whole: bool) -> None:
         if not is_whole:
             raise ChannelError(f"it sent a packet of more than {_PACKET_BYTES} bytes")
         tag = packet[0]
@@ -187,7 +187,7 @@ class Channel:
             return
         payload, self._parts, self._size = b"".join(self._parts), [], 0
         descriptors, self._descriptors = self._descriptors, []
-        self._take(kind, payload, descriptors)
+        self._handle(kind, payload, descriptors)
 
     def _send_packet(self, packet: bytes, passed: Passed | None) -> None:
         if self._queue or not self._try_send(packet, passed):
@@ -195,7 +195,7 @@ class Channel:
             self._queued_bytes += len(packet)
 
     def _try_send(self, packet: bytes, passed: Passed | None) -> bool:
-        """Return whether it went; where not, it will be tried again in time."""
+        """Return whether it was sent; if not, it will be tried again."""
         descriptor = -1 if passed is None else passed.fileno()
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", (descriptor,)))
         extras = [] if descriptor < 0 else [rights]

@@ -1,8 +1,7 @@
-"""Engines on the disk of the device, each under everything that it depends on.
+"""Engines on the disk of the device; the key of each names everything that it depends on.
 
-An engine is native code for one version of TensorRT on one GPU, so an entry whose key differs in anything is
-never loaded. Whoever can write into the folder chooses what runs: nothing is read from one that is not the
-runtime's user's alone.
+An engine is native code for one version of TensorRT on one GPU, so an entry with another key is never loaded.
+A user who can write into the folder chooses what runs, so the folder is read only if no other user can.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ class EngineKey:
 
     @property
     def machine_digest(self) -> str:
-        """Name of the timing cache, which all models share that are built by one version on one GPU."""
+        """Name of the timing cache, which all models of one version and GPU share."""
         fields = asdict(self)
         return _digest(
             {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
@@ -102,7 +101,7 @@ class EngineCache:
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey) -> CacheEntry | None:
-        """Return the entry of `key`, or None where there is none that is whole and of this very key."""
+        """Return the entry of `key`, or None if it is missing, damaged or has another key."""
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
             return None
@@ -120,7 +119,7 @@ class EngineCache:
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry) -> None:
-        """Keep `entry`; after a power cut there is the old one, the new one or none that is whole.
+        """Write `entry`; after a power cut there is the old one, the new one or none.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -154,7 +153,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Hold the entry of `key` against other processes and threads; the system releases it if this dies.
+        """Lock the entry of `key` against other processes and threads; the system unlocks it if this dies.
 
         Args:
             key: of the entry.
@@ -176,7 +175,7 @@ class EngineCache:
             yield
 
     def forget(self, key: EngineKey) -> None:
-        """Remove the entry of `key`, where there is one."""
+        """Remove the entry of `key`, if there is one."""
         (self.root / key.digest / _ENTRY).unlink(missing_ok=True)
 
     def read_timing(self, key: EngineKey) -> bytes | None:
@@ -212,7 +211,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether a folder is there that only this user can write into; one that others can is logged."""
+    """Whether the folder exists and only this user can write into it; warns if others can."""
     try:
         found = folder.stat()
     except OSError:

@@ -47,7 +47,7 @@ class TensorRtOptions:
             )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what decides how the engine comes out."""
+        """Return the options that the engine depends on."""
         shapes: dict[str, JsonValue] = {
             name: [list(shape) for shape in shapes] for name, shapes in self.shapes.items()
         }

@@ -64,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildJob:
-    """What is wanted; it outlives the package.
+    """Which engine to build; it outlives the package.
 
     Attributes:
         key: of the engine.
@@ -100,7 +100,7 @@ class PreparedEngine:
 
 
 class _WrongError(BackendError):
-    """An engine computes something else than the package promises: building it again would not help."""
+    """An engine computes wrong values: building it again would not help."""
 
 
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:

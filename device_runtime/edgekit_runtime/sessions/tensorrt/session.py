@@ -1,4 +1,4 @@
-"""The session that runs on its fallback until TensorRT's engine has proved itself, and then on that."""
+"""The session that runs on its fallback until TensorRT's engine has passed its tests, and then on that."""
 
 import contextlib
 import logging
@@ -33,7 +33,7 @@ class EngineState:
 
 
 class TensorRtSession:
-    """A model that runs on a fallback now and on TensorRT as soon as that is right; see `Session`.
+    """A model that runs on a fallback first, and on TensorRT once its engine is ready; see `Session`.
 
     Inputs whose shapes lie outside the engine's range go on running on the fallback.
 
@@ -106,7 +106,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """That of the engine, once it serves; see `EngineExecutor.alone`."""
+        """Keeps other runs waiting, once the engine serves; see `EngineExecutor.alone`."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
