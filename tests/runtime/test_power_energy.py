@@ -11,7 +11,7 @@ from tests.runtime.power_tree import Tree
 from edgekit_runtime.power.governor.loads import LoadMeter
 from edgekit_runtime.power.governor.settings import Load
 from edgekit_runtime.power.sensors.discovery import discover
-from edgekit_runtime.power.sensors.energy_meter import EnergyMeter, Work
+from edgekit_runtime.power.sensors.energy_meter import EnergyMeter, EnergyShare, Work
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.rapl import EnergyCounter
 from edgekit_runtime.power.sensors.readings import Readings
@@ -86,19 +86,18 @@ def test_energy_above_idle_is_shared_by_busy_time() -> None:
     meter = EnergyMeter()
     learn_idle(meter, 3.0)
     now = meter.add(second(10.0, 7.0), {"a": Work(0.6, 30), "b": Work(0.2, 2)})
-    assert now == {"a": pytest.approx(3.0 / 30), "b": pytest.approx(1.0 / 2)}
-    assert meter.of_request("a").joules == pytest.approx(3.0 / 30)
-    assert meter.of_request("b").joules == pytest.approx(1.0 / 2)
-    assert meter.of_request("a").label == "measured"
-    assert meter.total_j == pytest.approx(22.0)
+    assert now == {"a": EnergyShare(pytest.approx(3.0), 30), "b": EnergyShare(pytest.approx(1.0), 2)}
+    assert now["b"].per_request_j == pytest.approx(1.0 / 2)
+    assert meter.request_j("a") == pytest.approx(3.0 / 30)
+    assert meter.request_j("b") == pytest.approx(1.0 / 2)
 
 
 @pytest.mark.parametrize("joules", [None, 5.0], ids=["no sensor", "never idle"])
-def test_energy_that_cannot_be_told_is_none_and_says_so(joules: float | None) -> None:
+def test_energy_that_was_not_measured_is_none(joules: float | None) -> None:
     meter = EnergyMeter()
     for at_s in range(10):
         meter.add(second(float(at_s), joules), {"a": Work(0.5, 10)})
-    assert (meter.of_request("a").joules, meter.of_request("a").label) == (None, "none")
+    assert meter.request_j("a") is None
 
 
 def test_idle_power_follows_slowly_as_the_device_warms() -> None:
@@ -117,7 +116,7 @@ def test_same_readings_twice_count_once_with_the_work_of_both() -> None:
     stale = second(4.0, 3.0)
     meter.add(stale, {"a": Work(0.5, 10)})
     meter.add(second(5.0, 5.0), {"a": Work(0.5, 10)})
-    assert meter.of_request("a").joules == pytest.approx(2.0 / 20)
+    assert meter.request_j("a") == pytest.approx(2.0 / 20)
 
 
 def test_sampling_reads_on_its_own_thread(tmp_path: Path) -> None:

@@ -98,10 +98,10 @@ def test_a_histogram_counts_each_value_once(values: list[float]) -> None:
 
 def test_the_service_tells_swaps_power_and_its_memory() -> None:
     service = ServiceMetrics()
-    service.swaps["m", "done"].value += 2
-    service.energy_j["m",].value += 1.5
-    service.temperature_c["cpu",].value = 48.5
-    service.power_w["rail",].value = 3.0
+    service.swaps["m", "done"] += 2
+    service.energy_j["m",] += 1.5
+    service.temperature_c["cpu",] = 48.5
+    service.power_w["rail",] = 3.0
     samples = parse(write_exposition(service_families(service)))
     assert samples["edgekit_swaps_total"] == {(("model", "m"), ("outcome", "done")): 2}
     assert samples["edgekit_energy_joules_total"] == {(("model", "m"),): 1.5}

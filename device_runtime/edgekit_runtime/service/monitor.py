@@ -6,7 +6,7 @@ sensor that hangs delays no request.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ from edgekit_runtime.system.resource_errors import check_descriptors, is_lack
 if TYPE_CHECKING:
     from edgekit_runtime.power.governor.governor import Governor
     from edgekit_runtime.power.sensors.discovery import Sensors
-    from edgekit_runtime.power.sensors.energy_meter import EnergyMeter
+    from edgekit_runtime.power.sensors.energy_meter import EnergyMeter, Work
     from edgekit_runtime.power.sensors.sampling import Sampling
     from edgekit_runtime.service.governor.profile import GovernedModel
     from edgekit_runtime.service.models.catalogue import Catalogue
@@ -50,9 +50,7 @@ class Monitor:
         self._governor: Governor | None = None
         self._begun_s = time.monotonic()
         self._has_searched = False
-        self._seen_s = _NO_READINGS.at_s
-        self._work: dict[str, tuple[float, int]] = {}
-        self._since: dict[str, int] = {}
+        self._work: dict[str, Work] = {}
         self._timer = loop.call_later(power.period_s, self._tick)
 
     def stop(self) -> None:
@@ -136,11 +134,11 @@ class Monitor:
             if value is None:
                 continue
             if watched.probe.quantity == "temperature_c":
-                metrics.temperature_c[watched.probe.name,].value = value
+                metrics.temperature_c[watched.probe.name,] = value
             elif watched.probe.quantity in ("power_w", "discharge_w"):
-                metrics.power_w[watched.probe.name,].value = value
+                metrics.power_w[watched.probe.name,] = value
         if readings.power_w is not None:
-            metrics.power_w["device",].value = readings.power_w
+            metrics.power_w["device",] = readings.power_w
         battery, bits = readings.battery, readings.throttle_bits
         found = {
             "edgekit_battery_charge_ratio": None if battery is None else battery.charge,
@@ -151,40 +149,35 @@ class Monitor:
 
     def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
         """Share out the energy since the last readings among the versions, by their work."""
-        from edgekit_runtime.power.sensors.energy_meter import Work
-
-        work = {key: Work(busy_s, requests) for key, busy_s, requests in self._count(served)}
-        is_new = readings.at_s != self._seen_s
-        self._seen_s = readings.at_s
-        for key, done in work.items():
-            self._since[key] = self._since.get(key, 0) + done.requests
-        of_request = meter.add(readings, work)
+        shares = meter.add(readings, self._count(served))
         for one in served:
             name, key = one.loaded.manifest.name, _key(one)
-            if key in of_request:
-                self._metrics.energy_j[(name,)].value += of_request[key] * self._since[key]
-            measured = meter.of_request(key).joules
-            if measured is not None:
-                self._metrics.request_energy_j[name, one.version].value = measured
+            if key in shares:
+                self._metrics.energy_j[(name,)] += shares[key].joules
+            request_j = meter.request_j(key)
+            if request_j is not None:
+                self._metrics.request_energy_j[name, one.version] = request_j
             trial = one.trial
-            if trial is not None and one is trial.candidate and key in of_request:
-                current = of_request.get(_key(trial.current))
+            if trial is not None and one is trial.candidate and key in shares:
+                current = shares.get(_key(trial.current))
                 if current is not None:
-                    trial.running.add_energy(of_request[key], current)
-        if is_new:
-            self._since.clear()
+                    trial.running.add_energy(shares[key].per_request_j, current.per_request_j)
 
-    def _count(self, served: list[Served]) -> Iterator[tuple[str, float, int]]:
-        """Yield the key of each version, and its seconds of the engine and requests since the last call."""
+    def _count(self, served: list[Served]) -> "dict[str, Work]":
+        """Return the work of each version since the last call, by its key."""
+        from edgekit_runtime.power.sensors.energy_meter import Work
+
         before, self._work = self._work, {}
         for one in served:
             busy_s = sum(run.infer_s for run in one.metrics.runs.values())
-            requests = one.metrics.succeeded + one.metrics.failed
-            self._work[_key(one)] = (busy_s, requests)
-            old_s, old = before.get(_key(one), (0.0, 0))
-            if requests < old:  # loaded again
-                old_s, old = 0.0, 0
-            yield _key(one), max(0.0, busy_s - old_s), requests - old
+            self._work[_key(one)] = Work(busy_s, one.metrics.succeeded + one.metrics.failed)
+        work = {}
+        for key, now in self._work.items():
+            old = before.get(key)
+            if old is None or now.requests < old.requests:  # loaded again
+                old = Work(0.0, 0)
+            work[key] = Work(max(0.0, now.busy_s - old.busy_s), now.requests - old.requests)
+        return work
 
 
 def _key(served: Served) -> str:

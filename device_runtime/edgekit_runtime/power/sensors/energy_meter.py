@@ -2,14 +2,14 @@
 
 The rule: what a device draws above its idle power while models run belongs to the models, and is shared
 among them by the time for which their engines ran; a request's energy is its model's share over its
-requests. It is labelled `measured` once power and the idle power were both measured here, and is never
-made up from a model of the device. Other programs of the device that work at the same time are counted
+requests. It is known once power and the idle power were both measured here, and is never
+estimated by a model of the device. Other programs of the device that work at the same time are counted
 in: the rule cannot tell them apart.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from edgekit_runtime.power.sensors.readings import Readings
 
@@ -27,16 +27,21 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestEnergy:
-    """Mean energy of a request above idle since the start.
+class EnergyShare:
+    """A model's share of the energy above idle in one interval.
 
     Attributes:
-        joules: None where it was not measured.
-        label: `measured` or `none`.
+        joules: of all its requests.
+        requests: at least 1.
     """
 
-    joules: float | None
-    label: Literal["measured", "none"]
+    joules: float
+    requests: int
+
+    @property
+    def per_request_j(self) -> float:
+        """Mean energy of a request, joules."""
+        return self.joules / self.requests
 
 
 @dataclass(slots=True)
@@ -44,11 +49,9 @@ class EnergyMeter:
     """Shares out measured energy.
 
     Attributes:
-        total_j: all that the device used while it could be measured.
         idle_w: power without work, or None as long as it was not seen.
     """
 
-    total_j: float = 0.0
     idle_w: float | None = None
     _at_s: float | None = None
     _pending: dict[str, Work] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class EnergyMeter:
     _joules: dict[str, float] = field(default_factory=dict)
     _requests: dict[str, int] = field(default_factory=dict)
 
-    def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
+    def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
         """Count what was done; the same readings once more only add work to the interval under way.
 
         Args:
@@ -64,7 +67,8 @@ class EnergyMeter:
             work: model -> what it did since the last call.
 
         Returns:
-            model -> joules of a request in the interval that ended; empty where that was not measured.
+            model -> its share of the interval that ended, for models with requests; empty if the energy was
+            not measured.
         """
         for name, one in work.items():
             before = self._pending.get(name, Work(0.0, 0))
@@ -75,11 +79,10 @@ class EnergyMeter:
         done, self._pending = self._pending, {}
         return self._share_out(readings, done)
 
-    def _share_out(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, float]:
+    def _share_out(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
         energy_j, seconds = readings.interval_j, readings.interval_s
         if energy_j is None or seconds <= 0:
             return {}
-        self.total_j += energy_j
         busy_s = sum(one.busy_s for one in work.values())
         if busy_s < _IDLE_BUSY_SHARE * seconds:
             self._learn_idle(energy_j / seconds)
@@ -91,19 +94,17 @@ class EnergyMeter:
         for name, one in work.items():
             self._joules[name] = self._joules.get(name, 0.0) + shares[name]
             self._requests[name] = self._requests.get(name, 0) + one.requests
-        return {name: shares[name] / one.requests for name, one in work.items() if one.requests}
+        return {name: EnergyShare(shares[name], one.requests) for name, one in work.items() if one.requests}
 
     @property
     def idle_measured(self) -> bool:
         """Whether the idle power was seen often enough to be taken off."""
         return self._idle_seen >= _IDLE_SAMPLES
 
-    def of_request(self, model: str) -> RequestEnergy:
-        """Return the energy of a request of one model."""
+    def request_j(self, model: str) -> float | None:
+        """Return the mean energy of a request above idle since the start, joules; None if not measured."""
         requests = self._requests.get(model, 0)
-        if not requests:
-            return RequestEnergy(None, "none")
-        return RequestEnergy(self._joules[model] / requests, "measured")
+        return self._joules[model] / requests if requests else None
 
     def _learn_idle(self, power_w: float) -> None:
         self._idle_seen += 1

@@ -97,7 +97,7 @@ class Lifecycle:
         if late is not None:
             drained.add_done_callback(lambda _: late())
         name = served.loaded.manifest.name
-        self._metrics.swaps[name, "hung"].value += 1
+        self._metrics.swaps[name, "hung"] += 1
         _logger.error(
             "%s %s: a call does not come to its end within %g s; the service goes on without it, and its"
             " memory stays taken until it does",

@@ -190,7 +190,7 @@ class MemoryCap:
         # Without its lock, which a load of it may hold that waits for this one to end.
         model = self._models[name]
         _logger.info("model '%s' is unloaded to make room for another", name)
-        self._metrics.swaps[name, "evicted"].value += 1
+        self._metrics.swaps[name, "evicted"] += 1
         old = model.withdraw()
         model.state, model.is_evicted = "UNAVAILABLE", True
         model.reason = "unloaded to make room for others; its next request loads it"

@@ -137,7 +137,7 @@ class Registry:
                 with explained(f"model '{name}'"):
                     await self._swap(model, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
-                self.metrics.swaps[name, "failed"].value += 1
+                self.metrics.swaps[name, "failed"] += 1
                 model.reason = str(error)
                 model.is_evicted = not model.versions and _may_come_later(error, model)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
@@ -159,7 +159,7 @@ class Registry:
             raise RequestError(404, f"model '{name}' is not loaded")
         async with model.lock:
             model.state, model.reason, model.is_evicted = "UNLOADED", "unloaded", False
-            self.metrics.swaps[name, "unloaded"].value += 1
+            self.metrics.swaps[name, "unloaded"] += 1
             await self._lifecycle.retire(model.withdraw())
 
     async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
@@ -246,7 +246,7 @@ class Registry:
         old = model.withdraw()
         model.publish(fresh)
         if is_swap:
-            self.metrics.swaps[model.name, "swapped"].value += 1
+            self.metrics.swaps[model.name, "swapped"] += 1
         await self._lifecycle.retire(old)
         self._lifecycle.confirmations.schedule(fresh)
 

@@ -103,7 +103,7 @@ class RolloutController:
             await self._lifecycle.retire([fresh])
             raise
         model.versions[candidate.version] = candidate
-        self._metrics.swaps[model.name, "tried"].value += 1
+        self._metrics.swaps[model.name, "tried"] += 1
         _logger.info("%s %s: %s", model.name, candidate.version, model.trial.describe())
         if model.trial.is_guessing:
             _logger.warning(
@@ -139,7 +139,7 @@ class RolloutController:
             fresh = self._lifecycle.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
         old = model.withdraw()
         model.publish([fresh])
-        self._metrics.swaps[model.name, "promoted"].value += 1
+        self._metrics.swaps[model.name, "promoted"] += 1
         self._lifecycle.confirmations.confirm(model.name, fresh.version)
         await self._lifecycle.retire([served for served in old if served is not trial.candidate])
 
@@ -148,7 +148,7 @@ class RolloutController:
         _logger.warning("%s %s is rolled back: %s", model.name, version, reason)
         candidate = model.end_trial(trial)
         model.failed[version] = f"rolled back: {reason}"
-        self._metrics.swaps[model.name, "rolled_back"].value += 1
+        self._metrics.swaps[model.name, "rolled_back"] += 1
         try:
             await self._lifecycle.on_thread(self._lifecycle.source.reject, model.name, version, reason)
         except EdgekitError as error:

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, owned by what they describe and cheap to change.
+"""Counts, gauges and histograms, owned by what they describe and cheap to change.
 
-Nothing here is locked: all of it is touched on the thread of the event loop only. The text for Prometheus is
-written by `exposition` when it is asked for.
+Nothing here is locked: only the thread of the event loop changes or reads it. `prometheus` writes the text
+when it is requested.
 """
 
 from bisect import bisect_left
@@ -16,32 +16,6 @@ LATENCY_BOUNDS_S: Final = (
 )
 MAX_KINDS: Final = 256  # of runs
 _BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-
-
-class Counter:
-    """A number that only grows.
-
-    Attributes:
-        value: since the start.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-
-class Gauge:
-    """A number that goes up and down.
-
-    Attributes:
-        value: now.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: float = 0) -> None:
-        self.value = value
 
 
 class Histogram:
@@ -222,7 +196,7 @@ class LaneMetrics:
 
 
 class ServiceMetrics:
-    """What is counted of the whole service; who finds something out sets it here.
+    """What is counted and measured of the whole service.
 
     Attributes:
         swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.
@@ -236,9 +210,9 @@ class ServiceMetrics:
     __slots__ = ("device", "energy_j", "power_w", "request_energy_j", "swaps", "temperature_c")
 
     def __init__(self) -> None:
-        self.swaps: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
-        self.energy_j: defaultdict[tuple[str, ...], Counter] = defaultdict(Counter)
-        self.request_energy_j: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.swaps: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.energy_j: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self.request_energy_j: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self.device: dict[str, float] = {}
-        self.power_w: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
-        self.temperature_c: defaultdict[tuple[str, ...], Gauge] = defaultdict(Gauge)
+        self.power_w: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self.temperature_c: defaultdict[tuple[str, ...], float] = defaultdict(float)

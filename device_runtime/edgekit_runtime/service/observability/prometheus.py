@@ -3,19 +3,13 @@
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
-from edgekit_runtime.service.observability.metrics import (
-    Counter,
-    Gauge,
-    Histogram,
-    LaneMetrics,
-    ServiceMetrics,
-)
+from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics, ServiceMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS: Final = Path("/proc/self/smaps_rollup")
@@ -23,6 +17,7 @@ _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 Labels = Mapping[str, str]
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class MetricFamily:
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     help: str
     series: tuple[tuple[Labels, float | Histogram], ...]
 
@@ -89,22 +84,31 @@ _OUTCOMES: Final = {
     "succeeded": "answered",
     **{name: name for name in ("failed", "shed", "late", "refused", "cancelled")},
 }
+_LANE_METRICS: Final[tuple[tuple[str, Kind, str, Callable[[LaneMetrics], float | Histogram]], ...]] = (
+    ("queue_seconds", "histogram", "From a call's arrival to its beginning.", lambda lane: lane.queue),
+    ("compute_seconds", "histogram", "Time in the engine, for each call.", lambda lane: lane.compute),
+    ("request_seconds", "histogram", "From a call's arrival to its answer.", LaneMetrics.answer_histogram),
+    ("queue_length", "gauge", "Calls that wait now.", lambda lane: lane.waiting),
+    ("batch_calls", "histogram", "Calls that shared a run of the engine.", LaneMetrics.batch_histogram),
+    ("cache_hits_total", "counter", "Calls answered from the response cache.", lambda lane: lane.cache_hits),
+    ("cache_misses_total", "counter", "Calls that the cache did not hold.", lambda lane: lane.cache_misses),
+)
+# Name, kind and help of a metric; the field of `ServiceMetrics`; the names of its labels.
+_SERVICE_METRICS: Final[tuple[tuple[str, Kind, str, str, tuple[str, ...]], ...]] = (
+    ("swaps_total", "counter", "Changes of a model's version.", "swaps", ("model", "outcome")),
+    ("energy_joules_total", "counter", "Energy, by model.", "energy_j", ("model",)),
+    (
+        *("request_energy_joules", "gauge", "Measured mean energy of a request above idle."),
+        *("request_energy_j", ("model", "version")),
+    ),
+    ("power_watts", "gauge", "Power now, by sensor.", "power_w", ("sensor",)),
+    ("temperature_celsius", "gauge", "Temperature, by zone.", "temperature_c", ("zone",)),
+)
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
     """Return what is counted of versions of models."""
     labelled = [({"model": lane.model, "version": lane.version}, lane) for lane in lanes]
-
-    def each(
-        name: str,
-        kind: Literal["counter", "gauge", "histogram"],
-        help: str,  # noqa: A002  # Prometheus' word
-        field: str,
-    ) -> MetricFamily:
-        return MetricFamily(
-            name, kind, help, tuple((labels, getattr(lane, field)) for labels, lane in labelled)
-        )
-
     requests = tuple(
         ({**labels, "outcome": outcome}, getattr(lane, field))
         for labels, lane in labelled
@@ -112,59 +116,27 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
     )
     return [
         MetricFamily("edgekit_requests_total", "counter", "Calls by how they ended.", requests),
-        each("edgekit_queue_seconds", "histogram", "From a call's arrival to its beginning.", "queue"),
-        each("edgekit_compute_seconds", "histogram", "Time in the engine, for each call.", "compute"),
-        MetricFamily(
-            "edgekit_request_seconds",
-            "histogram",
-            "From a call's arrival to its answer.",
-            tuple((labels, lane.answer_histogram()) for labels, lane in labelled),
+        *(
+            MetricFamily(
+                f"edgekit_{name}", kind, text, tuple((labels, read(lane)) for labels, lane in labelled)
+            )
+            for name, kind, text, read in _LANE_METRICS
         ),
-        each("edgekit_queue_length", "gauge", "Calls that wait now.", "waiting"),
-        MetricFamily(
-            "edgekit_batch_calls",
-            "histogram",
-            "Calls that shared a run of the engine.",
-            tuple((labels, lane.batch_histogram()) for labels, lane in labelled),
-        ),
-        each("edgekit_cache_hits_total", "counter", "Calls answered from the response cache.", "cache_hits"),
-        each("edgekit_cache_misses_total", "counter", "Calls that the cache did not hold.", "cache_misses"),
     ]
 
 
 def service_families(service: ServiceMetrics) -> list[MetricFamily]:
-    """Return what is counted of the whole service, and the memory that it takes now."""
-
-    def of(table: Mapping[tuple[str, ...], Counter | Gauge], *names: str) -> tuple[tuple[Labels, float], ...]:
-        return tuple((dict(zip(names, key, strict=True)), metric.value) for key, metric in table.items())
-
+    """Return what is counted and measured of the whole service, and the memory that it takes now."""
+    families = []
+    for name, kind, text, field, labels in _SERVICE_METRICS:
+        values: Mapping[tuple[str, ...], float] = getattr(service, field)
+        series = tuple((dict(zip(labels, key, strict=True)), value) for key, value in values.items())
+        families.append(MetricFamily(f"edgekit_{name}", kind, text, series))
     memory = tuple(({"kind": kind}, float(size)) for kind, size in read_memory().items())
-    return [
-        MetricFamily(
-            "edgekit_swaps_total",
-            "counter",
-            "Changes of a model's version.",
-            of(service.swaps, "model", "outcome"),
-        ),
-        MetricFamily("edgekit_memory_bytes", "gauge", "Memory of this process.", memory),
-        MetricFamily(
-            "edgekit_energy_joules_total", "counter", "Energy, by model.", of(service.energy_j, "model")
-        ),
-        MetricFamily(
-            "edgekit_request_energy_joules",
-            "gauge",
-            "Measured mean energy of a request above idle.",
-            of(service.request_energy_j, "model", "version"),
-        ),
-        *(
-            MetricFamily(name, "gauge", _DEVICE_HELP[name], (({}, value),))
-            for name, value in service.device.items()
-        ),
-        MetricFamily("edgekit_power_watts", "gauge", "Power now, by sensor.", of(service.power_w, "sensor")),
-        MetricFamily(
-            "edgekit_temperature_celsius", "gauge", "Temperature, by zone.", of(service.temperature_c, "zone")
-        ),
-    ]
+    families.append(MetricFamily("edgekit_memory_bytes", "gauge", "Memory of this process.", memory))
+    for name, value in service.device.items():
+        families.append(MetricFamily(name, "gauge", _DEVICE_HELP[name], (({}, value),)))
+    return families
 
 
 def read_memory(path: Path = _STATUS) -> dict[str, int]:
