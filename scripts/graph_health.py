@@ -136,6 +136,10 @@ def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.id, node.lineno
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name, node.lineno
 
 
 def _words(name: str) -> set[str]:
