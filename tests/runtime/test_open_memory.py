@@ -25,7 +25,7 @@ import numpy as np
 import onnxruntime
 from edgekit_runtime import open_session
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.trust.keys import find_keys_folder
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
 def peak():
