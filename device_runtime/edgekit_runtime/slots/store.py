@@ -72,8 +72,8 @@ class Place:
 class Slots:
     """The installed models below one folder.
 
-    Where this machine has no descriptors or no memory free for the moment, each function raises
-    `UnavailableError`: that says nothing of any version, and is recorded of none.
+    If this machine has no free descriptors or memory now, each function raises `UnavailableError`: that is no
+    fault of any version, and is not recorded.
 
     Attributes:
         folder: that `find_state_folder` names; it need not exist.

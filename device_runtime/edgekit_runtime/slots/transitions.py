@@ -88,7 +88,7 @@ def count_start(state: ModelState, version: str) -> ModelState:
 
 
 def take_back_start(state: ModelState, version: str) -> ModelState:
-    """Return the state without the last start of `version`, which has said nothing of it."""
+    """Return the state without the last start of `version`, which was no evidence for or against it."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 
 

@@ -1,6 +1,6 @@
-"""Which models to unload so that another fits into the memory; pure.
+"""Which models to unload so that another fits under the memory cap; pure.
 
-The least recently used go first, and no more of them than needed.
+The least recently used are first, and no more than needed.
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ def choose_evictions(
         loaded: all models in memory.
         needed_bytes: of the model to load, at least 0.
         cap_bytes: what all models may take together.
-        retry_after_s: what to tell where busy models stand in the way.
+        retry_after_s: of the error, if busy models alone prevent it.
 
     Raises:
-        MemoryCapError: it cannot fit: larger than the cap, or pinned or busy models stand in the way. Its
-            `retry_after_s` is None unless it is the busy ones alone.
+        MemoryCapError: it cannot fit: it is larger than the cap, or pinned or busy models prevent it. Its
+            `retry_after_s` is None unless busy models alone prevent it.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:
@@ -69,7 +69,7 @@ def choose_evictions(
 
 
 def _without_needless(chosen: list[Resident], spare_bytes: int) -> tuple[Resident, ...]:
-    """Return the chosen ones but those that a larger, later one made needless, the last used first."""
+    """Return the chosen models without those that a larger, later one made unnecessary."""
     kept = list(chosen)
     for model in reversed(chosen[:-1]):
         if model.size_bytes <= spare_bytes:

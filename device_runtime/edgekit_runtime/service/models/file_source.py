@@ -35,7 +35,7 @@ class PackageFiles:
     __slots__ = ("_damaged", "_opened", "_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
 
     def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
-        """Take the packages at `paths`; what goes later is said in the log.
+        """Serve the packages at `paths`; those that are removed later are logged.
 
         Args:
             paths: of files and folders.
@@ -98,7 +98,7 @@ class PackageFiles:
         return None
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
-        """Pass a version's file by, as long as this lives and the file stays, if there is another version."""
+        """Ignore a version's file until it changes or the service restarts, if there is another version."""
         own = [
             key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
         ]

@@ -139,7 +139,7 @@ class Lifecycle:
         await asyncio.gather(*map(asyncio.wrap_future, list(self._working)), return_exceptions=True)
 
     def abandon(self) -> None:
-        """End the threads without the work that waits; what they do now goes on."""
+        """End the threads without the work that waits; the work under way continues."""
         self._disk.shutdown(wait=False, cancel_futures=True)
 
 

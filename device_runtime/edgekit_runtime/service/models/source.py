@@ -49,7 +49,7 @@ class Source(Protocol):
         The first answers requests that name no version.
 
         Raises:
-            EdgekitError: that says why nothing can be served; nothing stays open then.
+            EdgekitError: nothing can be served, for the reason that it states; nothing stays open.
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:

@@ -2,8 +2,8 @@
 
 Which calls is decided without chance. Some of the candidate's calls are run again by both versions once they
 are answered, which compares answers and latency. While that does not keep up, the candidate gets fewer calls,
-so that wrong answers are found after a number of them that no load changes. What a cache answers says nothing
-of errors and latency, and is counted in neither; it is compared like all others.
+so that wrong answers are found after the same number of calls under any load. Answers from a cache count
+neither as errors nor in latency; they are compared like all others.
 """
 
 import math
@@ -51,9 +51,9 @@ class CanaryLane(Lane):
     ) -> None:
         """Put a candidate beside the current version.
 
-        After a rollback all calls go to `current`; after a promotion the share stays until the owner takes
-        this lane away. The owner closes the candidate: what is under way there must still be answered, with
-        an error if need be, which is then made good by `current`.
+        After a rollback all calls go to `current`; after a promotion the share stays until the owner removes
+        this lane. The owner closes the candidate: its calls under way must still be answered, with an error
+        if need be, which `current` then makes good.
 
         Args:
             current: the version in use.

@@ -1,9 +1,9 @@
-"""Whether a candidate version takes over, goes back or is watched on: gates, observations, and the verdict.
+"""Whether a candidate is promoted, rolled back or observed for longer: observations, gates and the verdict.
 
-Nothing here does anything: `canary_lane` and `shadow_lane` observe, the registry acts. The chance that a
-candidate which keeps all limits is ever rolled back for missing one is at most `Gates.alpha`, however often
-`judge` is asked, and so is the chance that one which misses a limit is promoted before the time is over; see
-`sequential` for what that assumes, and docs/explanation/canary.md for what was measured.
+These are decisions only: `canary_lane` and `shadow_lane` observe, the rollout controller acts. However often
+`judge` is asked, a candidate that keeps all limits is rolled back for missing one with a chance of at most
+`Gates.alpha`, and one that misses a limit is promoted before the time is over with a chance of at most that.
+See `confidence_sequences` for what that assumes, and docs/explanation/canary.md for what was measured.
 """
 
 import math
@@ -113,12 +113,12 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """The candidate takes over."""
+    """The candidate replaces the version in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The candidate goes.
+    """The candidate is unloaded.
 
     Attributes:
         gate: the gate that it missed.
@@ -140,7 +140,7 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """How a gate stands; `is_proof_needed` says whether the end of time is enough to pass it."""
+    """The state of a gate; with `is_proof_needed`, it is not passed by the end of time alone."""
 
     gate: str
     state: _State

@@ -1,12 +1,11 @@
 """A shadow: the current version answers, the candidate gets copies of a share of the calls in quiet moments.
 
-Real answers come first. Inputs are copied while the model runs, or just before the reply where the model has
-run at once, and not at all where they are large; the candidate is asked only while no real call is under way
-or was just answered; copies that wait too long are dropped. So under steady load nothing is compared: a
-`CanaryLane` is for that. What the candidate answers is compared, and timed, by running both versions once
-more, since the real call ran elsewhere and at another time. The candidate's own lane should run it on a
-thread, so that a call that arrives in the meantime does not wait for it. What a cache answers says nothing
-about a version, and is not counted.
+Real answers come first. Inputs are copied while the model runs, or just before the reply if it has run;
+large inputs are not copied. The candidate is asked only while no real call is under way or was just answered,
+and copies that wait too long are dropped. So nothing is compared under steady load; use a `CanaryLane` there.
+Answers and latency are compared by running both versions once more, since the real call ran elsewhere and at
+another time. The candidate's own lane should run it on a thread, so that a call that arrives meanwhile does
+not wait for it. Answers from a cache are not counted.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What passes between the rooms of the service: one inference, and who takes it.
+"""One inference, and the protocol of the lanes that answer it.
 
 Everything here happens on the thread of the event loop. A call is answered by calling `reply`, not through a
 future: for a model of 20 us a future and a turn of the loop would be half of the work again.
@@ -15,7 +15,7 @@ Answer: TypeAlias = "Mapping[str, Array] | EdgekitError"
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs that were computed for another call: whoever judges what a version does leaves them out."""
+    """Outputs that were computed for another call; they are no evidence of what a version does."""
 
     __slots__ = ("_outputs",)
 
@@ -43,12 +43,12 @@ class Call:
     Attributes:
         inputs: input name -> array; they may lie in shared memory that the client can write to, so whatever
             is checked must be read once. They are valid until `reply` is called: a receive buffer is used
-            again after that, and shared memory may shrink. Who needs them for longer copies them before.
-        reply: takes the outputs or the error, exactly once, on the loop's thread, maybe before `submit`
-            returns. Nobody writes to outputs that were handed over: several readers may hold them.
+            again after that, and shared memory may shrink. Copy them before to keep them longer.
+        reply: called once with the outputs or the error, on the loop's thread, maybe before `submit`
+            returns. The outputs must not be written to: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: on the clock of `time.monotonic`; a call that has not begun by then is refused.
-        is_unwanted: returns whether nobody waits for the answer any more; such a call need not run.
+        is_unwanted: returns whether the client has gone; such a call need not run.
     """
 
     inputs: Mapping[str, Array]
@@ -62,12 +62,12 @@ class Call:
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
-        """Return the same call with another taker of its answer, for a lane in front of another."""
+        """Return the same call with another `reply`, for a lane in front of another."""
         return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted)
 
 
 class Lane(Protocol):
-    """Takes calls: a scheduler in front of one session, a canary in front of two lanes, a worker process."""
+    """Answers calls: a scheduler in front of sessions, a canary in front of two lanes, a remote version."""
 
     __slots__ = ()
 
@@ -75,10 +75,9 @@ class Lane(Protocol):
         """Take `call`, which is answered through its `reply`; raises nothing."""
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
-        """Return the answer where it can be computed at once and on this thread; None has changed nothing.
+        """Return the answer if it can be computed at once on this thread; None has changed nothing.
 
-        For the shortest models: a `Call`, and an answer that goes back the way it came, would cost as much as
-        they do.
+        It is for the shortest models, for which a `Call` and its reply would take as long as their run.
 
         Args:
             inputs: of a call, as there.

@@ -17,7 +17,7 @@ _FIRST_COST_S: Final = 50e-6
 
 
 class DriftLane(Lane):
-    """Lets calls pass, and looks at some of them; it stands in front of a cache, which hides equal inputs."""
+    """Collects statistics of some calls; it stands in front of a cache, which would hide equal inputs."""
 
     __slots__ = ("_budget_s", "_clock", "_cost_s", "_drift", "_lane", "_left", "_phase")
 

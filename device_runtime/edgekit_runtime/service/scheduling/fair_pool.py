@@ -1,8 +1,7 @@
 """The threads that all models share, and which model may use one next.
 
-Fairness: of the models that have a batch ready, the one goes next that has had the least time of the threads.
-A model that was idle starts level with the others: it can neither save up time nor pay for what it had long
-ago.
+Of the models that have a batch ready, the one that has used the threads for the least time is next. A model
+that was idle starts level with the others: it neither saves up time nor pays for time that it used long ago.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
 """
@@ -85,10 +84,10 @@ class Threads:
         self._work.put((work, finish))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Wait for what is under way, take in what is done, and end the threads; the last call.
+        """Finish the work under way, and end the threads; the last call.
 
         Returns:
-            whether all have ended; one that has not ends with the process.
+            whether all threads have ended; one that hangs ends with the process.
         """
         for _ in self._threads:
             self._work.put(None)
@@ -107,6 +106,7 @@ class Threads:
             work, finish = item
             work()
             self._done.append(finish)
+            del item, work, finish  # else a version that has ended would stay until this thread's next work
             os.eventfd_write(self._event, 1)
 
     def _collect(self) -> None:
@@ -118,7 +118,7 @@ class Threads:
 
 
 class Flow(Protocol):
-    """A model that runs its batches on the pool: a flow, in the words of the paper.
+    """A model that runs its batches on the pool; the paper calls it a flow.
 
     Attributes:
         used_s: time that it has had, on the pool's virtual clock; the pool keeps it.
@@ -130,7 +130,7 @@ class Flow(Protocol):
         """Return a batch to run now, or None."""
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Take in a batch that has run; returns what answers its calls."""
+        """Count a batch that has run; returns a function that answers its calls."""
 
 
 class Pool:
@@ -144,7 +144,7 @@ class Pool:
         self._floor_s = 0.0
 
     def enlist(self, flow: Flow) -> None:
-        """Have `flow` asked for batches, as long as it has some, whenever it is its turn."""
+        """Ask `flow` for a batch whenever it is next, as long as it has any."""
         if flow not in self._ready:
             flow.used_s = max(flow.used_s, self._floor_s)
             self._ready.append(flow)

@@ -13,7 +13,7 @@ def reply(call: Call, answer: Answer) -> None:
     """Answer a call; raises nothing."""
     try:
         call.reply(answer)
-    except Exception:  # whoever fails to write an answer must not keep the others from theirs
+    except Exception:  # a fault in writing one answer must not keep back the others
         _logger.exception("an answer could not be delivered")
 
 
@@ -24,20 +24,20 @@ def refuse(call: Call, error: EdgekitError, metrics: LaneMetrics) -> None:
 
 
 def miss(call: Call, metrics: LaneMetrics) -> None:
-    """Refuse a call whose deadline has come."""
+    """Refuse a call whose deadline has passed."""
     metrics.late += 1
     reply(call, DeadlineError(f"{metrics.model}: the call had not begun by its deadline; give it more time"))
 
 
 def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
-    """Refuse a call since too many wait: `waiting` of them, who will take `wait_s`."""
+    """Refuse a call since `waiting` calls wait already, which will take `wait_s`."""
     metrics.shed += 1
     message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Drop a call whose client has gone; who watches it still hears of its end."""
+    """Drop a call whose client has gone; lanes in front of this one still get a reply."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))
 

@@ -4,12 +4,11 @@ A run is measured where it happens. On a thread the clock also counts how long t
 global lock, so many runs of the pool are judged by the least of them; a run on the loop waits for nobody, so
 those are judged by their mean, which hiccups of the machine move by a bounded step.
 
-A model may be short for most inputs and long for a few, and a long run on the loop holds up everybody. So one
-that freezes the loop leaves it at once, and comes back only after as many runs on threads as would have
-saved, on the loop, the time that was lost, and as many after a long one there as that would have cost: what
-freezing costs stays below what the loop brings. A hiccup of the machine looks the same, but costs little by
-that rule: 10 ms keep a model away for 250 runs. The first such run cannot be foreseen; `short_s = 0` keeps a
-model off the loop from the start.
+A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So a
+model that freezes the loop leaves it at once. It returns after so many runs on threads as would have saved on
+the loop the time that was lost; a long run on a thread counts in the same way. So freezing costs less than the
+loop saves. A hiccup of the machine looks the same, but costs little by that rule: 10 ms keep a model away for
+250 runs. The first long run cannot be predicted; `short_s = 0` keeps a model off the loop from the start.
 """
 
 import math
@@ -43,7 +42,7 @@ class Placement:
     __slots__ = ("_freeze_s", "_least_s", "_left", "_limit_s", "_patience", "_upper_s", "mean_s", "short")
 
     def __init__(self, limit_s: float) -> None:
-        """Make one that has measured nothing, and is not short.
+        """Make a placement without measurements, on threads.
 
         Args:
             limit_s: runs of less are short; 0 means that none is.
@@ -56,7 +55,7 @@ class Placement:
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
-        """Take in a run that was on the loop."""
+        """Count a run that was on the loop."""
         mean_s = self.mean_s
         if seconds > mean_s * _HICCUP:
             if seconds >= self._freeze_s:
@@ -68,7 +67,7 @@ class Placement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Take in a run that was on a thread; after some of them the least decides where the next one is."""
+        """Count a run that was on a thread; after some of them, the shortest decides on the next place."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))
@@ -83,7 +82,7 @@ class Placement:
             self._left, self._least_s = self._patience, float("inf")
 
     def _leave(self, due: float) -> None:
-        """Run on threads from now on, for `due` runs at least; one that comes and goes, ever longer."""
+        """Run on threads from now on, for at least `due` runs, and longer each time that it comes back."""
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
         self._patience = self._left = math.ceil(max(due, min(2 * self._patience, most)))

@@ -1,9 +1,7 @@
-"""The calls that wait for one model: levels of priority, and who goes next.
+"""The calls that wait for one model, in levels of priority.
 
-Nothing here runs, answers or looks at a clock.
-
-Who goes next: the oldest call of the highest level that has one. So that a level does not starve, a level
-that has been passed over `max_passes` times goes first once.
+Next is the oldest call of the highest level that has one. A level that was passed over `max_passes` times
+comes first once, so that no level starves. Nothing here runs or answers a call, or reads a clock.
 """
 
 import math
@@ -78,10 +76,10 @@ class PriorityQueue:
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:
-        """Return the next batch, which stays; empty where nothing waits.
+        """Return the next batch without removing it; empty if no call waits.
 
-        The call whose turn it is leads; calls of its kind join, the higher levels first, as long as all have
-        at most `max_rows` together, and inputs of at most `max_bytes`. A call of more runs alone.
+        The next call leads. Calls of its kind join, those of higher levels first, up to `max_rows` rows and
+        `max_bytes` of inputs together. A larger call runs alone.
         """
         lead = self._lead()
         if lead is None:
@@ -103,7 +101,7 @@ class PriorityQueue:
         return batch
 
     def remove(self, batch: list[Queued]) -> None:
-        """Take out a batch that `choose` returned, and count whom it passed over."""
+        """Remove a batch that `choose` returned, and count the levels that it passed over."""
         first = min(queued.level for queued in batch)
         taken = set(map(id, batch))
         for index, level in enumerate(self._levels):
@@ -120,7 +118,7 @@ class PriorityQueue:
         self.rows -= sum(queued.rows for queued in batch)
 
     def expire(self, now_s: float) -> list[Queued]:
-        """Take out and return the calls whose deadline has come."""
+        """Remove and return the calls whose deadline has passed."""
         if now_s < self.next_deadline_s:
             return []
         late = []
@@ -134,7 +132,7 @@ class PriorityQueue:
         return late
 
     def sweep(self) -> list[Queued]:
-        """Take out and return the calls that nobody waits for any more."""
+        """Remove and return the calls whose clients have gone."""
         unwanted = [queued for level in self._levels for queued in level if queued.call.is_unwanted()]
         for index, level in enumerate(self._levels):
             self._keep(index, [queued for queued in level if queued not in unwanted])
@@ -142,7 +140,7 @@ class PriorityQueue:
         return unwanted
 
     def displace(self, level: int) -> Queued | None:
-        """Take out and return the youngest call of the lowest level below `level`, or None."""
+        """Remove and return the youngest call of the lowest level below `level`, or None."""
         for index in range(len(self._levels) - 1, level - 1, -1):
             if self._levels[index]:
                 queued = self._levels[index].pop()
@@ -151,7 +149,7 @@ class PriorityQueue:
         return None
 
     def clear(self) -> list[Queued]:
-        """Take out and return all calls."""
+        """Remove and return all calls."""
         everything = [queued for level in self._levels for queued in level]
         for level in self._levels:
             level.clear()

@@ -1,8 +1,8 @@
 """The response cache: equal inputs to the same version are computed once, while there is room.
 
-It is off unless a model asks for it. What is cached are good answers only; calls with equal inputs that come
+It is off unless a model's options turn it on. Only good answers are cached. Calls with equal inputs that come
 while the first of them is under way wait for it, each until its own deadline. A lane with a cache belongs to
-one loaded version, under a canary, never above one; when that version goes, its answers go with it.
+one loaded version, behind a canary, never in front of one; its answers are dropped with that version.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ class ResponseCache:
 
 
 class CacheLane(Lane):
-    """Answers what it knows; everything else goes to the lane behind it, equal calls under way once."""
+    """Answers from the cache; sends all other calls to the lane behind it, equal ones only once at a time."""
 
     __slots__ = (
         *("_alarm", "_cache", "_clock", "_is_closed", "_lane", "_max_waiting", "_metrics", "_number"),

@@ -24,7 +24,7 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 _ASSUMED_RATIO: Final = 64.0
 _DEFAULT_SHARE: Final = 4  # of the machine's memory: a quarter
 _DEFAULT_BYTES: Final = 1 << 30
-_KEPT_BYTES: Final = 64 << 20  # an engine may keep for the next run; to map it anew costs 5 to 10 ms
+_KEPT_BYTES: Final = 64 << 20  # an engine may keep for the next run; to map it again costs 5 to 10 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""One timer of a lane: it goes off at the earliest time that it was set to since it last went off.
+"""One timer of a lane, which goes off at the earliest time that it was set to.
 
-It knows its lane only while it is set: a lane that has ended is freed at once, with the model behind it, and
-not when the garbage collector next looks for cycles, which in a service at rest is after hundreds of swaps.
+It refers to its lane only while it is set. So a lane that has ended is freed at once, with the model behind
+it, and not when the garbage collector next looks for cycles: in an idle service, that is after hundreds of
+swaps.
 """
 
 import math
@@ -19,20 +20,20 @@ class Alarm:
     __slots__ = ("_at_s", "_loop", "_timer")
 
     def __init__(self, loop: Loop) -> None:
-        """Make one that is not set; `loop` keeps time."""
+        """Make a timer that is not set; `loop` keeps time."""
         self._loop = loop
         self._timer: Any = None
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Go off at `at_s`; where it goes off earlier anyway, it is to be set again then.
+        """Call `action` at `at_s`; if an earlier time is set already, the owner sets it again then.
 
         Args:
             action: what to call, always the same.
-            at_s: when; never where infinite.
+            at_s: when; infinite for never.
             now_s: on the same clock.
-            is_exact: whether a last part that is shorter than epoll counts is waited for in turns of the
-                loop, which keep a core busy; else it may come a millisecond late.
+            is_exact: whether to wait for the last millisecond in turns of the loop, which keep a core busy;
+                otherwise the call may be a millisecond late.
         """
         if at_s >= self._at_s:
             return
@@ -45,7 +46,7 @@ class Alarm:
             self._timer = self._loop.call_later(max(left_s, 0.0), self._go_off, action)
 
     def cancel(self) -> None:
-        """Do not go off."""
+        """Unset the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._at_s = None, math.inf

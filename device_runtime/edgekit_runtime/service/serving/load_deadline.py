@@ -1,7 +1,7 @@
-"""A load with a deadline: it runs on a thread of its own, which is given up where it takes too long.
+"""A load with a deadline: it runs on a thread of its own, which is abandoned if it takes too long.
 
-A thread cannot be ended from outside. A session that can be told to stop (it has `interrupt`) is told so.
-With any other engine the thread goes on until the process ends; the error says so, and it is counted.
+A thread cannot be ended from outside. A session that has `interrupt` is interrupted. With any other engine the
+thread runs until the process ends; the error says so, and the thread is counted.
 """
 
 import threading
