@@ -4,11 +4,11 @@ A run is measured where it happens. On a thread the clock also counts how long t
 global lock, so many runs of the pool are judged by the least of them; a run on the loop waits for nobody, so
 those are judged by their mean, which hiccups of the machine move by a bounded step.
 
-A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So a
-model that freezes the loop leaves it at once. It returns after so many runs on threads as would have saved on
-the loop the time that was lost; a long run on a thread counts in the same way. So freezing costs less than the
-loop saves. A hiccup of the machine looks the same, but costs little by that rule: 10 ms keep a model away for
-250 runs. The first long run cannot be predicted; `short_s = 0` keeps a model off the loop from the start.
+A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So
+a model that freezes the loop leaves it at once. It returns after so many runs on threads as would have saved
+on the loop the time that was lost; a long run on a thread counts in the same way. So freezing costs less than
+the loop saves. A hiccup of the machine looks the same, but costs little by that rule: 10 ms keep a model away
+for 250 runs. The first long run cannot be predicted; `short_s = 0` keeps a model off the loop from the start.
 """
 
 import math
