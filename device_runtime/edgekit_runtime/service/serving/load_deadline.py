@@ -1,7 +1,7 @@
 """A load with a deadline: it runs on a thread of its own, which is abandoned if it takes too long.
 
-A thread cannot be ended from outside. A session that has `interrupt` is interrupted. With any other engine the
-thread runs until the process ends; the error says so, and the thread is counted.
+A thread cannot be ended from outside. A session that has `interrupt` is interrupted. With any other engine,
+the thread runs until the process ends; the error says so, and the thread is counted.
 """
 
 import threading
