@@ -180,20 +180,6 @@ def test_merged_moments_are_those_of_all_values(parts: list[list[float]]) -> Non
     assert (merged.low, merged.high) == (values.min(), values.max())
 
 
-def test_merged_workers_are_as_one() -> None:
-    one, other, both = new_drift(), new_drift(), new_drift()
-    looked(one, 60, seed=1)
-    looked(other, 80, scale=0.5, seed=2)
-    one.merge(other)
-    looked(both, 60, seed=1)
-    whole = looked(both, 80, scale=0.5, seed=2)
-    merged = json.loads(json.dumps(one.to_json()))
-    assert merged["looked_at"] == 140
-    assert merged["inputs"]["image"]["bins"] == whole["inputs"]["image"]["bins"]
-    assert merged["inputs"]["image"]["std"] == pytest.approx(whole["inputs"]["image"]["std"], rel=1e-4)
-    assert merged["outputs"] == whole["outputs"]
-
-
 def test_the_document_stays_small() -> None:
     inputs = [TensorSpec("x" * 200 + str(place), "float32", ("N", 50)) for place in range(9)]
     outputs = [TensorSpec("scores", "float32", ("N", 1000)), TensorSpec("more", "float32", ("N", 7))]

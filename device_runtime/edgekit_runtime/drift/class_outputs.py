@@ -1,6 +1,6 @@
-"""Whether the first output of a model holds class scores: by its shape it may, and a manifest can say so.
+"""Whether the first output of a model holds class scores, by its shape or by a field of its manifest.
 
-A regression, a time series and an embedding have that shape, too.
+The shape alone proves nothing: a regression, a time series and an embedding have it, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 
 def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the first output, where it has the shape of class scores [samples, classes >= 2]; or None."""
+    """Return the first output if it has the shape of class scores [samples, classes >= 2], else None."""
     first = outputs[0]
     is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and class_count(first) >= 2
     return first if is_scores else None
 
 
 def class_count(spec: TensorSpec) -> int:
-    """Return the size of the last axis, 0 where it is free."""
+    """Return the size of the last axis, 0 if it is free."""
     count = spec.shape[-1] if spec.shape else 0
     return count if isinstance(count, int) else 0
 

@@ -1,7 +1,6 @@
 """Drift statistics of one version: inputs against calibration, confidence and classes, all without labels.
 
-Only some values of each call are looked at. The figures are of recent calls: old
-ones lose weight.
+Some values of each call are counted. The statistics are of recent calls: older ones lose weight.
 """
 
 import json
@@ -16,17 +15,17 @@ from edgekit_runtime.drift.reference import ClassReference, parse_references
 from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
-VALUES: Final = 512  # of one tensor that are looked at in one call
+VALUES: Final = 512  # of one tensor that are counted of one call
 MAX_DOCUMENT_BYTES: Final = 2000
 _MAX_TENSORS: Final = 4
 _MAX_ROWS: Final = 4  # of a batch of class scores
 
 
 class Drift:
-    """What the inputs and outputs of one version look like.
+    """Statistics of the inputs and outputs of one version.
 
     Attributes:
-        looked_at: calls, with the weight that they have left.
+        looked_at: number of counted calls, each with the weight that it has left.
     """
 
     __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at")
@@ -38,13 +37,13 @@ class Drift:
         figures: Mapping[str, JsonValue],
         window: int = 4096,
     ) -> None:
-        """Begin with nothing.
+        """Start without calls.
 
         Args:
-            inputs: of the model; the first few numeric ones are watched.
+            inputs: of the model; the first few numeric ones are counted.
             outputs: of the model; as for `inputs`.
-            figures: of the manifest, with the reference where the package has one.
-            window: calls that were looked at after which all so far lose half their weight.
+            figures: of the manifest, with the reference if the package has one.
+            window: number of counted calls after which all earlier ones lose half their weight.
 
         Raises:
             ManifestError: the reference is malformed, or of another model.
@@ -58,7 +57,7 @@ class Drift:
         }
         classes = class_output(outputs)
         if after or classes is None or find_statement(figures, classes.name) is None:
-            classes = None  # where there is a reference, it alone says what is classes
+            classes = None  # a reference alone says which outputs are classes
         self._outputs: dict[str, ValueSketch] = {}
         self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
@@ -70,13 +69,13 @@ class Drift:
         self.looked_at = 0.0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return a copy of some values of each watched input; `phase` is that of `pick`."""
+        """Return a copy of some values of each counted input; see `pick` for `phase`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count what was picked of the inputs of one call, and some values of its outputs."""
+        """Count the values picked from the inputs of one call, and some values of its outputs."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -93,16 +92,6 @@ class Drift:
                 sketch.halve()
             for answers in self._classes.values():
                 answers.halve()
-
-    def merge(self, other: "Drift") -> None:
-        """Take in what another lane of the same version saw."""
-        for name, own in self._inputs.items():
-            own.merge(other._inputs[name])
-        for name, output in self._outputs.items():
-            output.merge(other._outputs[name])
-        for name, answers in self._classes.items():
-            answers.merge(other._classes[name])
-        self.looked_at += other.looked_at
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document for `/v2` statistics and the fleet, at most `MAX_DOCUMENT_BYTES` of JSON."""
@@ -124,7 +113,7 @@ def pick(array: Array, phase: float) -> Array:
 
     Args:
         array: of numbers, not empty.
-        phase: 0..1, the first of them, so that other values come next time.
+        phase: 0..1, which value is the first; another phase picks other values.
     """
     step = -(-array.size // VALUES)
     return array.reshape(-1)[int(phase * step) :: step].astype(np.float32)

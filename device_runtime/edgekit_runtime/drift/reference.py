@@ -1,7 +1,6 @@
-"""What a model's inputs and outputs looked like when its package was made: `figures.reference` of a manifest.
+"""The reference of drift statistics: `figures.reference` of a manifest.
 
-Data only; `sketches` holds what is seen later against it. The toolkit writes it from the samples that
-calibrated the package.
+The toolkit writes it from the samples that calibrated the package; `sketches` compares later values with it.
 """
 
 import math
@@ -21,13 +20,13 @@ MARGIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ValueReference:
-    """How the values of one tensor were spread when the package was made.
+    """The distribution of the values of one tensor when the package was made.
 
     Attributes:
         low: the smallest value.
         high: the largest.
-        edges: that part the values within `low - margin .. high + margin`, ascending.
-        shares: of the values, one more than edges, and none outside that range.
+        edges: of the bins within `low - margin .. high + margin`, ascending.
+        shares: of the values in each bin, one more than edges.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -51,7 +50,7 @@ class ValueReference:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Edges of all bins, the first and last of which are for what lies outside."""
+        """Edges of all bins; the first and the last bin are for values outside the range."""
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 
@@ -65,12 +64,12 @@ class ValueReference:
 
 @dataclass(frozen=True, slots=True)
 class ClassReference:
-    """How sure a classifier was, and of what, when the package was made.
+    """The distribution of a classifier's outputs when the package was made.
 
     Attributes:
         is_probabilities: whether its outputs are probabilities; otherwise they are logits.
-        confidence: shares of answers by the best class's probability, `CONFIDENCES` bins of equal width.
-        classes: shares of answers by best class, folded to `CLASSES`.
+        confidence: shares of outputs by the probability of the best class, `CONFIDENCES` bins of equal width.
+        classes: shares of outputs by best class, folded to `CLASSES`.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -103,7 +102,7 @@ class ClassReference:
 def parse_references(
     figures: Mapping[str, JsonValue],
 ) -> tuple[dict[str, ValueReference], dict[str, ValueReference | ClassReference]]:
-    """Return the references of inputs and of outputs by name; nothing where the package has none.
+    """Return the references of inputs and of outputs by name; empty if the package has none.
 
     Args:
         figures: of a manifest.

@@ -1,6 +1,6 @@
-"""Small summaries of values and of class scores, and how far they lie from a reference.
+"""Small summaries of values and of class scores, and their distance from a reference.
 
-A summary takes a few hundred bytes, whatever it has seen.
+A summary takes a few hundred bytes, however many values it counts.
 """
 
 import math
@@ -42,7 +42,7 @@ class Moments:
     high: float = -math.inf
 
     def merge(self, other: "Moments") -> None:
-        """Take in another stream."""
+        """Add another stream."""
         total = self.count + other.count
         if not other.count:
             return
@@ -54,7 +54,7 @@ class Moments:
         self.high = max(self.high, other.high)
 
     def halve(self) -> None:
-        """Give everything so far half its weight; the extremes stay."""
+        """Halve the weight of all values so far; the extremes stay."""
         self.count /= 2
         self.squares /= 2
 
@@ -66,13 +66,13 @@ class Moments:
 
 @dataclass(slots=True)
 class ValueSketch:
-    """What the values of one tensor looked like.
+    """Summary of the values of one tensor.
 
     Attributes:
-        reference: what they are held against, or None.
+        reference: that they are compared with, or None.
         moments: of the values.
         bins: values between the reference's bounds; empty without a reference.
-        not_finite: tensors with NaN or infinity; such values are in neither.
+        not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
 
     reference: ValueReference | None = None
@@ -111,18 +111,12 @@ class ValueSketch:
         self.moments.merge(Moments(count, mean, float(wide.dot(wide)), low, high))
 
     def halve(self) -> None:
-        """Give everything so far half its weight."""
+        """Halve the weight of all values so far."""
         self.moments.halve()
         self.bins = [count / 2 for count in self.bins]
 
-    def merge(self, other: "ValueSketch") -> None:
-        """Take in what another worker saw of the same tensor, held against the same reference."""
-        self.moments.merge(other.moments)
-        self.bins = [own + more for own, more in zip(self.bins, other.bins, strict=True)]
-        self.not_finite += other.not_finite
-
     def to_json(self) -> dict[str, JsonValue]:
-        """Return counts, and the distance from the reference where there is one."""
+        """Return the counts, and the distance from the reference if there is one."""
         moments = self.moments
         stated: dict[str, JsonValue] = {
             "count": round(moments.count),
@@ -146,15 +140,15 @@ class ValueSketch:
 
 @dataclass(slots=True)
 class ClassSketch:
-    """What a classifier answered.
+    """Summary of the outputs of a classifier.
 
     Attributes:
         count: of its classes.
-        reference: what its answers are held against, or None.
-        is_probabilities: whether its outputs are; None before the first without a reference.
-        confidence: answers by the best class's probability.
-        classes: answers by best class.
-        entropy: of answers, over the largest possible: 0 is sure, 1 knows nothing.
+        reference: that they are compared with, or None.
+        is_probabilities: whether its outputs are probabilities; None if that is not known yet.
+        confidence: number of outputs by the probability of the best class.
+        classes: number of outputs by best class.
+        entropy: of the outputs, as a share of the largest possible; 1 is a uniform output.
     """
 
     count: int
@@ -175,7 +169,7 @@ class ClassSketch:
                 )
 
     def add(self, scores: Array) -> None:
-        """Count one answer.
+        """Count one output.
 
         Args:
             scores: float [classes], logits or probabilities.
@@ -197,19 +191,13 @@ class ClassSketch:
         self.classes[best % len(self.classes)] += 1
 
     def halve(self) -> None:
-        """Give everything so far half its weight."""
+        """Halve the weight of all values so far."""
         self.entropy.halve()
         self.confidence = [count / 2 for count in self.confidence]
         self.classes = [count / 2 for count in self.classes]
 
-    def merge(self, other: "ClassSketch") -> None:
-        """Take in what another worker saw of the same output."""
-        self.entropy.merge(other.entropy)
-        self.confidence = [own + more for own, more in zip(self.confidence, other.confidence, strict=True)]
-        self.classes = [own + more for own, more in zip(self.classes, other.classes, strict=True)]
-
     def to_json(self) -> dict[str, JsonValue]:
-        """Return counts, and the distances from the reference where there is one."""
+        """Return the counts, and the distances from the reference if there is one."""
         stated: dict[str, JsonValue] = {
             "confidence": [round(count) for count in self.confidence],
             "classes": [round(count) for count in self.classes],

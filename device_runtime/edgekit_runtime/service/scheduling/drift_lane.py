@@ -34,7 +34,7 @@ class DriftLane(Lane):
         Args:
             drift: of the version behind it.
             lane: that answers.
-            budget_s: mean time per call that looking may take.
+            budget_s: mean time per call that counting may take.
             clock: in seconds.
         """
         self._budget_s = budget_s
@@ -46,7 +46,7 @@ class DriftLane(Lane):
         self._left = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane behind answer, unless this call is looked at."""
+        """Let the lane behind answer, unless this call is counted."""
         if self._left <= 1:
             return None
         answer = self._lane.attempt(inputs)
@@ -55,7 +55,7 @@ class DriftLane(Lane):
         return answer
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which the lane behind answers; raises nothing."""
+        """Pass `call` to the lane behind, and count it if it is its turn; raises nothing."""
         self._left -= 1
         if self._left > 0:
             self._lane.submit(call)
@@ -82,8 +82,8 @@ class DriftLane(Lane):
         self._lane.submit(call.answered_by(take))
 
     def _count_skipped(self, seconds: float) -> int:
-        """Take note of what a look cost; return how many calls to let pass before the next."""
-        # A pause of the whole process, which may strike during a look, is not its cost.
+        """Record the time that counting took; return how many calls to pass on before the next."""
+        # A pause of the whole process is not the cost of counting.
         self._cost_s += 0.25 * (min(seconds, 4 * self._cost_s) - self._cost_s)
         self._phase = (self._phase + GOLDEN) % 1.0
         # Not every k-th call: two clients that take turns would be seen unequally often.
