@@ -56,7 +56,7 @@ class PackageFiles:
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, in the order of the files."""
-        return list(dict.fromkeys(package.name for package in self._read()))
+        return list(dict.fromkeys(package.name for package in self._read().values()))
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
         """Return the packages that `policy` chooses.
@@ -99,22 +99,20 @@ class PackageFiles:
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
         """Ignore a version's file until it changes or the service restarts, if there is another version."""
-        own = [
-            key for key, package in self._read_keys() if (package.name, package.version) == (name, version)
-        ]
-        others = [package for package in self._read() if package.name == name and package.version != version]
+        packages = {key: package for key, package in self._read().items() if package.name == name}
+        own = [key for key, package in packages.items() if package.version == version]
         self._opened.discard((name, version))
-        if others:
+        has_others = len(own) < len(packages)
+        if has_others:
             self._rejected.update(own)
-        return bool(others)
+        return has_others
 
     def _list(self, name: str) -> dict[_Key, Servable]:
-        found = {key: package for key, package in self._read_keys() if package.name == name}
-        accepted = {key: package for key, package in found.items() if key not in self._rejected}
-        if not accepted and self._unreadable:
+        found = {key: package for key, package in self._read().items() if package.name == name}
+        if not found and self._unreadable:
             reasons = "; ".join(self._unreadable.values())
             raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
-        return accepted
+        return found
 
     def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:
         """Return the packages that `policy` chooses, verified; damaged files are passed by from now on."""
@@ -148,10 +146,8 @@ class PackageFiles:
                 f" [models.{package.name}]"
             )
 
-    def _read(self) -> list[Servable]:
-        return [package for key, package in self._read_keys() if key not in self._rejected]
-
-    def _read_keys(self) -> list[tuple[_Key, Servable]]:
+    def _read(self) -> dict[_Key, Servable]:
+        """Return the packages that are there now and were not rejected."""
         files = []
         for path in self._paths:
             files += _list_packages(path) if path.is_dir() else [path]
@@ -168,7 +164,7 @@ class PackageFiles:
         self._seen, self._unreadable = dict(found), unreadable
         if problem is not None and not found:
             raise problem
-        return found
+        return {key: package for key, package in found if key not in self._rejected}
 
     def _describe(self, path: Path) -> tuple[_Key, Servable]:
         status = _stat(path)
