@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from edgekit_toolkit.report import write_report
+from edgekit_toolkit.report.files import write_report
 
 
 class Page:

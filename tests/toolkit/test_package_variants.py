@@ -240,7 +240,7 @@ def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pyte
 
     def answer(model: object, feeds: object) -> TensorRtCheck:
         errors = ("no kernel",) if model is best else ()
-        return TensorRtCheck(True, True, not errors, errors, None, "1.7", 1.0)
+        return TensorRtCheck(errors, True, True, not errors, None, "1.7", 1.0)
 
     monkeypatch.setattr("edgekit_toolkit.pipeline.variants.check_accepted", answer)
     run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())

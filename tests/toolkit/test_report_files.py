@@ -8,7 +8,7 @@ import pytest
 from tests.toolkit import report_sample
 
 from edgekit_runtime.errors import OutputError
-from edgekit_toolkit.report import write_report
+from edgekit_toolkit.report.files import write_report
 
 
 def test_report_is_written_as_page_and_json_of_the_same_document(tmp_path: Path) -> None:

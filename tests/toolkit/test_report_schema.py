@@ -8,7 +8,9 @@ import jsonschema
 import pytest
 from tests.toolkit import report_sample
 
-from edgekit_toolkit.report import SCHEMA_ID, document, write_report
+from edgekit_toolkit.report import document
+from edgekit_toolkit.report.document import SCHEMA_ID
+from edgekit_toolkit.report.files import write_report
 
 SAMPLES = ("packaged", "refused", "bare")
 

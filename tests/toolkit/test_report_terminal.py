@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from tests.toolkit import report_sample
 
-from edgekit_toolkit.report import print_summary
+from edgekit_toolkit.report.terminal import print_summary
 
 
 def _printed(document: dict[str, Any], width: int = 80, written: tuple[Path, ...] = ()) -> str:

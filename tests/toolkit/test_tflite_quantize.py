@@ -1,6 +1,6 @@
 """Quantizing `.tflite` models: forms, ranges, which operators become integer kernels, and the search."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from edgekit_toolkit.quantize.litert import writer
 from edgekit_toolkit.quantize.litert.kernels import kernel_names
 from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
-from edgekit_toolkit.quantize.litert.ranges import collect
+from edgekit_toolkit.quantize.litert.ranges import GROUP_BYTES, activation_reader
 from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.ranges import Range, gather
 from edgekit_toolkit.quantize.scheme import LITERT
 from edgekit_toolkit.samples.range_trap import find_range_trap
 from edgekit_toolkit.tflite.flatbuffer import constant, operators, pack, parse, schema, tensor_name
@@ -228,11 +229,21 @@ def test_plan_of_another_model_is_refused() -> None:
         writer.build(prepare(small_cnn().content()), Form(forms.STATIC_INT8, other))
 
 
+def collect(
+    prepared: bytes,
+    names: list[str],
+    samples: Callable[[], Iterable[dict[str, Array]]],
+    group_bytes: int = GROUP_BYTES,
+) -> dict[str, Range]:
+    read = activation_reader(prepared, names, threads=1, group_bytes=group_bytes)
+    return gather(samples, read, lambda: None, axis=None)
+
+
 def test_ranges_are_the_extremes_in_any_grouping() -> None:
     prepared = prepare(small_cnn().content())
     names = ["x", "a", "d", "z"]
-    whole = collect(prepared, names, lambda: images(5), threads=1)
-    split = collect(prepared, names, lambda: images(5), threads=1, group_bytes=1)
+    whole = collect(prepared, names, lambda: images(5))
+    split = collect(prepared, names, lambda: images(5), group_bytes=1)
     assert {name: item.whole() for name, item in whole.items()} == {
         name: item.whole() for name, item in split.items()
     }
@@ -244,10 +255,10 @@ def test_ranges_are_the_extremes_in_any_grouping() -> None:
 def test_no_samples_and_nan_samples_are_refused() -> None:
     prepared = prepare(small_cnn().content())
     with pytest.raises(DataError, match="no samples"):
-        collect(prepared, ["a"], list, threads=1)
+        collect(prepared, ["a"], list)
     bad = {"x": np.full((1, 8, 8, 3), np.nan, np.float32)}
     with pytest.raises(DataError, match="'z'"):
-        collect(prepared, ["z"], lambda: [bad], threads=1)
+        collect(prepared, ["z"], lambda: [bad])
 
 
 def calibration() -> Iterator[dict[str, Array]]:

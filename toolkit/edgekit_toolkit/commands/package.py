@@ -229,8 +229,9 @@ def _with_last_version(run: Run, out: Path) -> Run:
 def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
     """Write the report, and the package where one was chosen."""
     from edgekit_toolkit.pipeline.publish import evidence_of, publish, staging
-    from edgekit_toolkit.report import finite_report, write_report
     from edgekit_toolkit.report.builder import describe, evidence_figures
+    from edgekit_toolkit.report.document import finite_report
+    from edgekit_toolkit.report.files import write_report
 
     request, published = run.request, None
     with staging(out) as stage:
@@ -251,7 +252,7 @@ def _show(document: Report, written: list[Path], console: Console, *, as_json: b
     import json
 
     from edgekit_runtime.errors import BudgetError
-    from edgekit_toolkit.report import print_summary
+    from edgekit_toolkit.report.terminal import print_summary
 
     outcome = document["outcome"]
     if not as_json:

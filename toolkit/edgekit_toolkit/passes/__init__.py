@@ -2,7 +2,3 @@
 
 It chooses no numbers of lower precision: that is what `quantize` does.
 """
-
-from edgekit_toolkit.passes.pipeline import Optimised, PassResult, optimise
-
-__all__ = ["Optimised", "PassResult", "optimise"]

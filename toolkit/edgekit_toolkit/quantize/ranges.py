@@ -52,6 +52,7 @@ class Histogram:
 
 
 HISTOGRAM_BINS = 4096
+_NO_SAMPLES: Final = "calibration: there are no samples; give at least one"
 # An activation whose values differ by less counts as constant.
 _LEAST_WIDTH = 1e-12
 
@@ -76,7 +77,7 @@ def collect(
     """
     first = next(iter(samples()), None)
     if first is None:
-        raise no_samples()
+        raise DataError(_NO_SAMPLES)
     read = activation_reader(model, names, first, threads=threads, group_bytes=group_bytes)
     return gather(samples, read, progress, axis=1)
 
@@ -114,11 +115,6 @@ def activation_reader(
     return values
 
 
-def no_samples() -> DataError:
-    """Return the error for a stream without samples."""
-    return DataError("calibration: there are no samples; give at least one")
-
-
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Return the names in groups, in order, of at most `most` bytes together where one alone is not more."""
     groups: list[list[str]] = []
@@ -148,13 +144,16 @@ def gather(
         axis: of the channels, which have extremes of their own; None for the tensor as a whole.
 
     Raises:
-        DataError: a value is not finite.
+        DataError: there are no samples, or a value is not finite.
     """
     found: dict[str, Range] = {}
+    feeds = None
     for feeds in samples():
         for name, value in read(feeds):
             _update(found, name, value, axis)
         progress()
+    if feeds is None:
+        raise DataError(_NO_SAMPLES)
     return found
 
 

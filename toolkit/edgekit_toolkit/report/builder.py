@@ -13,7 +13,7 @@ from edgekit_toolkit.packaging.recipe import tool_versions
 from edgekit_toolkit.passes.pipeline import PassResult
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
 from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
-from edgekit_toolkit.report import SCHEMA_ID
+from edgekit_toolkit.report.document import SCHEMA_ID
 from edgekit_toolkit.report.layer_table import describe_layers, stored
 from edgekit_toolkit.selection.budget import UNITS
 from edgekit_toolkit.selection.confirmation import HeldDrop

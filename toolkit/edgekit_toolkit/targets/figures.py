@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -61,7 +60,7 @@ class Figure:
         if not math.isfinite(self.value) or self.value < 0:
             raise TargetError(f"value: expected a finite number of at least 0, got {self.value}")
         if self.status not in get_args(Status):
-            raise TargetError(f"status: expected one of {listed(get_args(Status))}, got {self.status!r}")
+            raise TargetError(f"status: expected one of {', '.join(get_args(Status))}, got {self.status!r}")
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
@@ -72,8 +71,3 @@ def check_figures(record: object, unit: str, *names: str, zero: bool = False) ->
             raise TargetError(f"{name}.unit: expected {unit!r}, got {figure.unit!r}")
         if figure.value == 0 and not zero:
             raise TargetError(f"{name}.value: expected more than 0, got 0")
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a message."""
-    return ", ".join(names)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.targets.figures import listed
 from edgekit_toolkit.targets.spec import (
     NAME_PATTERN,
     Target,
@@ -59,7 +58,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
     near = difflib.get_close_matches(name_or_path.lower(), names, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise TargetError(
-        f"no target {name_or_path!r}; {hint}expected one of {listed(names)}, or the path of a .toml file "
+        f"no target {name_or_path!r}; {hint}expected one of {', '.join(names)}, or the path of a .toml file "
         "(docs/reference/targets.md says how to write one)"
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.targets.figures import Figure, Source, check_figures, listed
+from edgekit_toolkit.targets.figures import Figure, Source, check_figures
 
 Precision = Literal["fp32", "fp16", "int8"]
 Form = Literal["symmetric", "asymmetric"]
@@ -98,9 +98,9 @@ class Power:
         check_figures(self, "W", "idle")
         names = [mode.name for mode in self.modes]
         if len(set(names)) != len(names):
-            raise TargetError(f"modes: expected distinct names, got {listed(names)}")
+            raise TargetError(f"modes: expected distinct names, got {', '.join(names)}")
         if self.default_mode not in names:
-            raise TargetError(f"default_mode: expected one of {listed(names)}, got {self.default_mode!r}")
+            raise TargetError(f"default_mode: expected one of {', '.join(names)}, got {self.default_mode!r}")
         for mode in self.modes:
             if mode.active.value < self.idle.value:
                 raise TargetError(
@@ -118,7 +118,7 @@ class Power:
             if mode.name == name:
                 return mode
         raise TargetError(
-            f"power mode: expected one of {listed([mode.name for mode in self.modes])}, got {name!r}"
+            f"power mode: expected one of {', '.join([mode.name for mode in self.modes])}, got {name!r}"
         )
 
 
@@ -169,10 +169,12 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if self.form not in get_args(Form):
-            raise TargetError(f"form: expected one of {listed(get_args(Form))}, got {self.form!r}")
+            raise TargetError(f"form: expected one of {', '.join(get_args(Form))}, got {self.form!r}")
         for name in ("activations", "weights"):
             if getattr(self, name) not in _DTYPES:
-                raise TargetError(f"{name}: expected one of {listed(_DTYPES)}, got {getattr(self, name)!r}")
+                raise TargetError(
+                    f"{name}: expected one of {', '.join(_DTYPES)}, got {getattr(self, name)!r}"
+                )
         if self.form == "symmetric" and self.activations != "int8":
             raise TargetError(f"activations: expected int8 in the symmetric form, got {self.activations!r}")
 
@@ -187,7 +189,7 @@ class Backend:
     def __post_init__(self) -> None:
         for name, value in (("default", self.default), ("fallback", self.fallback)):
             if value is not None and value not in BACKENDS:
-                raise TargetError(f"{name}: expected one of {listed(BACKENDS)}, got {value!r}")
+                raise TargetError(f"{name}: expected one of {', '.join(BACKENDS)}, got {value!r}")
         if self.fallback == self.default:
             raise TargetError(f"fallback: expected another backend than {self.default!r}")
 
@@ -259,12 +261,12 @@ class Target:
             if not NAME_PATTERN.fullmatch(name):
                 raise TargetError(f"name: expected lower-case words joined by hyphens, got {name!r}")
         if self.arch not in ARCHITECTURES:
-            raise TargetError(f"arch: expected one of {listed(ARCHITECTURES)}, got {self.arch!r}")
+            raise TargetError(f"arch: expected one of {', '.join(ARCHITECTURES)}, got {self.arch!r}")
         if not self.releases:
             raise TargetError("releases: expected at least one, got none")
         keys = [source.key for source in self.sources]
         if len(set(keys)) != len(keys):
-            raise TargetError(f"sources: expected distinct keys, got {listed(keys)}")
+            raise TargetError(f"sources: expected distinct keys, got {', '.join(keys)}")
         self._check_sources()
 
     def source(self, key: str) -> Source:

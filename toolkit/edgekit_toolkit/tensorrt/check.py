@@ -70,23 +70,23 @@ class TensorRtCheck:
     """What TensorRT said about a model.
 
     Attributes:
+        errors: why the model is not accepted: operator, node name and message. An error next to `built` names
+            something that TensorRT accepts but computes differently from ONNX.
         available: whether the library is installed; where not, `errors` holds the command that installs it.
         parsed: whether the parser understood every node.
         built: whether an engine was built.
-        errors: why the model is not accepted: operator, node name and message. An error next to `built` names
-            something that TensorRT accepts but computes differently from ONNX.
         engine_bytes: size of the engine, or None where none was built.
         version: version of the library, or None where it gave no answer.
         seconds: time to parse and build, or None where the library gave no answer.
     """
 
-    available: bool
-    parsed: bool
-    built: bool
     errors: tuple[str, ...]
-    engine_bytes: int | None
-    version: str | None
-    seconds: float | None
+    available: bool = True
+    parsed: bool = False
+    built: bool = False
+    engine_bytes: int | None = None
+    version: str | None = None
+    seconds: float | None = None
 
     @property
     def accepted(self) -> bool:
@@ -124,14 +124,15 @@ def check_tensorrt(
         with ChildProcess("edgekit_runtime.sessions.tensorrt.child", folder=folder) as child:
             code, last_line, end = child.wait(time_limit_s), child.last_line, child.explain_end()
         if code is None:
-            return _no_answer(
+            error = (
                 f"TensorRT gave no answer within {time_limit_s:g} s; raise the time limit or shrink the model"
             )
+            return TensorRtCheck((error,))
         if code and last_line.startswith(_IMPORT_ERRORS):
             error = f"TensorRT is not installed ({last_line}); install it with: {INSTALL_COMMAND}"
-            return _no_answer(error, available=False)
+            return TensorRtCheck((error,), available=False)
         if code:
-            return _no_answer(f"TensorRT ended {end}")
+            return TensorRtCheck((f"TensorRT ended {end}",))
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         plan = folder / f"{_AS_IT_IS}.plan"
         engine_bytes = plan.stat().st_size if plan.exists() else None
@@ -140,25 +141,12 @@ def check_tensorrt(
         model = onnx.load_model_from_string(content)
         errors = _with_suspects(errors, model) if errors else tuple(_misread_quantizers(model))
     return TensorRtCheck(
-        available=True,
+        errors,
         parsed=parsed,
         built=engine_bytes is not None,
-        errors=errors,
         engine_bytes=engine_bytes,
         version=answer["version"],
         seconds=answer["seconds"],
-    )
-
-
-def _no_answer(error: str, *, available: bool = True) -> TensorRtCheck:
-    return TensorRtCheck(
-        available=available,
-        parsed=False,
-        built=False,
-        errors=(error,),
-        engine_bytes=None,
-        version=None,
-        seconds=None,
     )
 
 

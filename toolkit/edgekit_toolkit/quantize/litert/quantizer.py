@@ -13,10 +13,10 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert import writer as litert
 from edgekit_toolkit.quantize.litert.kernels import blocks, kernel_names, touched_tensors
 from edgekit_toolkit.quantize.litert.prepare import prepare
-from edgekit_toolkit.quantize.litert.ranges import activation_reader, collect
+from edgekit_toolkit.quantize.litert.ranges import activation_reader
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
-from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values
+from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values, gather
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
@@ -135,7 +135,8 @@ class LiteRtQuantizer:
     ) -> dict[str, Range]:
         """Return the extremes of the activations that a plan with these kernels needs."""
         names = touched_tensors(parsed(self._prepared), kernels)
-        return collect(self._prepared, names, samples, threads=self.threads, progress=progress)
+        read = activation_reader(self._prepared, names, threads=self.threads)
+        return gather(samples, read, progress, axis=None)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]

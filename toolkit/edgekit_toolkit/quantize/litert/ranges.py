@@ -1,49 +1,20 @@
-"""Activations of a LiteRT model and their extremes, in memory that does not grow with the number of samples.
+"""Activations of a LiteRT model, in memory that does not grow with the number of samples.
 
 Tensors are fetched in groups, as extra outputs of the model.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_toolkit.quantize.ranges import (
-    GROUP_BYTES,
-    Range,
-    ReadActivations,
-    gather,
-    no_samples,
-    split_by_bytes,
-)
+from edgekit_toolkit.quantize.ranges import GROUP_BYTES, ReadActivations, split_by_bytes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import pack, parse, parsed, schema, shape_of, tensor_name
 
 _FLOAT_BYTES = 4
-
-
-def collect(
-    prepared: bytes,
-    names: Sequence[str],
-    samples: Callable[[], Iterable[Feeds]],
-    *,
-    threads: int,
-    group_bytes: int = GROUP_BYTES,
-    progress: Callable[[], None] = lambda: None,
-) -> dict[str, Range]:
-    """Return the extremes of the activations `names`, of the tensor as a whole; see `activation_reader`.
-
-    Raises:
-        DataError: there are no samples, or a value is not finite.
-        BackendError: the model does not run on a sample.
-    """
-    read = activation_reader(prepared, names, threads=threads, group_bytes=group_bytes)
-    found = gather(samples, read, progress, axis=None)
-    if not found:
-        raise no_samples()
-    return found
 
 
 def activation_reader(
