@@ -127,20 +127,25 @@ def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[Edgek
     inner = get_args(hint)
     path = f"{where}.{name}" if where else name
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return from_plain(hint, value, path, error)
+        return value if isinstance(value, hint) else from_plain(hint, value, path, error)
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict):
             raise error(f"{path}: expected a table, got {type(value).__name__}")
         return {key: _read_value(inner[1], each, (path, key), error) for key, each in value.items()}
     is_list = get_origin(hint) is tuple
     if is_list and inner[-1] is not Ellipsis:
-        pairs = zip(inner, value, strict=True)
-        return tuple(_read_value(member, each, place, error) for member, each in pairs)
+        if not isinstance(value, list) or len(value) != len(inner):
+            raise error(f"{path}: expected a list of {len(inner)} values")
+        return tuple(
+            _read_value(member, each, place, error) for member, each in zip(inner, value, strict=True)
+        )
     kind, choices = (inner[0] if is_list else hint), ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
-        if is_list and isinstance(value, list):
+        if is_list:
+            if not isinstance(value, list):
+                raise error(f"{path}: expected a list, got {type(value).__name__}")
             return tuple(
                 _read_value(kind, each, (where, f"{name}[{number}]"), error)
                 for number, each in enumerate(value)

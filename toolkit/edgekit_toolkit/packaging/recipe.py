@@ -8,14 +8,16 @@ a digest of its own, which finds damage and accidental edits; it is no signature
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from edgekit_runtime import __version__
 from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.system.atomic_files import write_atomically
@@ -27,7 +29,9 @@ _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _BACKENDS: Final = ("litert", "ort", "tensorrt")  # what packages are made for here
-_T = TypeVar("_T")
+_COUNT: Final = Range(1, _MAX_INTEGER)
+_Number = Annotated[float, Range(-math.inf, math.inf)]
+_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,14 @@ class Recipe:
     target: str
     backend: str
     source_sha256: str
-    batch: int | None
-    dims: Mapping[str, int]
+    batch: Annotated[int | None, _COUNT]
+    dims: Mapping[str, Annotated[int, _COUNT]]
     steps: tuple[tuple[str, int], ...]
     form: Form
     model_sha256: str
     golden_seed: int
-    golden_ranges: Mapping[str, tuple[float, float]]
-    budget: Mapping[str, float]
+    golden_ranges: Mapping[str, tuple[_Number, _Number]]
+    budget: Mapping[str, _Number]
     figures: Mapping[str, Any]
     labels: str | None
     preprocessing: Mapping[str, Any] | None
@@ -151,7 +155,7 @@ def read_recipe(path: Path) -> Recipe:
     try:
         _check_digest(value)
         members = {name: item for name, item in value.items() if name not in {"format", "sha256"}}
-        return _read(Recipe, members)
+        return _read(members)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:  # from encode_json
@@ -174,91 +178,24 @@ def _to_json(record: Recipe | RecipeVariant) -> dict[str, Any]:
     }
 
 
-def _read(kind: type[_T], value: Any, where: str = "") -> _T:
-    """Return the record that a JSON object states; an optional field may be missing.
+def _read(value: dict[str, Any]) -> Recipe:
+    """Return the recipe that a JSON object states.
 
     Raises:
-        RecipeError: a field is missing, malformed or not known.
+        RecipeError: a field is missing, malformed or not known; the message names it.
     """
-    left, found = dict(_object(value)), {}
-    for name in [field.name for field in fields(kind)]:  # type: ignore[arg-type]  # both kinds are dataclasses
-        if name in _OPTIONAL and name not in left:
-            continue
-        if name not in left:
-            raise RecipeError(f"field '{where}{name}' is missing")
-        try:
-            found[name] = _READERS[name](left.pop(name))
-        except KeyError as error:
-            raise RecipeError(f"field '{where}{name}.{error.args[0]}' is missing") from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(f"field '{where}{name}' is malformed: {error}") from error
-    if left:
-        raise RecipeError(f"field '{where}{min(left)}' is not known here; this recipe is of a newer edgekit")
-    return kind(**found)
-
-
-def _variants(value: Any) -> tuple[RecipeVariant, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_VARIANTS:
-        raise ValueError(f"expected a list of 1 to {MAX_VARIANTS} variants")
-    found = tuple(_read(RecipeVariant, item, f"variants[{index}].") for index, item in enumerate(value))
-    names = [variant.name for variant in found]
+    variants = value.get("variants", [None])
+    if not isinstance(variants, list) or not 1 <= len(variants) <= MAX_VARIANTS:
+        raise RecipeError(f"variants: expected a list of 1 to {MAX_VARIANTS}")
+    for place in (value, *variants):
+        if isinstance(place, dict) and "form" in place:
+            place["form"] = Form.from_json(place["form"])
+    recipe = from_plain(Recipe, value, error=RecipeError)
+    names = [variant.name for variant in recipe.variants]
     if len(set(names)) < len(names):
-        raise ValueError(f"a name stands twice in {', '.join(names)}")
-    return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"is {value!r}, expected text")
-    return value
-
-
-def _backend(value: Any) -> str:
-    if value not in _BACKENDS:
-        raise ValueError(f"is {value!r}, expected one of {', '.join(_BACKENDS)}")
-    return str(value)
-
-
-def _integer(value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value <= _MAX_INTEGER:
-        raise ValueError(f"is {value!r}, expected an integer from {least} to {_MAX_INTEGER}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"is {value!r}, expected a number")
-    return float(value)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"is {value!r}, expected an object")
-    return value
-
-
-def _or_none(read: Callable[[Any], _T]) -> Callable[[Any], _T | None]:
-    return lambda value: None if value is None else read(value)
-
-
-_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
-# How each field of a recipe, and of a variant in it, is read.
-_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("name", "version", "target", "source_sha256", "model_sha256"), _text),
-    "backend": _backend,
-    "batch": _or_none(lambda batch: _integer(batch, 1)),
-    "dims": lambda dims: {name: _integer(size, 1) for name, size in dims.items()},
-    "steps": lambda steps: tuple((_text(name), _integer(form, 0)) for name, form in steps),
-    "form": Form.from_json,
-    "golden_seed": lambda seed: _integer(seed, 0),
-    "golden_ranges": lambda ranges: {
-        name: (_number(low), _number(high)) for name, (low, high) in ranges.items()
-    },
-    "budget": lambda budget: {name: _number(limit) for name, limit in budget.items()},
-    "figures": _object,
-    "labels": _or_none(_text),
-    "preprocessing": _or_none(_object),
-    "tools": lambda tools: {name: _text(version) for name, version in tools.items()},
-    "disabled_optimizers": lambda names: tuple(_text(name) for name in names),
-    "variants": _variants,
-}
+        raise RecipeError(f"variants: a name stands twice in {', '.join(names)}")
+    records: list[Recipe | RecipeVariant] = [recipe, *recipe.variants]
+    for one in records:
+        if one.backend not in _BACKENDS:
+            raise RecipeError(f"backend is {one.backend!r}, expected one of {', '.join(_BACKENDS)}")
+    return recipe
