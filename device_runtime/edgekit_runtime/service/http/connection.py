@@ -227,8 +227,10 @@ class Connection:
         left = _MAX_AT_ONCE
         try:
             while not (self.is_busy or self.closes) and self._next_request():
+                if self.is_busy or not self._parser.unread:
+                    break
                 left -= 1
-                if not left and self._parser.unread and not self.is_busy:
+                if not left:
                     self._is_yielding = True
                     self._owner.loop.call_soon(self._end_turn)
                     break
@@ -271,7 +273,8 @@ class Connection:
             if event is None:
                 self._begin_body()
         if isinstance(event, Request):
-            self._count_body(0)
+            if self._body_bytes:
+                self._count_body(0)
             self._handle_request(event.head, event.body)
             return True
         if parser.body_bytes is not None:
