@@ -225,7 +225,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
         (
             'default = "ort"',
             'default = "magic"',
-            "backend.default: expected one of ort, tensorrt, litert, got 'magic'",
+            "backend: default is 'magic', expected one of ort, tensorrt, litert",
         ),
         (
             'default_mode = "default"',
@@ -243,7 +243,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
             "memory.free: expected at most total (4294967296), got 9000000000.0",
         ),
         ("uncertainty = { value = 2", "uncertainty = { value = 0.5", "costs.uncertainty: expected a factor"),
-        ('arch = "aarch64"', 'arch = "riscv64"', "arch: expected one of aarch64, x86_64, got 'riscv64'"),
+        ('arch = "aarch64"', 'arch = "riscv64"', "arch is 'riscv64', expected one of aarch64, x86_64"),
         ('name = "my-board"', 'name = "My Board"', "name: expected lower-case words"),
         ('python = "3.11"', 'python = "2.7"', "releases[0].python: expected 3.N or none, got '2.7'"),
         (

@@ -9,18 +9,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.targets.figures import Figure, Source, check_figures
 
 Precision = Literal["fp32", "fp16", "int8"]
 Form = Literal["symmetric", "asymmetric"]
+Architecture = Literal["aarch64", "x86_64"]
+BackendName = Literal["ort", "tensorrt", "litert"]
+CodeType = Literal["int8", "uint8"]
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-ARCHITECTURES = ("aarch64", "x86_64")
-BACKENDS = ("ort", "tensorrt", "litert")
-_DTYPES = ("int8", "uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class Quantization:
     """
 
     form: Form
-    activations: str
-    weights: str
+    activations: CodeType
+    weights: CodeType
     per_channel: bool
     quantized_bias: bool
     dedicated_qdq: bool
@@ -168,13 +168,6 @@ class Quantization:
     source: str
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(Form):
-            raise TargetError(f"form: expected one of {', '.join(get_args(Form))}, got {self.form!r}")
-        for name in ("activations", "weights"):
-            if getattr(self, name) not in _DTYPES:
-                raise TargetError(
-                    f"{name}: expected one of {', '.join(_DTYPES)}, got {getattr(self, name)!r}"
-                )
         if self.form == "symmetric" and self.activations != "int8":
             raise TargetError(f"activations: expected int8 in the symmetric form, got {self.activations!r}")
 
@@ -183,13 +176,10 @@ class Quantization:
 class Backend:
     """The backend to package for, and the one to fall back to on the device."""
 
-    default: str
-    fallback: str | None = None
+    default: BackendName
+    fallback: BackendName | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("default", self.default), ("fallback", self.fallback)):
-            if value is not None and value not in BACKENDS:
-                raise TargetError(f"{name}: expected one of {', '.join(BACKENDS)}, got {value!r}")
         if self.fallback == self.default:
             raise TargetError(f"fallback: expected another backend than {self.default!r}")
 
@@ -242,7 +232,7 @@ class Target:
 
     name: str
     title: str
-    arch: str
+    arch: Architecture
     memory: Memory
     storage: Storage
     cpu: Cpu
@@ -260,8 +250,6 @@ class Target:
         for name in (self.name, *self.aliases):
             if not NAME_PATTERN.fullmatch(name):
                 raise TargetError(f"name: expected lower-case words joined by hyphens, got {name!r}")
-        if self.arch not in ARCHITECTURES:
-            raise TargetError(f"arch: expected one of {', '.join(ARCHITECTURES)}, got {self.arch!r}")
         if not self.releases:
             raise TargetError("releases: expected at least one, got none")
         keys = [source.key for source in self.sources]
