@@ -95,8 +95,9 @@ class RemoteModel(RemoteVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model: the first `processes` of them answer, one may stand by."""
-        return [worker for worker in self.workers if worker.is_ready]
+        """The workers that have loaded the model, its own or its host's; the last one may stand by."""
+        workers = self.workers if self._host is None else self._host.workers
+        return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
@@ -170,12 +171,11 @@ class RemoteModel(RemoteVersion):
     @property
     def is_idle(self) -> bool:
         """Whether no request is under way in any of its workers, whichever version it is for."""
-        return all(worker.is_idle for worker in self._all_workers())
+        return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker with the fewest connections answer the present request of `connection`."""
-        ready = [worker for worker in self._all_workers() if worker.is_ready]
-        answering = [] if self._is_draining else ready[: self.spec.isolation.processes]
+        answering = [] if self._is_draining else self.ready[: self.spec.isolation.processes]
         return any(
             worker.lend(connection, is_default=is_default)
             for worker in sorted(answering, key=attrgetter("lent"))
@@ -213,9 +213,8 @@ class RemoteModel(RemoteVersion):
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics of the first worker beyond its counts; empty before it has sent any."""
-        ready = (self._snapshots.get(worker) for worker in self._all_workers() if worker.is_ready)
-        snapshot = next(ready, None)
-        return {} if snapshot is None else snapshot.details
+        found = self._snapshots.get(self.ready[0]) if self.ready else None
+        return {} if found is None else found.details
 
     # As the owner of its workers
 
@@ -357,10 +356,6 @@ class RemoteModel(RemoteVersion):
         is_waiting = self._restart_s > self._loop.time() + 1e-3
         if len(self.workers) < wanted and not self._is_draining and not is_waiting:
             self.begin()
-
-    def _all_workers(self) -> list[WorkerHandle]:
-        """Return its workers, or those of its host."""
-        return self.workers if self._host is None else self._host.workers
 
     def _end_trial(self, trial: "WorkerTrial[RemoteModel]") -> None:
         self.hosted = None
