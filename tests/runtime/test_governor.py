@@ -145,7 +145,7 @@ def test_cap_that_nothing_holds_sheds_says_so_once_and_recovers(
         _, decisions = drive(device, governor, 30)
     assert (decisions[-1]["model"].setting.variant, decisions[-1]["model"].admit) == ("large", 1.0)
     assert sum("cannot be held" in record.message for record in caplog.records) == 1
-    assert caplog.records[-1].message == "limits hold"
+    assert caplog.records[-1].message == "limits hold again"
 
 
 def test_setting_is_kept_two_seconds_before_one_with_more_power(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_status_shows_versions_trials_damage_and_rejections(
     assert model["rejected"][0]["reason"] == "failed its self-test"
     main(["status", "--keys", str(tmp_path / "keys")])
     text = capsys.readouterr().out
-    for expected in ("linear: opens 3.0.0", "on trial, begun 1 times", "DAMAGED", "rejected 2.0.0"):
+    for expected in ("linear: opens 3.0.0", "on trial, 1 start", "DAMAGED", "rejected 2.0.0"):
         assert expected in text
     healthy = next(line for line in text.splitlines() if " 1.0.0 " in line)
     assert "healthy" in healthy

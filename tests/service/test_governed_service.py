@@ -137,6 +137,20 @@ def test_limit_of_power_is_held_by_another_variant_under_load(maker: PackageMake
         assert traffic.failures == []
 
 
+def test_limit_without_its_sensor_is_logged_at_the_start(
+    maker: PackageMaker, tree: Tree, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree.zone(0, "cpu", 40_000)
+    with serve(maker, tree, GOVERNED, power_w=4.0, temperature_c=70.0, battery_floor=0.2) as service:
+        wait_for(lambda: 'edgekit_temperature_celsius{zone="thermal/cpu"} 40.0' in metrics(service))
+    warnings = [record.message for record in caplog.records if record.message.startswith("no ")]
+    assert warnings == [
+        "no power sensor: power_w is kept by estimates alone",
+        "no battery sensor: battery_floor has no effect",
+    ]
+    assert not any("limits hold" in record.message for record in caplog.records)
+
+
 def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: PackageMaker, tree: Tree) -> None:
     tree.zone(0, "cpu", 40_000)
     options = ModelOptions(

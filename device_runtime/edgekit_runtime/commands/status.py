@@ -100,7 +100,8 @@ def _lines(model: dict[str, Any]) -> Iterator[str]:
     for place in model["places"]:
         health = place["health"]
         if health == UNPROVEN:
-            health = f"on trial, begun {place['begun']} times"
+            starts = "1 start" if place["begun"] == 1 else f"{place['begun']} starts"
+            health = f"on trial, {starts}"
         problem = f"; DAMAGED: {place['problem']}" if place["problem"] else ""
         yield f"  {place['place']:8} {place['version']:12} {health}{problem}"
     for line in model["service"] or ():

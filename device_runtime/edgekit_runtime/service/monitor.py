@@ -103,6 +103,7 @@ class Monitor:
 
     def _find_sensors(self) -> None:
         if not self._power.sensors:
+            _warn_of_limits(self._power, None)
             return
         check_descriptors("sensors cannot be looked for")  # else it would find none
         from edgekit_runtime.power.sensors.discovery import discover
@@ -110,6 +111,7 @@ class Monitor:
 
         is_own = self._power.sysfs == str(SYSFS_ROOT)
         sensors = discover() if is_own else discover(Sysfs(Path(self._power.sysfs)))
+        _warn_of_limits(self._power, sensors)
         if not sensors.probes:
             _logger.info("no sensors of power, heat or battery here")
             return
@@ -178,6 +180,17 @@ class Monitor:
                 old = Work(0.0, 0)
             work[key] = Work(max(0.0, now.busy_s - old.busy_s), now.requests - old.requests)
         return work
+
+
+def _warn_of_limits(power: Power, sensors: "Sensors | None") -> None:
+    """Warn of each limit on something that no sensor of this device measures."""
+    quantities = set() if sensors is None else {watched.probe.quantity for watched in sensors.probes}
+    if power.power_w is not None and (sensors is None or sensors.source is None):
+        _logger.warning("no power sensor: power_w is kept by estimates alone")
+    if power.temperature_c is not None and "temperature_c" not in quantities:
+        _logger.warning("no temperature sensor: temperature_c has no effect")
+    if power.battery_floor is not None and "charge" not in quantities:
+        _logger.warning("no battery sensor: battery_floor has no effect")
 
 
 def _key(served: Served) -> str:

@@ -59,7 +59,7 @@ class Governor:
     _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
     _error: float = field(default=0.0, init=False)  # of the last reading, as a share
     _seen_s: float = field(default=-math.inf, init=False)
-    _logged: tuple[float, bool | None] = field(default=(-math.inf, None), init=False)
+    _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # when, and whether limits held
 
     def __post_init__(self) -> None:
         self.state = State(self.idle_w)
@@ -110,14 +110,14 @@ class Governor:
         return self.state.idle_w + sum(_drawn_w(model) for model in self.state.models.values())
 
     def _log_limits(self, decisions: Mapping[str, Decision], now_s: float) -> None:
-        """Log when limits begin or cease to hold, at most once a minute."""
+        """Log when limits cease to hold and when they hold again, at most once a minute."""
         at_s, were_held = self._logged
         failing = next(((name, one) for name, one in decisions.items() if not one.holds), None)
         if were_held == (failing is None) or now_s - at_s < _LOG_EVERY_S:
             return
         self._logged = now_s, failing is None
         if failing is None:
-            _logger.info("limits hold")
+            _logger.info("limits hold again")
         else:
             name, decision = failing
             _logger.warning("limits cannot be held with all requests: %s: %s", name, decision.reason)
