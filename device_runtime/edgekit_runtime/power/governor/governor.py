@@ -59,7 +59,7 @@ class Governor:
     _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
     _error: float = field(default=0.0, init=False)  # of the last reading, as a share
     _seen_s: float = field(default=-math.inf, init=False)
-    _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # when, and whether limits held
+    _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # at_s, whether limits held
 
     def __post_init__(self) -> None:
         self.state = State(self.idle_w)
