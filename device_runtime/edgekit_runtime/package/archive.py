@@ -1,8 +1,8 @@
 """Packages: writing one atomically, and reading one only after every byte of it has been verified.
 
-A reader learns in this order: the structure is canonical (`zipform`), the signature is by a trusted key, the
-manifest is what was signed, each artifact is what the manifest says. Contents are hashed once, through a
-mapping of the file, and handed out as views of it.
+A reader checks in this order: the structure is canonical (`canonical_zip`), the signature is by a trusted
+key, the manifest is what was signed, each artifact is what the manifest says. Contents are hashed once,
+through a mapping of the file, and handed out as views of it.
 
 Deliberately not checked: that the file stays as it was verified. Who can write to the package folder can
 change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the

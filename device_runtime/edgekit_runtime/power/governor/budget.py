@@ -29,10 +29,10 @@ _GAUGE_S: Final = 60.0  # in which the gauge corrects what was counted from powe
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """State of the temperature's control.
+    """State of the temperature control.
 
     Attributes:
-        budget_w: watts that hold the limit, or None as long as no temperature was read.
+        budget_w: watts that hold the limit, or None if no temperature was read yet.
     """
 
     budget_w: float | None = None
@@ -79,10 +79,10 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """State of the battery's control.
+    """State of the battery control.
 
     Attributes:
-        budget_w: watts that leave the floor at the end, or None where nothing limits.
+        budget_w: watts that leave the floor at the end, or None without a limit now.
     """
 
     budget_w: float | None = None

@@ -4,7 +4,7 @@ In this order: deadlines are kept; then the budget of watts; with what both leav
 as little accuracy as possible (`plan`), then power is as low as possible. Where one plan is under the budget
 and the next better one over it, the two take turns such that what was drawn stays as near to the budget as
 it can. How far a turn may swing is bounded, and so is what the mean of any window can be over the budget.
-Only when no plan is under the budget are requests shed.
+Requests are refused only if no plan is under the budget.
 
 Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them);
 H. Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, accuracy as what is traded); R. Schreier and G. C.
@@ -23,9 +23,9 @@ from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make
 from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Load, ModelSetting, Profile
 
 TICK_S: Final = 1.0  # from one decision to the next
-DWELL_S: Final = 2.0  # a turn, but for plans that are so far over the budget that they get a tick only
-MOST_BUSY: Final = 0.85  # share of its time that an engine may be busy while requests are shed
-LEAST_ADMIT: Final = 0.05  # a device that takes nothing would never learn that it could again
+DWELL_S: Final = 2.0  # a turn; a plan far over the budget gets one tick only
+MOST_BUSY: Final = 0.85  # share of the time that an engine may be busy while requests are refused
+LEAST_ADMIT: Final = 0.05  # a device that accepts nothing would never learn that it can
 MOST_SWING: Final = 0.03  # of the window's energy, that a turn may draw over the budget
 _KEPT_DEADLINE: Final = 0.9  # a setting must be forecast within this share of the deadline to be entered
 _SAVING: Final = 0.05  # less than this share of watts is no reason to change at equal accuracy
@@ -34,13 +34,13 @@ _REPAY_S: Final = 10.0  # in which shedding makes up for what was overdrawn
 
 @dataclass(frozen=True, slots=True)
 class GovernorModel:
-    """All that is remembered of one model.
+    """The state of one model.
 
     Attributes:
-        profile: what may be done with it.
+        profile: settings that may be chosen.
         learned: about its settings.
         load: smoothed.
-        caution: share of the deadline that is kept free, since answers came late.
+        caution: share of the deadline that is kept free because requests missed it.
         decision: in force, or None before the first.
     """
 
@@ -51,13 +51,13 @@ class GovernorModel:
     decision: Decision | None = None
 
     def forecasts(self) -> dict[ModelSetting, Forecast]:
-        """Return what each setting would do now."""
+        """Return the forecast of each setting for the load now."""
         return {
             setting: self.learned.forecast(setting, self.load, self.profile) for setting in self.profile.costs
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline, with some room where it is not yet in force."""
+        """Whether a setting keeps the deadline, with some margin unless it is in force."""
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
         is_in_force = self.decision is not None and self.decision.setting == setting
@@ -67,15 +67,15 @@ class GovernorModel:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that the governor remembers.
+    """The state of the governor.
 
     Attributes:
         idle_w: power of the device without requests.
         models: by name, in a fixed order.
         heat, charge: control of temperature and battery.
-        credit_j: budget of the last window that was left over, joules; negative when overdrawn.
-        blind: share of the power limit that is kept free, since power could not be measured for a while.
-        since_s: when a setting changed last.
+        credit_j: unused budget of the last window, joules; negative if overdrawn.
+        blind: share of the power limit that is kept free because power could not be measured.
+        since_s: time of the last change of a setting.
     """
 
     idle_w: float
@@ -99,10 +99,10 @@ def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
 
 
 def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
-    """Return what to do next with each model.
+    """Return the decision for each model.
 
     Args:
-        state: all that is remembered, with one model at least.
+        state: with at least one model.
         limits: to hold.
         now_s: the time.
     """
@@ -124,7 +124,7 @@ def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decisi
 
 
 def _list_options(model: GovernorModel) -> list[Option]:
-    """Return the settings that are in time; all of them, as ever greater losses, where none is."""
+    """Return the settings that keep the deadline; if none does, all of them, with losses over 1."""
     forecasts, costs = model.forecasts(), model.profile.costs
     best = max(cost.accuracy for cost in costs.values()) or 1.0
     in_time = [
@@ -139,7 +139,7 @@ def _list_options(model: GovernorModel) -> list[Option]:
 
 
 def _lateness(setting: ModelSetting, forecast: Forecast, model: GovernorModel) -> float:
-    """0..2, growing with the latency; from 1 on, where queues grow without end, with a request's time."""
+    """Return 0..2, growing with the latency; 1 and more if queues grow without end."""
     late_s = forecast.latency_s
     if late_s < math.inf:
         return late_s / (1 + late_s)
@@ -155,7 +155,7 @@ def _is_turn_of(upper: Plan, lower: Plan, allowed_w: float, state: State, turn_s
 
 
 def _find_current(state: State, options: Mapping[str, list[Option]]) -> Plan | None:
-    """Return the plan in force, or None where a model has none, or one that is not in time any more."""
+    """Return the plan in force, or None if a model has no decision or misses its deadline with it."""
     plan = Plan(state.idle_w)
     for name, model in state.models.items():
         decided = None if model.decision is None else model.decision.setting
@@ -167,7 +167,7 @@ def _find_current(state: State, options: Mapping[str, list[Option]]) -> Plan | N
 
 
 def _admit(plan: Plan, allowed_w: float, state: State) -> float:
-    """Return the share of the requests at which `plan` holds the budget, as far as idling allows."""
+    """Return the share of the requests with which `plan` holds the budget, at least `LEAST_ADMIT`."""
     wanted_w = allowed_w + min(0.0, state.credit_j) / _REPAY_S - state.idle_w
     admit = wanted_w / (plan.power_w - state.idle_w) if plan.power_w > state.idle_w else 1.0
     return min(1.0, max(LEAST_ADMIT, admit))
@@ -176,7 +176,7 @@ def _admit(plan: Plan, allowed_w: float, state: State) -> float:
 def _decide(
     plan: Plan, state: State, options: Mapping[str, list[Option]], *, why: str, admit: float | None = None
 ) -> dict[str, Decision]:
-    """Return the decision of each model; all shed the same share where `admit` says so."""
+    """Return the decision of each model; `admit` is the share of the requests that all accept, or None."""
     decisions = {}
     for (name, model), setting in zip(state.models.items(), plan.settings, strict=True):
         losses = {option.setting: option.loss for option in options[name]}

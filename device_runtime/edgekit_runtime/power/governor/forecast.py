@@ -1,4 +1,4 @@
-"""What a setting would draw and how late it would answer, from its costs and from what was learned.
+"""Forecasts the power and the latency of a setting, from its costs and from what was learned.
 
 Every setting has two factors, of energy and of running time, between its costs and what was seen of it; a
 setting that was never used gets the factors of the others: what slows one model on a device (heat, clocks,
@@ -25,7 +25,7 @@ _MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without e
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a setting would do.
+    """The power and latency of a setting.
 
     Attributes:
         power_w: above the idle power.
@@ -38,7 +38,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Seen over stated: of all settings together, and of each that was used, with its number of readings."""
+    """Ratio of observed to stated cost: of all settings, and of each used one with its number of readings."""
 
     overall: float = 1.0
     each: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
@@ -48,12 +48,12 @@ class Factor:
         return self.each[setting][0] if setting in self.each else self.overall
 
     def age(self, dt_s: float) -> "Factor":
-        """Return what is still known after a while: the device warms up, and other programs come and go."""
+        """Return the factors after `dt_s` seconds: older readings count less."""
         kept = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(self, each={one: (factor, kept * count) for one, (factor, count) in self.each.items()})
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
-        """Return the weight of the next observation of a setting: how uncertain its factor is."""
+        """Return the weight of the next observation of a setting."""
         # What was forecast counts as one reading: a mean at first, later one that forgets.
         return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
 
@@ -67,7 +67,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned of one model on this device.
+    """The factors of one model on this device.
 
     Attributes:
         energy: factor of the energy of a request.
@@ -78,7 +78,7 @@ class Learned:
     run: Factor = field(default_factory=Factor)
 
     def forecast(self, setting: ModelSetting, load: Load, profile: Profile) -> Forecast:
-        """Return what `setting` would do under `load`, with all requests taken."""
+        """Return the forecast of `setting` under `load`, with all requests accepted."""
         run_s = self.run_s(setting, profile)
         done_hz = min(load.rate_hz, setting.batch / run_s)
         cost = profile.of(setting, _fill(setting.batch, run_s, load, profile.hold_s))
@@ -92,7 +92,7 @@ class Learned:
     def learn_run(
         self, setting: ModelSetting, run_s: float, fill: float | None, profile: Profile
     ) -> "Learned":
-        """Return what is known after runs of `run_s` in `setting`, with `fill` requests each."""
+        """Return the factors after runs of `run_s` in `setting`, with `fill` requests each."""
         ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
 

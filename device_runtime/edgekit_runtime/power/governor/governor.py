@@ -45,9 +45,9 @@ class Governor:
     """Holds the limits of a device.
 
     Attributes:
-        limits: may be replaced at any time between two ticks.
-        idle_w: power of the device without requests, for a start.
-        state: what is remembered.
+        limits: may be replaced between two ticks.
+        idle_w: first estimate of the power without requests.
+        state: of all models.
     """
 
     limits: DeviceLimits
@@ -65,11 +65,11 @@ class Governor:
         self.state = State(self.idle_w)
 
     def tick(self, now_s: float, readings: Readings, seen: Mapping[str, Seen]) -> dict[str, Decision]:
-        """Take one step, about a second after the last; return what changes.
+        """Return the decisions that change; called about once a second.
 
         Args:
             now_s: on the clock of `readings.at_s`.
-            readings: the latest; old ones count as missing.
+            readings: the latest; readings older than some seconds count as missing.
             seen: of each model that is governed now, by name.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
@@ -92,13 +92,13 @@ class Governor:
 
     @property
     def power_w(self) -> float:
-        """What the device draws: measured where that can be believed, else forecast."""
+        """Power of the device: measured if the reading is plausible, else forecast."""
         expected_w = self._expected_w()
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w
 
     def _update_models(self, seen: Mapping[str, Seen]) -> None:
-        """Forget the models that are gone, and begin with new ones."""
+        """Remove models that are gone, and add new ones."""
         known = self.state.models
         models = {
             name: known.get(name, GovernorModel(one.profile, load=one.load))
@@ -144,7 +144,7 @@ class Governor:
             self._learn_power(measured_w)
 
     def _learn_power(self, measured_w: float) -> None:
-        """Share the error of the forecast among the models, by how uncertain each one's part of it is.
+        """Share the error of the forecast among the models, by the uncertainty of each.
 
         Source: R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960: the gain of a
         filter whose uncertainties are independent of each other.
@@ -225,7 +225,7 @@ def _obeys(seen: Seen, model: GovernorModel) -> bool:
 
 
 def _learn_load(model: GovernorModel, seen: Seen, dt_s: float, *, settled: bool) -> GovernorModel:
-    """Return a model with the load smoothed, and with what it says of running times where that is settled."""
+    """Return the model with a smoothed load, and with new factors if it ran in one setting only."""
     load, known = seen.load, model.load
     chance = 1 + 2 * math.sqrt(known.rate_hz * known.burstiness)
     gain = _LOAD_GAINS[abs(load.rate_hz - known.rate_hz) > chance] if known.rate_hz > 0 else 1.0
@@ -246,7 +246,7 @@ def _learn_load(model: GovernorModel, seen: Seen, dt_s: float, *, settled: bool)
 
 
 def _learn_energy(model: GovernorModel, setting: ModelSetting, ratio: float, gain: float) -> GovernorModel:
-    """Return a model that draws `ratio` times what was expected in a setting."""
+    """Return the model after it drew `ratio` times the expected power in a setting."""
     energy = model.learned.energy
     energy = energy.learn(setting, ratio * energy.of(setting), gain)
     return replace(model, learned=replace(model.learned, energy=energy))

@@ -14,8 +14,8 @@ _MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `
 class LoadMeter:
     """Turns counters into a `Load`.
 
-    How arrivals scatter is told by counts alone: for many kinds of arrivals, the variance of the number in a
-    second over its mean goes to the squared coefficient of variation of the times between them.
+    Counts alone show the burstiness: for many kinds of arrivals, the variance of the number in a second over
+    its mean approaches the squared coefficient of variation of the times between arrivals.
 
     Source: D. R. Cox and P. A. W. Lewis, The Statistical Analysis of Series of Events, 1966, section 4.5
     (index of dispersion of counts).
@@ -40,9 +40,9 @@ class LoadMeter:
 
         Args:
             now_s: on a monotonic clock.
-            came: requests since the start, those that were shed among them.
-            answered: those that got outputs.
-            late: those that were answered after their deadline, or refused since it had come.
+            came: requests since the start, refused ones included.
+            answered: requests that got outputs.
+            late: requests that missed their deadline.
             run_s: mean time of the runs since the last call, where there were any.
             fill: mean number of requests in one of them.
         """

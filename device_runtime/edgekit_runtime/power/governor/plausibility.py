@@ -1,4 +1,4 @@
-"""Whether a reading can be believed: single spikes are passed over, and a sensor that is stuck is noticed.
+"""Filters the readings of a sensor: single spikes are replaced, and a stuck sensor is detected.
 
 A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle
 board is steady. It is stuck if it stays while what must move it has moved.
@@ -14,12 +14,12 @@ _KEPT: Final = 5  # readings
 
 @dataclass(frozen=True, slots=True)
 class SensorFilter:
-    """What was read lately of one sensor.
+    """The last readings of one sensor.
 
     Attributes:
         patience: equal readings before a sensor may be called stuck.
         recent: the last five readings, of which two may be nonsense.
-        repeats: how often the last reading came again.
+        repeats: how often the last reading was repeated.
         least_w, most_w: power that was expected while it repeated.
     """
 
@@ -34,7 +34,7 @@ class SensorFilter:
 
         Args:
             value: read, or None.
-            expected_w: what the device should draw in the setting in force.
+            expected_w: forecast power of the device.
         """
         if value is None:
             return replace(self, recent=())
@@ -50,11 +50,11 @@ class SensorFilter:
 
     @property
     def stuck(self) -> bool:
-        """Whether it stayed though it should have moved."""
+        """Whether the reading stayed the same although the power changed."""
         return self.repeats >= self.patience and self.most_w - self.least_w > _MOVED * self.most_w
 
     def latest(self, expected: float) -> float | None:
-        """The last reading where it is within a factor of two of their middle or of what was expected.
+        """Return the last reading if it is within a factor of two of the median or of `expected`.
 
         Unlike `value` it follows a change at once; a single spike is replaced by the median.
         """
@@ -66,7 +66,7 @@ class SensorFilter:
 
     @property
     def value(self) -> float | None:
-        """The median of the last readings, or None without any or when it is stuck."""
+        """The median of the last readings, or None without readings or if the sensor is stuck."""
         return None if self.stuck or not self.recent else median(self.recent)
 
 

@@ -1,4 +1,4 @@
-"""What the governor may set, what each setting costs, and which limits hold."""
+"""Plain values between the service and the governor: settings, their costs, limits, loads and decisions."""
 
 import math
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class Cost:
 
     Attributes:
         latency_s: of one run with a full batch, the mean.
-        energy_j: of one request, above the idle power. A guess may be off by a constant factor:
-            the governor learns it. The order of the settings should be right.
+        energy_j: of one request, above the idle power. A guess may be off by a constant factor, which the
+            governor learns; the order of the settings should be right.
         accuracy: 0..1.
         status: where latency and energy come from.
     """
@@ -45,12 +45,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a governor may do with one model, and what the model must keep.
+    """The settings that a governor may choose for one model, and the deadline that the model must keep.
 
     Attributes:
         costs: of all settings, at least one.
         deadline_s: from a request's arrival to its answer, for 99 of 100 requests; None: no such limit.
-        hold_s: for how long a request that could run waits at most for its batch to fill.
+        hold_s: how long a request waits at most for its batch to fill.
     """
 
     costs: Mapping[ModelSetting, Cost]
@@ -66,10 +66,10 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return what a run of `fill` requests costs in a setting, 1 to its batch.
+        """Return the cost of a run of `fill` requests in a setting, 1 to its batch.
 
-        It lies on the line between that of a full batch and that of one request in the setting of batch 1;
-        where there is no such setting, every run is taken for a full one.
+        It is interpolated between a full batch and one request in the setting of batch 1. Without such a
+        setting, every run counts as a full one.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:
@@ -82,7 +82,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class BatteryLimit:
-    """A charge that must be left at a given time; from then on it must not be gone below.
+    """A charge that must be left at a given time and from then on.
 
     Attributes:
         floor: 0..1.
@@ -99,14 +99,14 @@ class BatteryLimit:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What must hold for the device, whichever models run. None: no such limit.
+    """The limits of the device, whichever models run; None is no limit.
 
     Attributes:
         power_w: mean power over any `window_s`, watts.
         temperature_c: of the hottest zone.
         battery: charge that must be left.
-        window_s: over which `power_w` is a mean, as a processor's own power limit has one. With 0 no
-            setting is taken that is expected to draw more, not even for a moment.
+        window_s: over which `power_w` is a mean, like the window of a processor's own power limit. With 0, no
+            setting is chosen that is expected to draw more, not even for a moment.
     """
 
     power_w: float | None = None
@@ -123,14 +123,14 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the service counted since the last tick.
+    """The load of one model since the last tick.
 
     Attributes:
-        rate_hz: requests that came, those that were shed among them.
+        rate_hz: requests that arrived, refused ones included.
         run_s: mean time of one run in the current setting, without waiting; None without runs.
         burstiness: squared coefficient of variation of the times between arrivals: 0 a camera, 1 Poisson.
-        missed: share of the answered requests that were later than the deadline, 0..1.
-        fill: mean number of requests in one run; None where batches are full, or not known.
+        missed: share of the answered requests that missed the deadline, 0..1.
+        fill: mean number of requests in one run; None if batches are full, or if it is not known.
     """
 
     rate_hz: float = 0.0
@@ -142,12 +142,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a governor is told of one model at a tick.
+    """The input of the governor for one model at a tick.
 
     Attributes:
-        profile: what may be done with it.
+        profile: settings that may be chosen.
         load: what was counted since the last tick.
-        running: what was really run since then, where a change takes its time; None: what was decided.
+        running: the setting that ran since then, if a change takes time; None is the decided one.
     """
 
     profile: Profile
@@ -157,13 +157,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do from now on.
+    """The output of the governor for one model.
 
     Attributes:
         setting: to run with.
-        admit: share of the requests to take, 0..1; the rest is refused at once (503 with Retry-After).
-        holds: whether every limit is expected to hold with all requests taken.
-        reason: in a few words, for logs and people.
+        admit: share of the requests to accept, 0..1; the rest is refused at once (503 with Retry-After).
+        holds: whether every limit is expected to hold with all requests accepted.
+        reason: in a few words, for logs and messages.
     """
 
     setting: ModelSetting

@@ -1,4 +1,4 @@
-"""Energy of a request, by a stated rule, or nothing.
+"""Measured energy of a request, shared out by a fixed rule.
 
 The rule: what a device draws above its idle power while models run belongs to the models, and is shared
 among them by the time for which their engines ran; a request's energy is its model's share over its
@@ -20,7 +20,7 @@ _IDLE_SAMPLES: Final = 5  # before the idle power counts as measured
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a model did since the last tick: time for which its engine ran, and requests it answered."""
+    """The work of a model since the last tick: time for which its engine ran, and requests it answered."""
 
     busy_s: float
     requests: int
@@ -49,7 +49,7 @@ class EnergyMeter:
     """Shares out measured energy.
 
     Attributes:
-        idle_w: power without work, or None as long as it was not seen.
+        idle_w: power without work, or None if not measured yet.
     """
 
     idle_w: float | None = None
@@ -60,11 +60,11 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Count what was done; the same readings once more only add work to the interval under way.
+        """Count work. The same readings once more only add work to the current interval.
 
         Args:
             readings: the latest.
-            work: model -> what it did since the last call.
+            work: model -> its work since the last call.
 
         Returns:
             model -> its share of the interval that ended, for models with requests; empty if the energy was
@@ -98,7 +98,7 @@ class EnergyMeter:
 
     @property
     def idle_measured(self) -> bool:
-        """Whether the idle power was seen often enough to be taken off."""
+        """Whether the idle power was measured often enough to be subtracted."""
         return self._idle_seen >= _IDLE_SAMPLES
 
     def request_j(self, model: str) -> float | None:

@@ -1,7 +1,7 @@
-"""The lane of a model that a governor looks after: several ways to run it, of which one takes the calls.
+"""The lane of a governed model, which switches between several ways to run it.
 
-All ways are loaded and warm before the first call comes, so a change is one assignment: calls that were taken
-by the way before are answered there, and none waits for a load.
+All ways are loaded and warm before the first call, so a switch is one assignment and no call waits for it.
+Calls that an earlier way accepted are answered by that way.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ _RETRY_S = 1.0  # a governor decides once a second
 
 
 class GovernedLane(Lane):
-    """Sends calls to the lane of the setting in force, and refuses a share where a limit asks for that.
+    """Sends calls to the lane of the setting in force, and refuses a share if a limit requires it.
 
     Attributes:
-        admit: share of the calls that are taken, 0..1.
+        admit: share of the calls that are accepted, 0..1.
         setting: in force.
         changes: of the setting, since the start.
     """
@@ -33,7 +33,7 @@ class GovernedLane(Lane):
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
 
     def __init__(self, lanes: Mapping[Way, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
-        """Make a lane that takes all calls with the setting `first`.
+        """Make a lane that accepts all calls with the setting `first`.
 
         Args:
             lanes: of each variant with each number of threads; they count into `metrics`.
@@ -48,7 +48,7 @@ class GovernedLane(Lane):
         self._now = self._choose(first)
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which is answered through its `reply`; raises nothing."""
+        """Accept or refuse `call`, and answer it through its `reply`; raises nothing."""
         if self.admit < 1.0:
             self._phase = (self._phase + GOLDEN) % 1.0  # evenly among all clients
             if self._phase >= self.admit:
@@ -62,7 +62,7 @@ class GovernedLane(Lane):
         self._now.submit(call)
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane of the setting answer, unless a share is refused."""
+        """Let the lane of the setting answer, unless a share of the calls is refused."""
         return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:
@@ -79,7 +79,7 @@ class GovernedLane(Lane):
         return all(lane.is_idle for lane in self._lanes.values())
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Take no more calls, and call `done` once all lanes have answered theirs."""
+        """Accept no more calls, and call `done` once all lanes have answered theirs."""
         left = len(self._lanes)
 
         def count() -> None:

@@ -1,7 +1,6 @@
-"""What a governor may choose from for one model, and what it is told every second.
+"""Describes a loaded model to the governor: its profile once, its load every second.
 
-The governor itself, one for all models, is in `edgekit_runtime.power`; this turns what was loaded and counted
-into its terms.
+The governor itself, one for all models, is in `edgekit_runtime.power`.
 """
 
 from bisect import bisect_left
@@ -24,7 +23,7 @@ _NO_SCORE: Final = 0.5
 def make_profile(
     ways: tuple[LoadedWay, ...], options: GovernorOptions, scheduling: SchedulingLimits
 ) -> Profile:
-    """Return the settings that are loaded, with what they cost as far as that is known.
+    """Return the loaded settings with their costs, as far as known.
 
     Running times were measured on loading. Energy is taken as proportional to the time of the engine's
     threads: a governor learns the factor. Accuracy is the score in the package.
@@ -54,28 +53,28 @@ def _score(figures: Mapping[str, JsonValue]) -> float:
 
 
 class GovernedModel:
-    """One loaded version, for a governor to see and to direct.
+    """One loaded version under a governor.
 
     Attributes:
-        lane: that does what is decided.
+        lane: that applies the decisions.
     """
 
     __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
 
     def __init__(self, lane: GovernedLane, metrics: LaneMetrics, profile: Profile) -> None:
-        """Begin.
+        """Start counting.
 
         Args:
-            lane: that does what is decided.
-            metrics: what it counts.
-            profile: what there is to choose from.
+            lane: that applies the decisions.
+            metrics: of the version.
+            profile: settings that may be chosen.
         """
         self.lane, self._metrics, self._profile = lane, metrics, profile
         self._loads = LoadMeter()
         self._counted = (0.0, 0, 0)
 
     def see(self, now_s: float) -> Seen:
-        """Return what a governor is told: what was counted since the last call, and what is in force.
+        """Return the load since the last call, and the setting in force.
 
         Args:
             now_s: `time.monotonic()`.
@@ -106,7 +105,7 @@ class GovernedModel:
         return (busy_s / count, calls / count) if count > 0 and busy_s > 0 else (None, None)
 
     def _overdue(self) -> int:
-        """Return how many answers came later than the deadline, those of whole ranges of the histogram."""
+        """Return how many requests were answered after the deadline, by whole ranges of the histogram."""
         if self._profile.deadline_s is None:
             return 0
         total = self._metrics.total
