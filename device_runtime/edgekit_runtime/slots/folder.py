@@ -73,7 +73,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """A state, and how it was come by.
+    """A state, and whether it was read or rebuilt.
 
     Attributes:
         state: read, or rebuilt from the packages that are there.
@@ -169,7 +169,7 @@ class ModelFolder:
             file.write(state.to_bytes())
 
     def open(self, state: ModelState, item: Installed) -> OpenedPackage:
-        """Return the package of an entry of `state`, verified, and the one that was installed.
+        """Return the verified package of an entry of `state`, which must be the one that was installed.
 
         Raises:
             PackageError: it is missing, damaged, or by a key that is not trusted.

@@ -63,7 +63,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A version that failed here, so that it is not installed again by itself.
+    """A version that failed here and is not installed again without permission.
 
     Attributes:
         version, sha256: as in `Installed`.
@@ -85,7 +85,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """Which versions of one model are installed, which is opened, and what became of others.
+    """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
         model: its name.

@@ -110,7 +110,7 @@ class Slots:
             raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
-        """Return the state of `model` as it is recorded, or as its packages tell where that is damaged.
+        """Return the recorded state of `model`, or one rebuilt from its packages if that is damaged.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.
@@ -199,7 +199,7 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def take_back_start(self, choice: Choice) -> None:
-        """Count a start no more, if it was counted: what ended it has nothing to do with the version.
+        """Undo the count of a start, if it was counted: it ended for a reason outside the version.
 
         Args:
             choice: from `begin_start` or `reject`.
@@ -284,7 +284,7 @@ class Slots:
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
-        """Let the model stay at its current version whatever is installed, or not any more.
+        """Pin the model to its current version, or unpin it.
 
         Raises:
             SlotError: no such model, or it cannot be recorded.

@@ -39,7 +39,7 @@ class Permissions:
 
 
 def find_previous(state: ModelState) -> Installed | None:
-    """Return what comes back when the current version is rejected, or None."""
+    """Return the version that replaces the current one when that is rejected, or None."""
     if state.current is state.factory:
         return None  # there is nothing behind it
     spare = state.spare

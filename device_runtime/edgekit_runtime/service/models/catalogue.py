@@ -92,7 +92,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A line of the repository's index.
+    """One line of the repository's index.
 
     Attributes:
         name, version: of the model; the version is empty where none was ever loaded.
@@ -117,12 +117,12 @@ class Catalogue:
     __slots__ = ("by_name", "is_listed")
 
     def __init__(self) -> None:
-        """Make one without models."""
+        """Make an empty catalogue."""
         self.by_name: dict[str, ModelEntry] = {}
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
-        """Return what serves `name`, of the given version or of the default one.
+        """Return the given or the default version of `name`.
 
         Raises:
             EvictedError: it was unloaded for others; see `wait_for`.
@@ -136,7 +136,7 @@ class Catalogue:
         raise self._explain(name, version)
 
     def served(self) -> list[Served]:
-        """Return all that is ready, the default version of each name first."""
+        """Return all versions that are ready, the default one of each model first."""
         found = []
         for model in self.by_name.values():
             first = [model.default] if model.default is not None else []

@@ -25,7 +25,7 @@ class Confirmations:
     """The versions that wait for their confirmation; on the thread of the event loop."""
 
     def __init__(self, source: Source, disk: Executor) -> None:
-        """Wait for no version yet.
+        """Make it without versions.
 
         Args:
             source: records the confirmations.

@@ -115,7 +115,7 @@ class PackageFiles:
         return found
 
     def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:
-        """Return the packages that `policy` chooses, verified; damaged files are passed by from now on."""
+        """Return the packages that `policy` chooses, verified; damaged files are ignored from now on."""
         while True:
             listed = self._list(name)
             chosen = policy.choose(name, list(listed.values()))

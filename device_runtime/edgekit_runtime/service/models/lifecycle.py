@@ -44,7 +44,7 @@ class Lifecycle:
         metrics: ServiceMetrics,
         drain_timeout_s: float,
     ) -> None:
-        """Open no version yet.
+        """Make it without versions.
 
         Args:
             source: where packages lie.

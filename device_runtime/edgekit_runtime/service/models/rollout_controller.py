@@ -25,10 +25,10 @@ _logger = logging.getLogger(__name__)
 
 
 class RolloutController:
-    """Carries out what a `Trial` finds.
+    """Begins trials, and carries out their verdicts.
 
     Attributes:
-        report: takes a verdict and sees to it that it is carried out, here by default.
+        report: called with a verdict; carries it out by default, a worker sends it to the service.
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
@@ -156,5 +156,5 @@ class RolloutController:
         await self._lifecycle.retire([candidate])
 
     async def drop(self, model: ModelEntry, trial: Trial) -> None:
-        """Let all calls go to the version in use, and free the candidate; with the lock of `model` held."""
+        """Send all calls to the version in use, and free the candidate; with the lock of `model` held."""
         await self._lifecycle.retire([model.end_trial(trial)])

@@ -73,7 +73,7 @@ class InstalledModels:
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that `version` serves well."""
+        """Record that `version` is good."""
         try:
             self._slots.confirm(name, version)
         except RecordError as error:  # such as a full disk
@@ -105,7 +105,7 @@ class InstalledModels:
         return choice
 
     def _load(self, choice: Choice, load: Load) -> Loaded:
-        """Return what was begun; a start does not count where it cannot be tried, now or on this device."""
+        """Load a version whose start was counted; the count is undone if it cannot be tried here or now."""
         try:
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain

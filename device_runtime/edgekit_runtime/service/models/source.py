@@ -60,7 +60,7 @@ class Source(Protocol):
         """
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that a version serves well.
+        """Record that a version is good.
 
         Raises:
             UnavailableError: it cannot be recorded now.

@@ -173,7 +173,7 @@ class CanaryLane(Lane):
             self._observer.add_pair(pair)
 
     def _ask_current(self, call: Call, failed: Answer) -> None:
-        """Answer with the current version, which also tells whose fault the failed answer was."""
+        """Answer with the current version, which also shows whether the failure was the candidate's own."""
 
         def take(answer: Answer) -> None:
             is_own_fault = is_of_model(failed) and not _has_failed(answer)
@@ -191,7 +191,7 @@ class CanaryLane(Lane):
             self._observer.blame(not_finite=not isinstance(failed, EdgekitError))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is known, for `/v2` statistics."""
+        """Return what was observed, for `/v2` statistics."""
         return {
             **self._observer.to_json(),
             "comparison": self._comparison.to_json(),

@@ -102,7 +102,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Observer on.
+    """Observe for longer.
 
     Attributes:
         undecided: the gates that are neither kept nor missed yet.

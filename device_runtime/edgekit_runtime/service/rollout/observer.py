@@ -124,7 +124,7 @@ class Observer:
             report(self.verdict)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is known, for `/v2` statistics."""
+        """Return what was observed, for `/v2` statistics."""
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)
         stated: dict[str, JsonValue] = {"verdict": type(verdict).__name__.lower()}

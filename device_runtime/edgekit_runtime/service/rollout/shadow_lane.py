@@ -207,7 +207,7 @@ class ShadowLane(Lane):
         return False
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is known, for `/v2` statistics."""
+        """Return what was observed, for `/v2` statistics."""
         return {
             **self._observer.to_json(),
             "comparison": self._comparison.to_json(),

@@ -29,7 +29,7 @@ class DriftLane(Lane):
         budget_s: float = DriftLimits().budget_s,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Observer `lane`.
+        """Collect statistics of calls for `lane`.
 
         Args:
             drift: of the version behind it.

@@ -22,7 +22,7 @@ _NAME: Final = "edgekit-pool"
 
 
 class Loop(Protocol):
-    """What is used of an asyncio event loop."""
+    """The part of an asyncio event loop that is used here."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Any:
         """Call back in the next turn."""
@@ -58,7 +58,7 @@ class Threads:
     """
 
     def __init__(self, loop: Loop, count: int) -> None:
-        """Make the threads' ways to and from the loop; no thread yet.
+        """Make the queues between the loop and the threads; no thread yet.
 
         Args:
             loop: on whose thread this is called.

@@ -37,7 +37,7 @@ class Queued:
 
 
 class PriorityQueue:
-    """Calls in levels, and in each in the order in which they came.
+    """Calls in levels, and in the order of their arrival in each.
 
     Attributes:
         rows: of all calls that wait.
@@ -47,7 +47,7 @@ class PriorityQueue:
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
 
     def __init__(self, levels: int, max_passes: int, max_bytes: float = math.inf) -> None:
-        """Make an empty one.
+        """Make an empty queue.
 
         Args:
             levels: of priority, at least 1.
@@ -72,7 +72,7 @@ class PriorityQueue:
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest call came; at least one waits."""
+        """When the oldest call arrived; at least one waits."""
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:

@@ -62,7 +62,7 @@ class ResponseCache:
         return self._lanes
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is known, for `/v2` statistics."""
+        """Return the figures of the cache, for `/v2` statistics."""
         return {
             "answers": len(self._answers),
             "held_bytes": self.held_bytes,
@@ -172,7 +172,7 @@ class CacheLane(Lane):
         self._compute(call, inputs, digest)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of this version, and what all versions hold together, for `/v2` statistics."""
+        """Return the figures of this version, and the size of all answers, for `/v2` statistics."""
         metrics = self._metrics
         return {
             "hits": metrics.cache_hits,
@@ -279,7 +279,7 @@ class _UnderWay:
 
 
 def _freeze(answer: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return outputs that no reader can change, and that lie in no buffer of anybody else."""
+    """Return outputs that are read-only and own their memory."""
     frozen = {}
     for name, array in answer.items():
         kept = array if array.flags.owndata else array.copy()

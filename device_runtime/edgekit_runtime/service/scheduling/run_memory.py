@@ -29,7 +29,7 @@ _KEPT_BYTES: Final = 64 << 20  # an engine may keep for the next run; to map it 
 
 @dataclass(frozen=True, slots=True)
 class RunMemory:
-    """About what one run of a model takes, estimated.
+    """The estimated memory of one run of a model.
 
     Attributes:
         bytes_per_input_byte: of inputs, activations and outputs together.
@@ -41,15 +41,15 @@ class RunMemory:
 
     @property
     def usual_bytes(self) -> int:
-        """Of those inputs."""
+        """The size of those inputs."""
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:
-        """Return how large all inputs of a run may be that may take `allowed_bytes`; the usual always may."""
+        """Return the largest inputs of a run in `allowed_bytes`; the usual inputs are always allowed."""
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether a run with inputs of so many bytes leaves more behind than is worth keeping.
+        """Return whether a run with inputs of `size_bytes` leaves more memory in use than is worth keeping.
 
         Args:
             size_bytes: of all inputs.
@@ -59,7 +59,7 @@ class RunMemory:
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Have a session give back what runs took beyond one with the usual inputs, where it can."""
+        """Free the memory that a session keeps beyond a run with the usual inputs, if it can."""
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -71,7 +71,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return what a run of a variant takes, by its package or else by the size of its inputs and outputs."""
+    """Return the memory of a run, as the package states it or by the size of its inputs and outputs."""
     chosen = next(each for each in manifest.all_variants if each.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
@@ -100,7 +100,7 @@ class InputLimit:
     __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
 
     def __init__(self, memory: RunMemory, inputs: Sequence[TensorSpec], allowed_bytes: int) -> None:
-        """Let a run take `allowed_bytes`, and the usual inputs in any case.
+        """Allow `allowed_bytes` for a run, and the usual inputs in any case.
 
         Args:
             memory: of the model.
@@ -112,10 +112,10 @@ class InputLimit:
         self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)
 
     def check(self, inputs: Sequence[InferTensor]) -> None:
-        """Return where a request's inputs are not too large.
+        """Check the size of a request's inputs.
 
         Raises:
-            RequestError: they are.
+            RequestError: they are too large.
         """
         size_bytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in inputs)
         if size_bytes <= self._max_bytes:

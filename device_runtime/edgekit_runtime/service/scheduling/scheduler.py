@@ -109,7 +109,7 @@ class Scheduler(Lane):
         self._is_replying = False
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of a short model that nobody waits for, else None."""
+        """Return the answer of a short model if no call waits for it, else None."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
         placement = self._placements[input_bytes(inputs).bit_length()]
@@ -127,7 +127,7 @@ class Scheduler(Lane):
         return answer
 
     def learn(self, size_bytes: int, seconds: float) -> None:
-        """Take in a run that was measured before there was traffic; see `warm_up`.
+        """Count a run that was measured before there was traffic; see `warm_up`.
 
         Args:
             size_bytes: of its inputs.
@@ -190,7 +190,7 @@ class Scheduler(Lane):
             shed(displaced.call, self.metrics, self.metrics.waiting, self._wait_s())
 
     def _pump(self) -> None:
-        """Begin what may begin now, and set the alarm for the rest."""
+        """Run the batches that may run now, and set the alarm for the rest."""
         is_delayed = False
         if self._idle and self._waiting.rows:
             if not self._is_due():
@@ -244,7 +244,7 @@ class Scheduler(Lane):
         )
 
     def _choose(self) -> list[Queued]:
-        """Take the next batch out of those that wait, without calls whose clients have gone."""
+        """Remove the next batch from the queue, without calls whose clients have gone."""
         while self._waiting.rows:
             chosen = self._waiting.choose(self._max_rows)
             self._waiting.remove(chosen)
@@ -260,7 +260,7 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Take in a batch that has run, and return what answers its calls; for the pool."""
+        """Count a batch that has run, and return a function that answers its calls; for the pool."""
         self._take_in(batch, on_loop=False)
         if self._idle and self._waiting.rows and self._is_due() and not self._is_next_short():
             self._pool.enlist(self)
@@ -311,7 +311,7 @@ class Scheduler(Lane):
         return self._clock() >= self._due_s()
 
     def _due_s(self) -> float:
-        """Return when the calls that wait for others begin at the latest, full or not."""
+        """Return by when the calls that wait for others must run, in a full batch or not."""
         # A timer may be a millisecond late.
         in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
         return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
@@ -346,7 +346,7 @@ class Scheduler(Lane):
         return len(next(iter(inputs.values()))) if self._has_rows else 1
 
     def _wait_s(self) -> float:
-        """Return how long those who wait will take, by the time that calls have taken so far."""
+        """Return how long the waiting calls will take, by the time that calls have taken so far."""
         return self._per_call_s * len(self._waiting) / self._instances
 
 

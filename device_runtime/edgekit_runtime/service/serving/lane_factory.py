@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LaneFactory:
-    """Makes `Served` of `Loaded`."""
+    """Puts lanes in front of a loaded version."""
 
     def __init__(self, loop: Loop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
         """Make the response cache, which all models share.
@@ -43,7 +43,7 @@ class LaneFactory:
         self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
-        """Return what takes the calls of `loaded`, on the thread of the loop."""
+        """Return `loaded` with its lanes, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = LaneMetrics(manifest.name, manifest.version)

@@ -24,7 +24,7 @@ class Attempt(Generic[Result]):
     def __init__(
         self, what: str, work: "Callable[[Attempt[Result]], Result]", discard: Callable[[Result], None]
     ) -> None:
-        """Make it; `result_within` starts it.
+        """Make a load, which `result_within` starts.
 
         Args:
             what: is loaded, for messages.
@@ -59,10 +59,10 @@ class Attempt(Generic[Result]):
         return self._result
 
     def note(self, session: Session) -> Session:
-        """Return `session`, which is told to stop where this is given up.
+        """Return `session`, and interrupt it if this load is abandoned.
 
         Raises:
-            BackendError: it was given up already; the session is closed.
+            BackendError: the load was abandoned already; the session is closed.
         """
         with self._lock:
             if not self._is_abandoned:
@@ -87,7 +87,7 @@ class Attempt(Generic[Result]):
             self._discard(result)
 
     def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
-        """Tell the sessions to stop; return what became of it, as a sentence."""
+        """Interrupt the sessions; return the result as a sentence."""
         self._thread.name = _HUNG_NAME
         for session in opened:
             interrupt = getattr(session, "interrupt", None)
@@ -104,5 +104,5 @@ class Attempt(Generic[Result]):
 
 
 def count_hung() -> int:
-    """Return how many loads of this process were given up and still run."""
+    """Return how many abandoned loads of this process still run."""
     return sum(thread.name == _HUNG_NAME for thread in threading.enumerate())

@@ -109,9 +109,9 @@ class Loaded:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Make an `EdgekitError` of whatever else the block raises: engines and their plug-ins raise anything.
+    """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
 
-    Nothing else stands between them and the loop that serves all models.
+    Without this, they could end the loop that serves all models.
 
     Args:
         what: is being loaded; for messages.
@@ -179,7 +179,7 @@ def load(
 
 
 def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
-    """Return options that open a package whose inputs may end its process in a process of its own."""
+    """Return options that isolate a package whose inputs may end the process that runs it."""
     if options.isolated is not None or not can_trap(package):
         return options
     _logger.warning(
@@ -195,7 +195,7 @@ def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOption
 
 
 def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
-    """Return for how many seconds a package may be loading."""
+    """Return how many seconds the load of a package may take."""
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     backends = [variant.backend for variant in package.manifest.all_variants]
@@ -229,7 +229,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[L
 
 
 def settle() -> None:
-    """Give back what starting has left behind, and let the garbage collector pass over what stays."""
+    """Free the memory that starting left, and exempt what stays from garbage collection."""
     gc.collect()
     gc.freeze()
     trim_memory()
@@ -249,7 +249,7 @@ def _prove(
     attempt: Attempt[Loaded],
     first: Session | None = None,
 ) -> LoadedWay:
-    """Return a variant, open with so many threads (0: as the options say), that proved itself."""
+    """Open a variant with a number of threads (0 for that of the options), and test it."""
     variant, threads = way
     selected = package.select(variant)
     golden = read_golden(selected)
@@ -274,7 +274,7 @@ def _prove(
 
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
-    """Return the options with what `tune` found for throughput, where they leave that open."""
+    """Return the options, with what `tune` found for throughput if they do not set that."""
     backend = next(one.backend for one in recall_order(package.manifest) if one.name == variant)
     tuned = recall_tuned(package.manifest, backend)
     if tuned is None:
@@ -289,7 +289,7 @@ def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) ->
 def _list_ways(
     package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
 ) -> list[tuple[str, int]]:
-    """Return the variants and threads that a governor may choose, but for `first`, which is open already."""
+    """Return the variants and threads that a governor may choose, without `first`, which is open."""
     known = [variant.name for variant in package.manifest.all_variants]
     if missing := [name for name in governor.variants if name not in known]:
         raise BackendError(
@@ -302,7 +302,7 @@ def _list_ways(
 
 
 def _limit_batches(limits: SchedulingLimits, ways: Sequence[LoadedWay], path: Path) -> SchedulingLimits:
-    """Return the limits with batches that every way can take, since a governor changes it while they wait."""
+    """Return the limits with batches that every way can run, since a governor may change it at any time."""
     for way in ways:
         if way.max_batch < limits.max_batch:
             _logger.warning(

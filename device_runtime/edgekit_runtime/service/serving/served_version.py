@@ -39,7 +39,7 @@ class TrialView(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One version of a model.
+    """One version of a model that takes calls.
 
     Attributes:
         loaded: its sessions.
@@ -86,7 +86,7 @@ class Served:
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def governor_to_json(self) -> Mapping[str, Any] | None:
-        """Return what a governor has set, or None where there is none."""
+        """Return the settings of a governor, or None without one."""
         if self.governed is not None:
             return self.governed.lane.to_json()
         remote = self.loaded.remote
@@ -94,7 +94,7 @@ class Served:
         return found if isinstance(found, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what the statistics say beyond the protocol's own figures."""
+        """Return the statistics beyond the protocol's own figures."""
         loaded = self.loaded
         stated: dict[str, JsonValue] = {"variant": loaded.variant, "sessions": loaded.session_count}
         if loaded.remote is not None:
