@@ -23,6 +23,14 @@ with open_channel() as channel, channel.makefile("rw") as lines:
 """
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def test_processes_are_started_in_one_file() -> None:
+    sources = [path for part in ("device_runtime", "toolkit") for path in (ROOT / part).rglob("*.py")]
+    assert [path.name for path in sources if "Popen(" in path.read_text()] == ["child_process.py"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -104,7 +104,7 @@ class Measure(Protocol):
 
         Raises:
             BackendError: the process died or hung.
-            PackageError: the package is no longer what it was.
+            PackageError: the package has changed.
         """
 
 
@@ -141,7 +141,7 @@ def _run_child(order: MeasureOrder) -> list[float | str]:
 
     Raises:
         BackendError: it died, or sent nothing for longer than it had announced.
-        PackageError: the package is no longer what it was.
+        PackageError: the package has changed.
     """
     answers: list[float | str] | None = None
     limit_s = _FIRST_ANSWER_S
@@ -205,12 +205,12 @@ def hold_contest(
         settings: to measure, at least one.
         limits: when to end; there is one process whatever the time.
         clock: seconds since any moment.
-        is_decided: whether what was found so far suffices.
+        is_decided: returns whether the results so far are enough.
         report: takes a line for each process.
 
     Raises:
         BackendError: a process died or hung, though each of the settings runs alone.
-        PackageError: the package is no longer what it was.
+        PackageError: the package has changed.
     """
     medians: dict[RunSetting, list[float]] = {setting: [] for setting in settings}
     reasons: dict[RunSetting, str] = {}

@@ -94,7 +94,7 @@ def _open(
 
 
 def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> tuple[Session, ...]:
-    """Return the sessions of a setting; none stays open where they fail the self-test."""
+    """Return the sessions of a setting; closes them all if they fail the self-test."""
     selected = package.select(setting.variant)
     choice = setting.find_choice(package.manifest)
     sessions = open_instances(lambda: open_choice(selected, choice, threads), setting.instances)

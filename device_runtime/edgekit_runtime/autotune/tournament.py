@@ -37,7 +37,7 @@ class Entrant:
         name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: medians of one inference, one a process, or None where it did not take part.
+        latency: medians of one inference, one a process, or None if it did not take part.
         reason: why it did not, or None.
     """
 
@@ -55,7 +55,7 @@ class Tournament:
     Attributes:
         entrants: in the order of the package.
         winner: the one to keep: of those within 2 % of the fastest the one with the fewest threads, then the
-            first; None where none took part.
+            first; None if none took part.
         as_fast: names of those whose measured difference to the fastest is within chance or 2 %.
     """
 
@@ -75,7 +75,7 @@ def hold_tournament(
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    It ends early where one is ahead of all others by 10 % in each of three processes. TensorRT is waited for:
+    It ends early if one is ahead of all others by 10 % in each of three processes. It waits for TensorRT:
     it builds its engine first, which can take minutes.
 
     Args:
@@ -88,7 +88,7 @@ def hold_tournament(
 
     Raises:
         BackendError: a process died or hung, though each of the engines runs alone.
-        PackageError: the package is no longer what it was.
+        PackageError: the package has changed.
     """
     entrants = tuple(_enter(package))
     found = hold_contest(

@@ -139,7 +139,7 @@ def tune(
         report: takes lines on how far it is.
 
     Raises:
-        BackendError: the backend does not run the package as it is, or no process comes to its end.
+        BackendError: the backend does not run the package as it is, or every process dies or hangs.
     """
     end_s = time.monotonic() + seconds
     choice = own.find_choice(package.manifest)
@@ -178,7 +178,7 @@ def search(
         report: takes lines on how far it is.
 
     Raises:
-        BackendError: the package's own setting does not run, or no process comes to its end.
+        BackendError: the package's own setting does not run, or every process dies or hangs.
     """
     return _Search(measure, settings, manifest, end_s, clock=clock, report=report).run(objective)
 

@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An in-toto statement: what is said (`predicate`) about one file (`subject_name`, `sha256`).
+    """An in-toto statement: a `predicate` about one file (`subject_name`, `sha256`).
 
     Raises:
         SignatureError: the digest is not a sha256.
@@ -169,7 +169,7 @@ def encode_signed(payload: bytes) -> bytes:
 
 
 class Verifier(Protocol):
-    """Who decides which signatures count."""
+    """Verifies signatures of trusted keys."""
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
         """Return the statement in an envelope and the id of the trusted key that signed it.
@@ -188,7 +188,7 @@ class Verifier(Protocol):
 def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
     """Return the statement in an envelope whose signature is NOT verified, and the key id that it names.
 
-    Anybody can have written both. This is for showing them to people who decide whether to trust that key.
+    Anybody can have written both. Show them only to a user who decides whether to trust that key.
 
     Args:
         data: canonical bytes of the envelope; the caller has bounded their size.

@@ -37,7 +37,7 @@ def read_public_key(path: Path) -> Key:
 def read_public_file(path: Path) -> tuple[Key, bytes]:
     """Return the public key in a PEM file, and the same key as PEM without whatever else the file holds.
 
-    The file is read once: who can write to it must not exchange the key after its id was shown.
+    The file is read once: a user who can write to it must not exchange the key after its id was shown.
 
     Raises:
         SignatureError: as from `read_public_key`.
@@ -79,7 +79,7 @@ class TrustStore:
     def from_folder(cls, folder: Path) -> "TrustStore":
         """Return the store of all `*.pub.pem` in `folder`; a missing folder is an empty store.
 
-        Who can write to the folder decides what is trusted: its permissions are not checked here.
+        A user who can write to the folder decides what is trusted; its permissions are not checked here.
 
         Raises:
             SignatureError: it is not a folder, or one of the files is no public key. Such a file is not

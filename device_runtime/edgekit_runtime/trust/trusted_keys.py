@@ -96,7 +96,7 @@ def check_name(name: str) -> str:
 
 
 def make_keys_folder(folder: Path, mode: int) -> None:
-    """Make the folder where it is missing; `mode` is before the umask.
+    """Make the folder if it is missing; `mode` is before the umask.
 
     Raises:
         OutputError: that is not possible.

@@ -30,7 +30,7 @@ _NO_ROOM: Final = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Kind(IntEnum):
-    """What a message is; the first part of each name says who sends it."""
+    """The kinds of messages; each name begins with its sender, the service (`MAIN`) or the worker."""
 
     MAIN_LEND = 2
     MAIN_RETIRE = 3
@@ -83,7 +83,7 @@ class Channel:
         connected.setblocking(False)
         self._loop, self._socket, self._handle, self._on_end = loop, connected, handle, on_end
         self._is_open = True
-        # Not duplicates of what is passed: where this process has no descriptor free, there would be none.
+        # Holds no duplicates of descriptors: a process without a free one could make none.
         self._queue: deque[tuple[bytes, Passed | None]] = deque()
         self._queued_bytes = 0
         self._kind: Kind | None = None
@@ -208,7 +208,7 @@ class Channel:
             if cause.errno in _NO_ROOM:
                 self._loop.call_later(_RETRY_S, self._on_writable)
                 return False
-            # The receiving side tells the reason, after what was sent before the end.
+            # `receive` reports the reason, once it has read what the other process had sent before.
             return True
         return True
 

@@ -59,7 +59,7 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
 
 
 def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
-    """Let `into` hold the sums of `parts`; of what is not a sum, it holds the last one's."""
+    """Set `into` to the sums of `parts`; the queue length is that of the last part."""
     for name in _COUNTS:
         setattr(into, name, sum(getattr(part, name) for part in parts))
     for name in _HISTOGRAMS:

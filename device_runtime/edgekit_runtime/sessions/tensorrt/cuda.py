@@ -138,6 +138,6 @@ class Cuda:
 
 
 def contiguous(array: Array) -> Array:
-    """Return `array` with its values side by side, copied only where they are not."""
+    """Return `array` in one piece (C order), copied only if it is not."""
     packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # of no axes it makes one
     return packed

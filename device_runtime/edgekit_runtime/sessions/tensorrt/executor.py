@@ -141,7 +141,7 @@ class EngineExecutor:
         return np.empty(shape, DTYPES[spec.dtype])
 
     def _reserve(self, name: str, size_bytes: int) -> int:
-        """Return the address of the tensor's buffer, made larger where it is too small."""
+        """Return the address of the tensor's buffer, after making it larger if it is too small."""
         address, reserved_bytes = self._buffers.get(name, (0, -1))
         if reserved_bytes < size_bytes:
             if address:

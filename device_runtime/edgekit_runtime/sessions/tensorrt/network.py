@@ -70,7 +70,7 @@ def _parser_error(error: Any) -> str:
 
 
 def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
-    """Return the optimization profile for inputs with free dimensions, or None where there are none.
+    """Return the optimization profile for inputs with free dimensions, or None if there are none.
 
     Args:
         builder: of the network.

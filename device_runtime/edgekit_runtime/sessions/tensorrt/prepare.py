@@ -91,7 +91,7 @@ class PreparedEngine:
     Attributes:
         engine: ready to run.
         precision: it was built with.
-        entry: what is known of it and of those that were not kept.
+        entry: what the cache holds of it, with why other engines were not kept.
     """
 
     engine: Engine
@@ -107,7 +107,7 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
     """Return the engine for `job`, from the cache or newly built.
 
     Args:
-        job: what is wanted.
+        job: which engine.
         machine: what builds and runs it.
         stop: set when nobody wants it any more.
 
@@ -173,7 +173,7 @@ def _admit(job: BuildJob, machine: Machine, plan: bytes) -> Engine:
     """Return the loaded engine once it has reproduced the golden outputs.
 
     Raises:
-        BackendError: it cannot be loaded or run; of the subclass `_WrongError` where it computes wrongly.
+        BackendError: it cannot be loaded or run; `_WrongError` if it computes wrong values.
     """
     engine = machine.load(plan)
     try:
