@@ -13,7 +13,7 @@ from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
-from edgekit_toolkit.tensorrt.check import ShapeRange, check_tensorrt
+from edgekit_toolkit.tensorrt.check import check_tensorrt
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,13 +41,11 @@ def main() -> int:
             verdicts = []
             for candidate in run.candidates:
                 shapes = {
-                    spec.name: ShapeRange.fixed(
-                        tuple(run.prepared.dims.get(str(size), size) for size in spec.shape)
-                    )
+                    spec.name: (tuple(run.prepared.dims.get(str(size), size) for size in spec.shape),) * 3
                     for spec in run.prepared.source.inputs
                     if any(isinstance(size, str) for size in spec.shape[1:])
                 }
-                check = check_tensorrt(candidate.model.content, dims=shapes)
+                check = check_tensorrt(candidate.model.content, shapes=shapes)
                 verdicts.append(check.accepted)
                 if not check.accepted:
                     print(f"  refused: {path.name}: {candidate.label}: {check.errors[:1]}")

@@ -12,7 +12,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured, choose
 from edgekit_toolkit.selection.confirmation import Accepted
-from edgekit_toolkit.tensorrt.check import ShapeRange, TensorRtCheck, check_tensorrt
+from edgekit_toolkit.tensorrt.check import TensorRtCheck, check_tensorrt
 
 _NEEDED: Final = "--backend ort, where the target runs it, or a model that TensorRT accepts"
 
@@ -63,12 +63,12 @@ def check_accepted(model: Model, feeds: Feeds) -> TensorRtCheck:
         feeds: one sample, for the sizes of free dimensions.
     """
     # It must be told the shapes of the inputs with free sizes beside the batch.
-    dims = {
-        spec.name: ShapeRange.fixed(feeds[spec.name].shape)
+    shapes = {
+        spec.name: (feeds[spec.name].shape,) * 3
         for spec in model.specs()[0]
         if any(isinstance(size, str) for size in spec.shape[1:])
     }
-    return check_tensorrt(model.content, dims=dims)
+    return check_tensorrt(model.content, shapes=shapes)
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:

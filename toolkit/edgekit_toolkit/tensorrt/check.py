@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import onnx
 
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.sessions.tensorrt.options import Precision, Shapes, TensorRtOptions
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.install_hint import python_here
 from edgekit_toolkit.onnx_graph.index import attribute
@@ -31,38 +31,11 @@ INSTALL_COMMAND: Final = (
 _LIBRARY: Final = "tensorrt_rtx_bindings"
 # Compute capability 8.6 is the Ampere GPU next to the 8.7 of Jetson Orin, which TensorRT-RTX does not offer.
 _COMPUTE_CAPABILITY: Final = "SM86"
-_AS_IT_IS: Final = "int8"  # the builder changes no type of the model then, see `TensorRtOptions.precisions`
+_AS_IT_IS: Final[Precision] = (
+    "int8"  # the builder changes no type of the model then, see `TensorRtOptions.precisions`
+)
 _IMPORT_ERRORS: Final = ("ImportError: ", "ModuleNotFoundError: ")
 _INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeRange:
-    """The shapes that an input may have, as an optimization profile states them.
-
-    Attributes:
-        min: smallest size of each dimension, from 1.
-        opt: the sizes for which kernels are chosen.
-        max: largest size of each dimension.
-
-    Raises:
-        DataError: different ranks, a size under 1, or not min <= opt <= max.
-    """
-
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        same_rank = len(self.min) == len(self.opt) == len(self.max)
-        sizes = zip(self.min, self.opt, self.max, strict=False)
-        if not same_rank or not all(1 <= low <= opt <= high for low, opt, high in sizes):
-            raise DataError(f"expected shapes of one rank with 1 <= min <= opt <= max, got {self}")
-
-    @classmethod
-    def fixed(cls, shape: tuple[int, ...]) -> "ShapeRange":
-        """The range that holds only `shape`."""
-        return cls(shape, shape, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +70,7 @@ class TensorRtCheck:
 def check_tensorrt(
     content: bytes,
     *,
-    dims: Mapping[str, ShapeRange] | None = None,
+    shapes: Mapping[str, Shapes] | None = None,
     time_limit_s: float = 300.0,
 ) -> TensorRtCheck:
     """What TensorRT says about an ONNX model; a refusal, crash or time-out is a result, not an exception.
@@ -106,16 +79,16 @@ def check_tensorrt(
 
     Args:
         content: of the model's file, weights included (no external data).
-        dims: the shapes of each input that has dimensions of any size, by input name. An input of which only
-            the first dimension is free may be left out: it gets batches of 1 to 8.
+        shapes: as for `TensorRtOptions`, of the inputs with free dimensions.
         time_limit_s: the process is killed when it takes longer.
+
+    Raises:
+        ValueError: shapes do not rise, or have different ranks.
     """
     request = {
         "library": _LIBRARY,
         "compute_capability": _COMPUTE_CAPABILITY,
-        "precisions": [_AS_IT_IS],
-        "shapes": {name: [found.min, found.opt, found.max] for name, found in (dims or {}).items()},
-        "workspace_bytes": None,
+        **TensorRtOptions(precisions=(_AS_IT_IS,), shapes=shapes or {}).to_json(),
     }
     with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
         folder = Path(name)
