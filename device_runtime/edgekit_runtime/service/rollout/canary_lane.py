@@ -92,10 +92,7 @@ class CanaryLane(Lane):
 
     def submit(self, call: Call) -> None:
         """Take `call`, which one of the two versions answers; raises nothing."""
-        phase = self._phase + GOLDEN
-        if phase >= 1.0:
-            phase -= 1.0
-        self._phase = phase
+        self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
         if phase >= self._measured or isinstance(verdict, Rollback):
             self._current.submit(call)

@@ -231,13 +231,9 @@ def _find_agreement(observed: Observed, least: float, alpha: float) -> _Finding:
 def _find_errors(observed: Observed, gates: Gates) -> _Finding:
     current, candidate = observed.current, observed.candidate
     part = gates.alpha / _TESTS / 2  # of each arm
-    low, high = share_interval(candidate.failed, candidate.answers, part)
-    current_low, current_high = share_interval(current.failed, current.answers, part)
-    state = _State.OPEN
-    if low > current_high + gates.max_extra_errors:
-        state = _State.MISSED
-    elif high <= current_low + gates.max_extra_errors:
-        state = _State.KEPT
+    own = share_interval(candidate.failed, candidate.answers, part)
+    low, high = share_interval(current.failed, current.answers, part)
+    state = _compare(own, low + gates.max_extra_errors, high + gates.max_extra_errors)
 
     def text() -> str:
         return (
@@ -254,13 +250,15 @@ def _state_of(is_above: bool | None, *, wanted: bool) -> _State:
     return _State.KEPT if is_above is wanted else _State.MISSED
 
 
+def _compare(own: tuple[float, float], low_limit: float, high_limit: float) -> _State:
+    """Compare the interval of the candidate with a limit that lies between two bounds."""
+    if own[0] > high_limit:
+        return _State.MISSED
+    return _State.KEPT if own[1] <= low_limit else _State.OPEN
+
+
 def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
-    low, high = paired.ratio.quantile_interval(0.5, alpha / _TESTS)
-    state = _State.OPEN
-    if low > limit:
-        state = _State.MISSED
-    elif high <= limit:
-        state = _State.KEPT
+    state = _compare(paired.ratio.quantile_interval(0.5, alpha / _TESTS), limit, limit)
 
     def text() -> str:
         ratio = paired.ratio.quantile(0.5) or math.nan
@@ -292,14 +290,8 @@ def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
 
 def _find_energy(candidate: LogHistogram, current: LogHistogram, limit: float, alpha: float) -> _Finding:
     part = alpha / _TESTS / 2
-    (low, high), (current_low, current_high) = (
-        arm.quantile_interval(0.5, part) for arm in (candidate, current)
-    )
-    state = _State.OPEN
-    if low > limit * current_high:
-        state = _State.MISSED
-    elif high <= limit * current_low:
-        state = _State.KEPT
+    interval, (low, high) = (arm.quantile_interval(0.5, part) for arm in (candidate, current))
+    state = _compare(interval, limit * low, limit * high)
 
     def text() -> str:
         own, other = (arm.quantile(0.5) or math.nan for arm in (candidate, current))

@@ -99,10 +99,7 @@ class ShadowLane(Lane):
 
     def submit(self, call: Call) -> None:
         """Take `call`, which the current version answers; raises nothing."""
-        phase = self._phase + GOLDEN
-        if phase >= 1.0:
-            phase -= 1.0
-        self._phase = phase
+        self._phase = phase = (self._phase + GOLDEN) % 1.0
         begin_s = self._clock()
         copy = None
         # A call that found others under way would have waited for them, which the candidate does not.
