@@ -7,7 +7,7 @@ import pytest
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.targets.figures import Figure, Source
-from edgekit_toolkit.targets.loader import list_targets, load_target, read_target, user_target_dir
+from edgekit_toolkit.targets.loader import find_user_targets, list_targets, load_target, read_target
 from edgekit_toolkit.targets.spec import Target
 
 OURS = (
@@ -121,12 +121,16 @@ def test_missing_users_folder_is_passed_over(tmp_path: Path) -> None:
     assert load_target("rpi5", [tmp_path / "absent"]).name == "rpi5"
 
 
-def test_edgekit_home_moves_the_users_folder(tmp_path: Path) -> None:
-    assert user_target_dir({"EDGEKIT_HOME": str(tmp_path)}) == tmp_path / "targets"
+def test_edgekit_home_moves_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    assert find_user_targets() == tmp_path / "targets"
 
 
-def test_users_folder_without_edgekit_home_lies_under_the_home_folder() -> None:
-    assert user_target_dir({}) == Path.home() / ".config" / "edgekit" / "targets"
+def test_users_folder_without_edgekit_home_lies_under_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EDGEKIT_HOME", raising=False)
+    assert find_user_targets() == Path.home() / ".config" / "edgekit" / "targets"
 
 
 def test_file_called_otherwise_than_its_target_is_refused(own: Path) -> None:

@@ -29,9 +29,14 @@ def find_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
+def find_config_folder() -> Path:
+    """Return `$EDGEKIT_HOME`, else `~/.config/edgekit`."""
+    return Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit")
+
+
 def find_keys_folder() -> Path:
-    """Return the folder of keys: `$EDGEKIT_HOME/keys`, or `~/.config/edgekit/keys`."""
-    return Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit") / "keys"
+    """Return the folder of keys: `keys` in the user's configuration."""
+    return find_config_folder() / "keys"
 
 
 def find_device_target() -> str | None:

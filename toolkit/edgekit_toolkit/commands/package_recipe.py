@@ -13,7 +13,7 @@ from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
 from edgekit_toolkit.pipeline.replay import repeat
-from edgekit_toolkit.targets.loader import load_target, user_target_dir
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 
 def check_alone(ctx: click.Context) -> None:
@@ -40,7 +40,7 @@ def _check_target(target: str | None, recipe: Recipe) -> None:
     """Refuse another target than the recipe's; its file need not be here."""
     if target in {None, recipe.target}:
         return
-    name = load_target(str(target), [user_target_dir()]).name
+    name = load_target(str(target), [find_user_targets()]).name
     if name != recipe.target:
         raise click.UsageError(
             f"the recipe is for target {recipe.target}, --target {target} is {name}; leave out --target, or"

@@ -16,7 +16,7 @@ from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.samples.media.classes import find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
-from edgekit_toolkit.targets.loader import load_target, user_target_dir
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import Target
 
 # As the manifest takes them.
@@ -39,7 +39,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     if options["target"] is None:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
     budget = parse_budget(options["budget"])
-    target = load_target(options["target"], [user_target_dir()])
+    target = load_target(options["target"], [find_user_targets()])
     if options["power_mode"] is not None:
         target = target.in_mode(options["power_mode"])
     labels = None if options["labels"] is None else read_labels(options["labels"])

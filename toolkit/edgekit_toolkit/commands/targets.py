@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, *, as_json: bool) -> None:
     """List the targets, or show the one called NAME (a name, an alias, or the path of a .toml file)."""
-    from edgekit_toolkit.targets.loader import list_targets, load_target, user_target_dir
+    from edgekit_toolkit.targets.loader import find_user_targets, list_targets, load_target
 
-    dirs = [user_target_dir()]
+    dirs = [find_user_targets()]
     found = [load_target(name, dirs)] if name else list_targets(dirs)
     if as_json:
         import dataclasses

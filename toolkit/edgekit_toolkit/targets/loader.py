@@ -1,6 +1,6 @@
 """Find and read target files (TOML). A malformed file is refused with file, field, expected and got.
 
-Ours lie beside this module. A user's lie in `user_target_dir()`, or anywhere when named by a path; a user's
+Ours lie beside this module. A user's lie in `find_user_targets()`, or anywhere when named by a path; a user's
 file takes the place of ours with the same name.
 """
 
@@ -8,29 +8,25 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import TargetError
-from edgekit_toolkit.targets.spec import (
-    NAME_PATTERN,
-    Target,
-)
+from edgekit_runtime.system.paths import find_config_folder
+from edgekit_toolkit.targets.spec import NAME_PATTERN, Target
 
 # tomllib came with Python 3.11; tomli is the same parser for 3.10 (JetPack 6).
 _toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 _OURS = Path(__file__).parent
 _SCHEMA = 1
-_Record = TypeVar("_Record")
 
 
-def user_target_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Folder of the user's target files: $EDGEKIT_HOME/targets, by default ~/.config/edgekit/targets."""
-    home = environ.get("EDGEKIT_HOME")
-    return (Path(home) if home else Path("~/.config/edgekit").expanduser()) / "targets"
+def find_user_targets() -> Path:
+    """Return the folder of the user's target files: `targets` in the user's configuration."""
+    return find_config_folder() / "targets"
 
 
 def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:

@@ -31,9 +31,8 @@ INSTALL_COMMAND: Final = (
 _LIBRARY: Final = "tensorrt_rtx_bindings"
 # Compute capability 8.6 is the Ampere GPU next to the 8.7 of Jetson Orin, which TensorRT-RTX does not offer.
 _COMPUTE_CAPABILITY: Final = "SM86"
-_AS_IT_IS: Final[Precision] = (
-    "int8"  # the builder changes no type of the model then, see `TensorRtOptions.precisions`
-)
+# The builder changes no type of the model then, see `TensorRtOptions.precisions`.
+_AS_IT_IS: Final[Precision] = "int8"
 _IMPORT_ERRORS: Final = ("ImportError: ", "ModuleNotFoundError: ")
 _INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
 
