@@ -254,7 +254,7 @@ class Registry:
         self, model: ModelEntry, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
         """Unload first; if the new version cannot be opened, the old one is opened again."""
-        # Without the lock of the room: no other model waits for the calls of this one.
+        # Not within a reservation: no other model waits for the calls of this one.
         before = model.withdraw()
         await self._lifecycle.retire(before)
         try:
