@@ -29,17 +29,16 @@ class Modelled:
 
     latency_ms: float | None
     energy_mj: float | None
-    reason: str
 
 
 def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
     """Return what one inference would take on the target."""
     try:
         work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
-    except ModelError as error:
-        return Modelled(None, None, str(error).splitlines()[0])
+    except ModelError:
+        return Modelled(None, None)
     cost = model_cost(work, target)
-    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, "")
+    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3)
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:

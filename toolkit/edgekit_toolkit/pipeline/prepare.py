@@ -85,6 +85,16 @@ class Prepared:
         """The sizes alone."""
         return {name: size.value for name, size in self.sizes.items()}
 
+    def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
+        """Return the free dimensions in which a sample has another size than the figures hold for."""
+        return {
+            name: sample[spec.name].shape[axis]
+            for sample in samples
+            for spec in self.source.inputs
+            for axis, name in enumerate(spec.shape)
+            if isinstance(name, str) and sample[spec.name].shape[axis] != self.dims[name]
+        }
+
 
 def prepare(request: Request, phases: Phases) -> Prepared:
     """Return the model and the samples that a search starts from.
@@ -279,33 +289,12 @@ def check_fixed_sizes(prepared: Prepared) -> None:
     Raises:
         ModelError: a sample has another size.
     """
-    inputs, dims = prepared.source.inputs, prepared.dims
-    other = find_other_sizes(inputs, dims, prepared.feeds)
-    if other:
-        wanted = list_sizes({name: dims[name] for name in other})
+    if other := prepared.other_sizes(prepared.feeds):
+        wanted = list_sizes({name: prepared.dims[name] for name in other})
         raise ModelError(
             f"{prepared.source.path}: for LiteRT sizes are fixed, here to {wanted}, and a sample has"
             f" {list_sizes(other)}; give samples of one size, without --dim, or take --backend ort"
         )
-
-
-def find_other_sizes(
-    inputs: Sequence[TensorSpec], sizes: Mapping[str, int], samples: Sequence[Feeds]
-) -> dict[str, int]:
-    """Return the free dimensions in which a sample has another size than the figures hold for, with its size.
-
-    Args:
-        inputs: what the model takes.
-        sizes: of all free dimensions.
-        samples: some of the user's samples.
-    """
-    return {
-        name: sample[spec.name].shape[axis]
-        for sample in samples
-        for spec in inputs
-        for axis, name in enumerate(spec.shape)
-        if isinstance(name, str) and sample[spec.name].shape[axis] != sizes[name]
-    }
 
 
 def list_sizes(sizes: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
-from edgekit_toolkit.pipeline.prepare import find_other_sizes, list_sizes
+from edgekit_toolkit.pipeline.prepare import list_sizes
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
@@ -54,8 +54,7 @@ def find_warnings(run: Run) -> list[str]:
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"
             " machine before you rely on figures measured here"
         )
-    other = find_other_sizes(prepared.source.inputs, prepared.dims, prepared.feeds[:1])
-    if other:
+    if other := prepared.other_sizes(prepared.feeds[:1]):
         asked = list_sizes({name: prepared.dims[name] for name in other})
         notes.append(
             f"what is modelled or estimated is for {asked}; latency and memory measured on this machine are"
