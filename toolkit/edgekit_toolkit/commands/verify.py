@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edgekit_runtime.package.archive import OpenedPackage
-    from edgekit_runtime.sessions.selftest import OutputCheck, SelfTest
+    from edgekit_runtime.sessions.selftest import OutputCheck
     from edgekit_runtime.trust.trust_store import TrustStore
 
 _OK = ("ok", "green")  # a mark and its style
@@ -100,43 +100,35 @@ def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
         EngineMissingError: there is none for any of them.
         BackendError: a variant fails.
     """
-    from edgekit_runtime.sessions import EngineMissingError
-
-    outcomes = [_try_selftest(package, variant.name) for variant in package.manifest.all_variants]
-    missing = [outcome.not_run for outcome in outcomes if outcome.not_run is not None]
-    if len(missing) == len(outcomes):
-        raise EngineMissingError(
-            f"{package.path}: the self-test cannot run: {'; '.join(missing)}; --no-self-test checks the rest"
-        )
-    return outcomes
-
-
-def _try_selftest(package: OpenedPackage, variant: str) -> VariantSelfTest:
-    from edgekit_runtime.sessions import EngineMissingError
-
-    try:
-        return VariantSelfTest(variant, _run_selftest(package, variant).checks)
-    except EngineMissingError as error:
-        return VariantSelfTest(variant, (), str(error))
-
-
-def _run_selftest(package: OpenedPackage, variant: str) -> SelfTest:
     import contextlib
 
     from edgekit_runtime.errors import BackendError
-    from edgekit_runtime.sessions import open_session
+    from edgekit_runtime.sessions import EngineMissingError, open_session
     from edgekit_runtime.sessions.selftest import run_selftest
 
-    with contextlib.closing(open_session(package, variant=variant)) as session:
-        result = run_selftest(session, package.select(variant))
-    if not result.passed:
-        wrong = "; ".join(check.message for check in result.checks if not check.passed)
-        of = "" if len(package.manifest.all_variants) == 1 else f" of the variant '{variant}'"
-        raise BackendError(
-            f"{package.path}: the self-test{of} failed, so this machine does not compute what the package"
-            f" promises: {wrong}; update the engine, or package the model for it"
+    tests, variants = [], package.manifest.all_variants
+    for name in [variant.name for variant in variants]:
+        try:
+            session = open_session(package, variant=name)
+        except EngineMissingError as error:
+            tests.append(VariantSelfTest(name, (), str(error)))
+            continue
+        with contextlib.closing(session):
+            result = run_selftest(session, package.select(name))
+        if not result.passed:
+            wrong = "; ".join(check.message for check in result.checks if not check.passed)
+            of = "" if len(variants) == 1 else f" of the variant '{name}'"
+            raise BackendError(
+                f"{package.path}: the self-test{of} failed, so this machine does not compute what the package"
+                f" promises: {wrong}; update the engine, or package the model for it"
+            )
+        tests.append(VariantSelfTest(name, result.checks))
+    missing = [test.not_run for test in tests if test.not_run is not None]
+    if len(missing) == len(tests):
+        raise EngineMissingError(
+            f"{package.path}: the self-test cannot run: {'; '.join(missing)}; --no-self-test checks the rest"
         )
-    return result
+    return tests
 
 
 def _print_json(
