@@ -177,9 +177,9 @@ def _generated(
     return Part("generated", count * (Batching.of(inputs).size or 1), None, False, stream)
 
 
-def feeds_only(part: Part, batch: int = 1) -> Iterator[Feeds]:
+def feeds_only(part: Part) -> Iterator[Feeds]:
     """Yield the inputs of a part's samples, without labels."""
-    for feeds, _ in part.stream(batch):
+    for feeds, _ in part.stream(1):
         yield feeds
 
 

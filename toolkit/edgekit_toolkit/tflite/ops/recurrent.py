@@ -19,7 +19,6 @@ from edgekit_toolkit.tflite.step import Step
 # Each step is about ten operators in each direction; longer sequences make files slow to load and run.
 MAX_STEPS = 128
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
 

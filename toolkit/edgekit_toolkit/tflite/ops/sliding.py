@@ -11,7 +11,6 @@ from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph
 
 PADDING_CODES = {"SAME": 0, "VALID": 1}
-NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax"})
 KEEPING_SIGNS = frozenset({"MaxPool", "AveragePool", "Transpose", "Reshape", "Identity", "Slice"})
 SYMMETRIC = 1  # of MIRROR_PAD: the elements at the border are copied too
 
