@@ -79,9 +79,11 @@ class Registry:
         except EdgekitError:
             return None
 
-    def postpone_confirmation(self, name: str, version: str) -> None:
-        """Begin the wait of a version again until it counts as good: it has crashed."""
+    def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
+        """Wait again before a version that crashed counts as good; replace one that crashes in a loop."""
         self._lifecycle.confirmations.postpone(name, version)
+        if is_loop:
+            self._start(self.give_up(name, version, reason))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
         """Replace a version that keeps failing by another one, if there is one."""

@@ -45,11 +45,8 @@ class Versions(Protocol):
     def find_remote(self, name: str, version: str | None) -> RemoteVersion | None:
         """Return a version in worker processes, or None if it is not ready or not there."""
 
-    def postpone_confirmation(self, name: str, version: str) -> None:
-        """Wait again before a version that crashed counts as good."""
-
-    async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Reject a version that keeps crashing, and serve another one."""
+    def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
+        """Wait again before a version that crashed counts as good; replace one that crashes in a loop."""
 
 
 class Supervisor:
@@ -76,7 +73,6 @@ class Supervisor:
         self._names = {name for name, options in config.models.items() if options.isolated}
         self._models: list[RemoteModel] = []  # also those on trial, and those of which a process still ends
         self._is_over = False
-        self._tasks: set[asyncio.Future[None]] = set()
         self.versions: Versions | None = None
         regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
@@ -212,14 +208,9 @@ class Supervisor:
         )
 
     def _on_crash(self, model: "RemoteModel", reason: str, is_loop: bool) -> None:
-        if self.versions is None:
-            return
-        name, version = model.manifest.name, model.manifest.version
-        self.versions.postpone_confirmation(name, version)
-        if is_loop:
-            task = asyncio.ensure_future(self.versions.give_up(name, version, reason))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self.versions is not None:
+            name, version = model.manifest.name, model.manifest.version
+            self.versions.report_crash(name, version, reason, is_loop=is_loop)
 
     def _make_spec(self, package: OpenedPackage, options: ModelOptions) -> WorkerSpec:
         # Less than the process has, which then reports why it refuses a version, and need not be killed.
