@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the command that `words` begin with, or of all where that is none.
 
-    Each command imports what it needs, and the service shall not start later for the sake of the others.
+    Each command imports what it needs, and other commands must not delay the start of the service.
     """
     parser = argparse.ArgumentParser("edgekit-device", description="What a device does with packages.")
     parser.add_argument("--version", action="version", version=f"edgekit-device {__version__}")

@@ -164,9 +164,9 @@ class _Kind:
     """The values that a field accepts.
 
     Attributes:
-        type: of a value, or of each in a list.
+        type: type of a value, or of each in a list.
         is_list: whether it is one.
-        range: of numbers.
+        range: range of numbers.
         choices: all that a string may be, or empty where it may be any.
     """
 

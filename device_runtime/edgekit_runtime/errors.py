@@ -116,7 +116,7 @@ class UnavailableError(EdgekitError):
     """The service cannot take a call now, and may later; 503 over HTTP.
 
     Attributes:
-        retry_after_s: when to try again, in seconds, or None where that cannot be said.
+        retry_after_s: when to try again, in seconds, or None if unknown.
     """
 
     exit_code = 12
@@ -146,7 +146,7 @@ class RequestError(EdgekitError):
     """An inference service refused a request.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status.
         retry_after_s: when it is worth trying again, or None.
     """
 

@@ -1,6 +1,6 @@
 """Tensor specs: the name, dtype and shape of an input or output, and the check of an array against them.
 
-It does not convert arrays: a caller that passes float64 where float32 is expected is told so.
+It does not convert arrays: a caller that passes float64 where float32 is expected gets an error.
 """
 
 import math
@@ -65,7 +65,7 @@ class TensorSpec:
                 )
 
     def check(self, array: object) -> None:
-        """Return when `array` fits.
+        """Check that `array` fits this spec.
 
         Raises:
             DataError: not a numpy array, another dtype or byte order, another rank or size.

@@ -42,7 +42,7 @@ class LazyCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Hand over to the real command: its context is the one that click goes on with."""
+        """Make the context of the real command, with which click continues."""
         module = importlib.import_module(f"{commands.__name__}.{self.name}")
         command: click.Command = module.command
         return command.make_context(info_name, args, parent, **extra)

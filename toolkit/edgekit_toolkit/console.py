@@ -53,7 +53,7 @@ def print_line(console: Console, *parts: object | tuple[object, str], indent: in
     Args:
         console: where to print.
         parts: what to print.
-        indent: of the lines after the first, in cells.
+        indent: indent of the lines after the first, in cells.
     """
     pairs = [part if isinstance(part, tuple) else (part, "") for part in parts]
     text = Text(" ").join(Text(plain(value, console), style) for value, style in pairs)

@@ -33,8 +33,8 @@ class RunSetting:
 
     Attributes:
         variant: its name.
-        place: of the backend in the variant's chain.
-        options: of the backend that differ from the package's.
+        place: position of the backend in the variant's chain.
+        options: options of the backend that differ from the package's.
         instances: runs at once.
         batch: rows of a run.
     """
@@ -69,13 +69,13 @@ class MeasureOrder:
 
     Attributes:
         package: absolute path.
-        manifest_sha256: of the package that was verified, which must still be this one.
+        manifest_sha256: digest of the package that was verified, which must still be this one.
         keys: folder of the trusted keys.
-        settings: of the package.
-        threads: of one inference, or None for those of the options.
+        settings: settings of the package.
+        threads: threads of one inference, or None for those of the options.
         rounds: most of them.
-        end_s: on the monotonic clock; no round but the first starts later.
-        seed: of the orders.
+        end_s: time on the monotonic clock; no round but the first starts later.
+        seed: seed of the random orders.
     """
 
     package: str
@@ -97,10 +97,10 @@ class Measure(Protocol):
         """Return for each setting its median seconds a row, or why it has none.
 
         Args:
-            settings: to measure.
+            settings: settings to measure.
             rounds: most of them; fewer where the medians are certain.
             seconds: no round but the first starts later than that from now.
-            seed: of the orders.
+            seed: seed of the random orders.
 
         Raises:
             BackendError: the process died or hung.
@@ -114,7 +114,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     Args:
         package: verified.
         keys: folder of the trusted keys.
-        threads: of one inference, or None for those of the options.
+        threads: threads of one inference, or None for those of the options.
     """
     digest = package.manifest.sha256
 
@@ -178,7 +178,7 @@ class ContestLimits:
         fewest: processes, unless the time is over.
         most: processes.
         rounds: most in each process.
-        end_s: on the clock, nearly: a process of which half fits is begun.
+        end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
     """
 
     fewest: int
@@ -201,8 +201,8 @@ def hold_contest(
     A setting whose engine takes its process with it is found, and left out of the next.
 
     Args:
-        measure: in one process.
-        settings: to measure, at least one.
+        measure: measures settings in one process.
+        settings: settings to measure, at least one.
         limits: when to end; there is one process whatever the time.
         clock: seconds since any moment.
         is_decided: returns whether the results so far are enough.
@@ -288,8 +288,8 @@ def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetti
     """Return the settings, the best first: those within 2 % of the fastest by threads, the others by time.
 
     Args:
-        times: of one contest in any unit, the preferred first.
-        manifest: of the package.
+        times: times of one contest in any unit, the preferred first.
+        manifest: manifest of the package.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)
 

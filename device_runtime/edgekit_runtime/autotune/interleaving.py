@@ -27,8 +27,8 @@ class Runner:
     """What takes turns.
 
     Attributes:
-        sessions: of one model, which run at once; at least one.
-        inputs: of a run.
+        sessions: sessions of one model, which run at once; at least one.
+        inputs: inputs of a run.
         rows: that a run of all sessions counts for.
     """
 
@@ -52,7 +52,7 @@ def take_turns(
         runners: name -> what is timed, at least one.
         limits: when to stop.
         clock: seconds since any moment; grows.
-        seed: of the orders.
+        seed: seed of the random orders.
 
     Raises:
         DataError: the inputs do not fit.

@@ -53,7 +53,7 @@ class Tournament:
     """How the backends of a package did on this machine.
 
     Attributes:
-        entrants: in the order of the package.
+        entrants: entrants in the order of the package.
         winner: the one to keep: of those within 2 % of the fastest the one with the fewest threads, then the
             first; None if none took part.
         as_fast: names of those whose measured difference to the fastest is within chance or 2 %.
@@ -81,8 +81,8 @@ def hold_tournament(
     Args:
         package: verified.
         keys: folder of the trusted keys.
-        threads: of one inference, or None for those of each backend's options.
-        seconds: in which to end, nearly: a process that has begun is ended.
+        threads: threads of one inference, or None for those of each backend's options.
+        seconds: time limit, kept approximately: a process that has begun is ended.
         measure: measures in one process; by default a fresh one each time.
         report: takes lines on how far it is.
 

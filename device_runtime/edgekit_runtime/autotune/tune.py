@@ -56,8 +56,8 @@ class SettingResult:
         setting: that was tried.
         latency: medians of seconds a row, one a process, of the last contest that it took part in; None where
             it failed.
-        ratio: of its latency to the package's own setting in that contest.
-        processes: of all contests.
+        ratio: ratio of its latency to the package's own setting in that contest.
+        processes: processes of all contests.
         reason: why it failed.
     """
 
@@ -73,7 +73,7 @@ class Tuning:
     """What a search found.
 
     Attributes:
-        objective: of the search.
+        objective: objective of the search.
         trials: all settings, the package's own first.
         best: what to run with; the package's own where no other is better beyond chance.
         interval: 95 % interval of the best one's time as a share of the package's own.
@@ -135,7 +135,7 @@ def tune(
         own: variant and place of the backend, as packaged.
         keys: folder of the trusted keys.
         objective: time of a lone run, or rows a second with all processors.
-        seconds: in which to end, nearly: a process that has begun is ended.
+        seconds: time limit, kept approximately: a process that has begun is ended.
         report: takes lines on how far it is.
 
     Raises:
@@ -170,9 +170,9 @@ def search(
 
     Args:
         measure: measures in one process.
-        settings: to try, at least one.
+        settings: settings to try, at least one.
         objective: what they were made for.
-        manifest: of the package.
+        manifest: manifest of the package.
         end_s: when to end, nearly, on the clock.
         clock: seconds since any moment.
         report: takes lines on how far it is.

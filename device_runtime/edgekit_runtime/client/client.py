@@ -49,7 +49,7 @@ class Client:
         Args:
             address: path of a Unix socket, `host:port` or `https://host:port`; by default the socket of this
                 device's service.
-            token: for TCP.
+            token: token for TCP.
             timeout_s: the default of a request, at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
 
@@ -81,13 +81,14 @@ class Client:
         Arrays from `shared` travel in shared memory, in place; all others as binary data.
 
         Args:
-            name: of the model.
+            name: name of the model.
             inputs: input name -> array.
-            version: of the model; by default the one that the service prefers.
+            version: version of the model; by default the one that the service prefers.
             outputs: output name -> array from `shared` to write it to; only these outputs are returned. By
                 default all are returned as arrays of their own.
             priority: 1 is the highest, 0 the model's default.
-            timeout_s: for the answer; the service refuses the request if it cannot begin within that time.
+            timeout_s: time limit for the answer; the service refuses the request if it cannot begin within
+                that time.
 
         Raises:
             RequestError: the service refused the request.
@@ -117,7 +118,7 @@ class Client:
         It returns the outputs, as `infer` does. For loops: the request is prepared once.
 
         Args:
-            name: of the model.
+            name: name of the model.
             inputs: input name -> C-contiguous array, from `shared` or not.
             version: as for `infer`.
             outputs: as for `infer`.
@@ -177,7 +178,7 @@ class Client:
         return found
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
-        """Return whether a model, or every model of the service, takes requests."""
+        """Return whether a model, or every model of the service, is ready."""
         path = "/v2/health/ready" if name is None else f"{model_path(name, version)}/ready"
         try:
             self._call("GET", path)
@@ -191,11 +192,11 @@ class Client:
         return lines
 
     def load(self, name: str) -> None:
-        """Have the service replace the versions of a model that it serves by those that are installed now."""
+        """Make the service replace the versions of a model that it serves by the installed ones."""
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
-        """Have the service drop a model."""
+        """Make the service unload a model."""
         self._call("POST", repository_path(name, "unload"))
 
     def close(self) -> None:

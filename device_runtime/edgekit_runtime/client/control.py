@@ -20,10 +20,10 @@ _OK: Final = 200
 
 
 def load_installed(socket_path: Path, model: str) -> bool:
-    """Have the service load the installed versions of `model`; return False where no service listens.
+    """Make the service load the installed versions of `model`; return False where no service listens.
 
     Args:
-        socket_path: of the service.
+        socket_path: socket of the service.
         model: a valid name of a model.
 
     Raises:
@@ -46,7 +46,7 @@ def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
     """Return the versions that a running service states of each model, or None without an answer in time.
 
     Args:
-        socket_path: of the service.
+        socket_path: socket of the service.
 
     Returns:
         model -> lines of the repository's index, each with `version`, `state` and `reason`.
@@ -68,7 +68,7 @@ def read_metrics(socket_path: Path) -> str:
     """Return the metrics of a running service, in Prometheus' text format.
 
     Args:
-        socket_path: of the service.
+        socket_path: socket of the service.
 
     Raises:
         TransportError: it does not answer, or not with metrics.

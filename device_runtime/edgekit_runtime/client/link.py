@@ -26,8 +26,8 @@ class Address:
     """Where a service is.
 
     Attributes:
-        path: of a Unix socket, or None.
-        host, port: of TCP.
+        path: path of a Unix socket, or None.
+        host, port: host and port of TCP.
         is_tls: whether to speak TLS.
         ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
     """
@@ -67,7 +67,7 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
-        address: of the service.
+        address: address of the service.
         connection: its number, 0 while there is none.
         memory: responses are received into it if they fit.
     """
@@ -118,9 +118,9 @@ class Link:
         """Send a request and return its `Response`, or None where the service had closed an idle connection.
 
         Args:
-            parts: of the request, C-contiguous.
-            size_bytes: of them together.
-            timeout_s: for all of it.
+            parts: parts of the request, C-contiguous.
+            size_bytes: size of all parts together.
+            timeout_s: time limit of the whole exchange.
             known: the likely response; where it comes, `known` is returned, and the bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
@@ -165,10 +165,10 @@ class Link:
         The descriptor must not be sent before the service has read the head, since a plain read drops it.
 
         Args:
-            head: with `Expect: 100-continue`.
-            body: of the request.
+            head: head with `Expect: 100-continue`.
+            body: body of the request.
             descriptor: that goes with the first byte of the body.
-            timeout_s: for the response.
+            timeout_s: time limit for the response.
 
         Raises:
             TransportError: as `ask` does.

@@ -27,9 +27,9 @@ class RequestTemplate:
 
     Attributes:
         start: its head and JSON.
-        size_bytes: of the whole request.
-        regions: of shared memory that it names; the service must know them.
-        layout: of its last response, or None.
+        size_bytes: size of the whole request.
+        regions: regions of shared memory that it names; the service must know them.
+        layout: layout of its last response, or None.
     """
 
     start: bytes
@@ -42,9 +42,9 @@ class InferOptions(NamedTuple):
     """Which model to run, and when.
 
     Attributes:
-        name, version: of the model; version None for the one that the service prefers.
+        name, version: name and version of the model; version None for the one that the service prefers.
         priority: 1 is the highest, 0 the model's default.
-        timeout_s: in which the call must begin, or None.
+        timeout_s: time limit in which the call must begin, or None.
     """
 
     name: str
@@ -70,7 +70,7 @@ def make_template(
     Args:
         options: which model to run, and when.
         inputs: input name -> array.
-        places: of each input in shared memory, None for one that is sent.
+        places: places of each input in shared memory, None for one that is sent.
         outputs: those that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
 
@@ -114,7 +114,7 @@ def token_line(token: str | None) -> str:
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Return when there is such a time.
+    """Check that `timeout_s` is a possible time limit.
 
     Raises:
         DataError: it is negative, not finite, or longer than sockets can wait.
@@ -124,7 +124,7 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def check_arrays(inputs: object, outputs: object) -> None:
-    """Return when both are mappings of names to arrays.
+    """Check that both are mappings of names to arrays.
 
     Raises:
         DataError: they are not.

@@ -23,8 +23,8 @@ class ResponseHead:
     """What stands before the body of a response.
 
     Attributes:
-        status: of HTTP.
-        body_bytes: of the body.
+        status: the HTTP status.
+        body_bytes: size of the body.
         json_bytes: how much of it is JSON, or None for all.
         closes: whether the service closes the connection behind it.
         retry_after_s: when to try again, or None.
@@ -80,7 +80,7 @@ class Layout:
 
     Attributes:
         start: the response's head and JSON.
-        size_bytes: of the whole response.
+        size_bytes: size of the whole response.
     """
 
     __slots__ = ("_outputs", "size_bytes", "start")

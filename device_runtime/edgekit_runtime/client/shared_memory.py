@@ -25,9 +25,9 @@ class SharedMemory:
     """A sealed memfd with one array in it.
 
     Attributes:
-        name: of the region.
-        array: of the caller's dtype and shape, zeros at first.
-        descriptor: of the memfd.
+        name: name of the region.
+        array: array of the caller's dtype and shape, zeros at first.
+        descriptor: descriptor of the memfd.
         connection: number of the one on which it was registered last.
     """
 
@@ -70,9 +70,9 @@ class SharedMemory:
         """Make the service know this memory; on a new connection it has forgotten it.
 
         Args:
-            link: to the service.
+            link: link to the service.
             fields: header lines that every request has.
-            timeout_s: for the answer.
+            timeout_s: time limit for the answer.
 
         Returns:
             Whether the service answered; False where it had closed an idle connection.

@@ -12,9 +12,9 @@ class Outcome:
     """What a command found.
 
     Attributes:
-        document: for `--json`, one object.
+        document: document for `--json`, one object.
         lines: the same as text.
-        exit_code: of the process.
+        exit_code: exit code of the process.
         has_ended: whether nothing of it goes on on other threads, for which Python would wait at its end.
     """
 

@@ -56,7 +56,7 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_remove(arguments: argparse.Namespace) -> Outcome:
-    """Trust a key no more."""
+    """Stop trusting a key."""
     return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
 
 

@@ -27,7 +27,7 @@ def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
     """Return which field of a manifest says that an output holds class scores, or None.
 
     Args:
-        figures: of the manifest.
+        figures: figures in the manifest.
         output: name of the first output.
     """
     if figures.get("class_output") == output:

@@ -40,9 +40,9 @@ class Drift:
         """Start without calls.
 
         Args:
-            inputs: of the model; the first few numeric ones are counted.
-            outputs: of the model; as for `inputs`.
-            figures: of the manifest, with the reference if the package has one.
+            inputs: inputs of the model; the first few numeric ones are counted.
+            outputs: outputs of the model; as for `inputs`.
+            figures: figures of the manifest, with the reference if the package has one.
             window: number of counted calls after which all earlier ones lose half their weight.
 
         Raises:
@@ -112,7 +112,7 @@ def pick(array: Array, phase: float) -> Array:
     """Return up to `VALUES` values of an array as float32 [values], a copy, evenly spread.
 
     Args:
-        array: of numbers, not empty.
+        array: array of numbers, not empty.
         phase: 0..1, which value is the first; another phase picks other values.
     """
     step = -(-array.size // VALUES)

@@ -25,8 +25,8 @@ class ValueReference:
     Attributes:
         low: the smallest value.
         high: the largest.
-        edges: of the bins within `low - margin .. high + margin`, ascending.
-        shares: of the values in each bin, one more than edges.
+        edges: edges of the bins within `low - margin .. high + margin`, ascending.
+        shares: shares of the values in each bin, one more than edges.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -105,7 +105,7 @@ def parse_references(
     """Return the references of inputs and of outputs by name; empty if the package has none.
 
     Args:
-        figures: of a manifest.
+        figures: figures of a manifest.
 
     Raises:
         ManifestError: `figures.reference` is malformed.

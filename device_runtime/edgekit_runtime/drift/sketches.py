@@ -25,8 +25,8 @@ class Moments:
     """Count, mean and spread of a stream, in constant memory.
 
     Attributes:
-        count: of values; fractions come from `halve`.
-        mean: of them.
+        count: number of values; fractions come from `halve`.
+        mean: mean of the values.
         squares: sum of their squared distances from the mean.
         low: the smallest, infinite before the first.
         high: the largest.
@@ -70,7 +70,7 @@ class ValueSketch:
 
     Attributes:
         reference: that they are compared with, or None.
-        moments: of the values.
+        moments: moments of the values.
         bins: values between the reference's bounds; empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
@@ -143,12 +143,12 @@ class ClassSketch:
     """Summary of the outputs of a classifier.
 
     Attributes:
-        count: of its classes.
+        count: number of its classes.
         reference: that they are compared with, or None.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
         confidence: number of outputs by the probability of the best class.
         classes: number of outputs by best class.
-        entropy: of the outputs, as a share of the largest possible; 1 is a uniform output.
+        entropy: entropy of the outputs, as a share of the largest possible; 1 is a uniform output.
     """
 
     count: int
@@ -218,7 +218,7 @@ def are_probabilities(scores: Array) -> bool:
 
 
 def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
-    """Return the population stability index of counts against the shares of a reference; None of nothing.
+    """Return the population stability index of counts against the shares of a reference; None without counts.
 
     0 is equal; by the usual rule, from 0.1 on it is worth a look and from 0.25 on something has changed. With
     n counts in b bins chance alone makes about (b - 1) / n.

@@ -2,7 +2,7 @@
 
 A reader checks in this order: the structure is canonical (`canonical_zip`), the signature is by a trusted
 key, the manifest is what was signed, each artifact is what the manifest says. Contents are hashed once,
-through a mapping of the file, and handed out as views of it.
+through a mapping of the file, and returned as views of it.
 
 Deliberately not checked: that the file stays as it was verified. Who can write to the package folder can
 change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the
@@ -75,7 +75,7 @@ def write_package(
     """Write a package atomically; the same manifest, artifacts and ed25519 key give the same bytes.
 
     Args:
-        path: of the package file; an earlier file there stays whole until the new one is.
+        path: path of the package file; an earlier file there stays whole until the new one is.
         manifest: names each artifact with size and digest.
         artifacts: path -> content, exactly those that the manifest names.
         sign: makes the envelope.
@@ -116,9 +116,9 @@ class OpenedPackage:
     """A package that has been verified throughout.
 
     Attributes:
-        path: of the package file.
+        path: path of the package file.
         manifest: what it holds.
-        key_id: of the trusted key that signed it.
+        key_id: id of the trusted key that signed it.
     """
 
     __slots__ = ("_members", "_view", "key_id", "manifest", "path")
@@ -182,7 +182,7 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
     """Return the package at `path` after all of it has been verified.
 
     Args:
-        path: of the package file.
+        path: path of the package file.
         trust: decides whose signatures are accepted.
         limits: bounds on sizes and counts.
 
@@ -217,7 +217,7 @@ class UnverifiedManifest:
 
     Attributes:
         manifest: what the package says that it holds.
-        claimed_key_id: of the key that the package says it is signed by.
+        claimed_key_id: id of the key that the package says it is signed by.
     """
 
     manifest: Manifest
@@ -233,7 +233,7 @@ def read_unverified_manifest(
     `read_package` for everything else. All other checks of `read_package` are made.
 
     Args:
-        path: of the package file.
+        path: path of the package file.
         limits: bounds on sizes and counts.
         check_artifacts: False leaves the artifacts unread, which takes most of the time.
 

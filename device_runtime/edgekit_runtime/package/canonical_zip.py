@@ -60,10 +60,10 @@ class Member:
 
     Attributes:
         name: its path.
-        header_offset: of its local header.
-        payload_offset: of its content, a multiple of 64.
-        size_bytes: of its content.
-        crc32: of its content, as its headers state it.
+        header_offset: offset of its local header.
+        payload_offset: offset of its content, a multiple of 64.
+        size_bytes: size of its content.
+        crc32: checksum of its content, as its headers state it.
     """
 
     name: str

@@ -22,7 +22,7 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
     """Write a signed statement about the file at `subject_path` to `path`, atomically.
 
     Args:
-        path: of the evidence file.
+        path: path of the evidence file.
         subject_path: the file that the statement is about; its sha256 is taken now.
         predicate: what is stated.
         sign: makes the envelope.

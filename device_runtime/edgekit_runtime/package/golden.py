@@ -126,7 +126,7 @@ class GoldenInput:
 
     Attributes:
         name, dtype, shape: what the session is fed with; every size is stated.
-        path: of the artifact with the values.
+        path: path of the artifact with the values.
         codes: how they are stored, or None when they are stored in `dtype`.
 
     Raises:
@@ -194,9 +194,10 @@ class GoldenOutput:
 
     Attributes:
         name, dtype, shape: what the session must return.
-        path: of the artifact with the values.
+        path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
-        every: of the output in C order, the values 0, every, 2 * every and so on are stored and compared.
+        every: step between stored values: of the output in C order, the values 0, every, 2 * every and so
+            on are stored and compared.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -234,7 +235,7 @@ class GoldenOutput:
         """Return those values of an output that are stored, [stored_count].
 
         Args:
-            output: of the stated shape.
+            output: output of the stated shape.
         """
         return output.reshape(-1)[:: self.every]
 
@@ -281,7 +282,7 @@ class Golden:
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Return when there is a golden tensor for each input and at least one output, and all fit.
+        """Check that there is a golden tensor for each input and at least one output, and all fit.
 
         Args:
             inputs: specs of the model's inputs.

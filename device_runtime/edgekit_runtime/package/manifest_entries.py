@@ -43,7 +43,7 @@ class FormatInfo:
     """Which reader the package needs.
 
     Attributes:
-        version: of the format; this reader knows 1.
+        version: version of the format; this reader knows 1.
         critical: features without which the package must not be used; this reader knows none.
 
     Raises:
@@ -135,7 +135,7 @@ class BackendChoice:
     """Which engine runs which artifact, with which options, and what to take when that engine is missing.
 
     Attributes:
-        name: of the backend, such as `ort`.
+        name: name of the backend, such as `ort`.
         artifact: path of the model artifact.
         options: what the backend defines.
         fallback: the next choice, or None; at most `MAX_BACKENDS` in all.

@@ -75,7 +75,7 @@ class Variant:
 
 
 def check_variants(variants: tuple[Variant, ...]) -> None:
-    """Return when these can stand beside the default variant.
+    """Check that these can stand beside the default variant.
 
     Raises:
         ManifestError: there are too many, or a name stands twice or is that of the default.

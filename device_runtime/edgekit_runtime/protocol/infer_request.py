@@ -26,8 +26,8 @@ class SharedPlace(NamedTuple):
 
     Attributes:
         region: its name.
-        offset_bytes: from the start of the region.
-        size_bytes: of the place.
+        offset_bytes: offset from the start of the region.
+        size_bytes: size of the place.
     """
 
     region: str
@@ -48,7 +48,7 @@ class InferTensor:
     """One tensor of a request or a response; its values stand in exactly one of three places.
 
     Attributes:
-        name, dtype, shape: of the tensor.
+        name, dtype, shape: name, dtype and shape of the tensor.
         start_bytes: where its binary data begin, counted from the end of the JSON.
         shared: its place in shared memory, or None.
         values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.
@@ -70,10 +70,10 @@ class InferTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """Where the response shall have one output: in the JSON, behind it, or in shared memory.
+    """Where the response puts one output: in the JSON, behind it, or in shared memory.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         is_binary: whether its values follow the JSON.
         shared: the place in shared memory, or None.
     """
@@ -89,7 +89,7 @@ class InferRequest:
 
     Attributes:
         inputs: the tensors, in the order of their binary data.
-        outputs: in the order of the response; none asks for all outputs as binary data.
+        outputs: outputs in the order of the response; none asks for all outputs as binary data.
         id: the response repeats it, or None.
         priority: 1 is the highest, 0 the model's default.
         timeout_us: the longest wait in the queue, or None.
@@ -173,8 +173,8 @@ def decode_request(
 
     Args:
         document: the object in its JSON, maybe with a `NumberArray` instead of a list.
-        inputs: of the model.
-        outputs: of the model.
+        inputs: inputs of the model.
+        outputs: outputs of the model.
 
     Raises:
         RequestError: not a request of the protocol, or not one that fits the model.

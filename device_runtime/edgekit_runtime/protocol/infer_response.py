@@ -22,7 +22,7 @@ def encode_response(
         names: `model_name` and `model_version`.
         request: that is answered.
         arrays: the outputs that it names.
-        limit_bytes: of the JSON.
+        limit_bytes: limit of the JSON.
 
     Raises:
         RequestError: the JSON would be longer, or cannot express a value.

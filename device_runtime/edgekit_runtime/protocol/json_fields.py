@@ -24,7 +24,7 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
     """Return the JSON object in `data`.
 
     Args:
-        data: of the document.
+        data: the document.
         where: the source, for messages.
         places: the value of each `Infinity`, in order; any further one is refused.
 
@@ -59,8 +59,8 @@ def take_field(
     """Return the field `name`, or `default` where it is missing or null.
 
     Args:
-        fields: of a JSON object.
-        name: of the field.
+        fields: fields of a JSON object.
+        name: name of the field.
         where: the object, for messages.
         kind: exactly this type; whole numbers start at 0.
         default: None where the field must be there.

@@ -127,8 +127,8 @@ class NumberArray:
         """Return its values as an array, a piece at a time.
 
         Args:
-            dtype: of the tensor.
-            shape: of the tensor; the text is nested like that or flat.
+            dtype: dtype of the tensor.
+            shape: shape of the tensor; the text is nested like that or flat.
             where: name of the tensor, for messages.
 
         Raises:

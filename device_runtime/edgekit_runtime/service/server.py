@@ -42,17 +42,17 @@ class Service:
     """One service in one event loop.
 
     Attributes:
-        registry: of its models.
-        metrics: of the whole service.
+        registry: loads, swaps and unloads the models.
+        metrics: metrics of the whole service.
         http: its connections.
-        workers: of its isolated models.
+        workers: the worker processes of isolated models.
     """
 
     def __init__(self, config: ServiceConfig, source: Source, regions: Regions | None = None) -> None:
         """Wire the service; nothing listens or loads yet. Called inside a running event loop.
 
         Args:
-            config: of the service.
+            config: configuration of the service.
             source: where packages lie.
             regions: shared memory of clients that somebody else fills, or None.
         """
@@ -166,10 +166,10 @@ class Service:
 async def serve(
     config: ServiceConfig, source: Source, announce: Callable[[Sequence[str], Sequence[str]], None]
 ) -> bool:
-    """Serve until SIGTERM, SIGINT, or SIGHUP unless that is ignored, as `nohup` has it.
+    """Serve until SIGTERM, SIGINT, or SIGHUP unless that is ignored, as under `nohup`.
 
     Args:
-        config: of the service.
+        config: configuration of the service.
         source: where packages lie.
         announce: called with the addresses and the names of all models once these are loaded.
 

@@ -44,8 +44,8 @@ class WarmRun:
     """A run before there was traffic.
 
     Attributes:
-        size_bytes: of its inputs.
-        seconds: of the engine.
+        size_bytes: size of the inputs.
+        seconds: time that the engine took.
     """
 
     size_bytes: int
@@ -66,7 +66,8 @@ def warm_up(
         instances: sessions of one model; one that is there several times runs once.
         inputs: such as the golden ones.
         max_batch: the most rows of a batch; where rows are free, the powers of two up to it run too.
-        runs: of each session with each size, at least 1; the first of each is not returned if there are more.
+        runs: runs of each session with each size, at least 1; the first of each is not returned if there are
+            more.
         clock: seconds since any moment.
 
     Raises:
@@ -107,10 +108,10 @@ class LoadedWay:
 
     Attributes:
         variant: its name.
-        threads: of one run; 0 for those of the package.
+        threads: threads of one run; 0 for those of the package.
         instances: its sessions, which proved themselves.
         warm_runs: what was measured before there was traffic.
-        figures: of the variant, from the manifest.
+        figures: figures of the variant, from the manifest.
         max_batch: rows that it may take in one run; 1 where they change each other's answers.
     """
 

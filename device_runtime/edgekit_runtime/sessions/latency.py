@@ -114,7 +114,7 @@ def measure_latency(
         sessions: name -> a call that makes one inference.
         limits: when to stop; by default `LatencyLimits()`.
         clock: seconds since any moment; grows.
-        seed: of the orders.
+        seed: seed of the random orders.
         settle: called with the name before each inference, and not timed.
     """
     limits = limits or LatencyLimits()

@@ -22,7 +22,7 @@ def read_options(
         kind: a dataclass whose fields are the options.
         backend: its name, for the message.
         options: the `backend.options` of a manifest.
-        threads: of one inference, or None.
+        threads: threads of one inference, or None.
 
     Raises:
         BackendError: an option is unknown or has a wrong value.

@@ -83,7 +83,7 @@ class OrtSession:
 
         Args:
             model: content or path of an ONNX model.
-            options: by default `OrtOptions()`.
+            options: how onnxruntime runs the model; by default `OrtOptions()`.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
@@ -162,7 +162,7 @@ class OrtSession:
 def _blames_inputs(message: str) -> bool:
     """Return whether onnxruntime says that a node refused what it got, of a model that has run before.
 
-    What it lacks memory for, or was told to end, it reports in the same form.
+    It reports a lack of memory, or the end of a run by `interrupt`, in the same form.
     """
     return _NODE_FAILED in message and not any(word in message for word in _NOT_OF_INPUTS)
 

@@ -19,9 +19,9 @@ def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
     """Make a backend the first choice for this very package on this machine; returns where that is kept.
 
     Args:
-        manifest: of the package.
+        manifest: manifest of the package.
         variant: name of the variant.
-        place: of the backend in the variant's chain; its name would not tell two sets of options apart.
+        place: position of the backend in the variant's chain; two sets of options may have one backend name.
 
     Raises:
         OutputError: the cache folder cannot be made or written.

@@ -30,10 +30,10 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array], seed: in
     numbers of rows; integers may not.
 
     Args:
-        session: to try; it runs four times.
+        session: session to try; it runs four times.
         inputs: input name -> array of one row or more; the first row of each is judged, at most two others
             run beside it.
-        seed: of the order in which a row's values are mixed.
+        seed: seed of the order in which a row's values are mixed.
 
     Raises:
         DataError: the inputs do not fit.

@@ -22,7 +22,7 @@ class OutputCheck:
     """How one output compares.
 
     Attributes:
-        name: of the output.
+        name: name of the output.
         passed: whether all compared values are within the tolerance.
         wrong_count: how many are not, or None when dtype or shape differ.
         max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.
@@ -92,7 +92,7 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
     """Return how the session's outputs for the golden inputs compare with the golden outputs.
 
     Args:
-        session: of this package.
+        session: session of this package.
         package: verified.
 
     Raises:

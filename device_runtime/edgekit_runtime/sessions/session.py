@@ -128,8 +128,8 @@ def open_session(
         package: path of a package, which is then verified first, or an opened package, which stays open.
         variant: name of the variant; by default what `open_preferred` takes.
         trust: whose packages are accepted; by default the keys in `find_keys_folder()`.
-        limits: of reading.
-        threads: of one inference; by default as the manifest's options say.
+        limits: limits of reading the package.
+        threads: threads of one inference; by default as the manifest's options say.
 
     Raises:
         PackageError: of a subclass that says what is wrong with the package, or it has no such variant.
@@ -174,7 +174,7 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
 
     Args:
         package: verified.
-        threads: of one inference, or None for those of the options.
+        threads: threads of one inference, or None for those of the options.
 
     Raises:
         EngineMissingError: no engine of any variant is installed; the message has every reason.
@@ -202,7 +202,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
     Args:
         package: verified.
         choice: a backend with its artifact, options and fallbacks.
-        threads: of one inference, or None for those of the options.
+        threads: threads of one inference, or None for those of the options.
 
     Raises:
         EngineMissingError: no engine of them is installed; the message has every reason.
@@ -221,7 +221,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
 
 
 def check_engines(manifest: Manifest) -> None:
-    """Return if an engine is installed here for one of the backends that the manifest names.
+    """Check that an engine is installed here for one of the backends that the manifest names.
 
     No engine is imported, so this takes no memory; one that is installed and cannot be imported is not found
     out here.
@@ -277,10 +277,10 @@ def _find_entry_point(name: str) -> "EntryPoint":
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
-    """Return when a session has the inputs and outputs that the manifest states, and takes what it states.
+    """Check that a session has the inputs and outputs that the manifest states, and accepts what it states.
 
     Args:
-        session: of `choice.artifact`.
+        session: session of `choice.artifact`.
         package: that holds it.
         choice: that was opened.
 

@@ -34,7 +34,7 @@ class Tuned:
 
     Attributes:
         objective: `latency` or `throughput`.
-        options: of the backend, those of `TUNABLE` that differ from the package's.
+        options: options of the backend, those of `TUNABLE` that differ from the package's.
         instances: how many runs at once.
         batch: rows of a run.
         figures: what was measured, as text to show.
@@ -51,7 +51,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
     """Make `tuned` what this very package runs with here; returns where that is kept.
 
     Args:
-        manifest: of the package.
+        manifest: manifest of the package.
         choice: the backend that was tuned.
         tuned: what was found.
 
@@ -86,7 +86,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
     """Return what was kept for a backend of a package, or None.
 
     Args:
-        manifest: of the package.
+        manifest: manifest of the package.
         choice: its backend.
     """
     try:

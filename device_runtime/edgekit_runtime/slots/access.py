@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordError(SlotError):
-    """The state cannot be written, or not be held; what lies on the disk is what was there before."""
+    """The state cannot be written or locked; the disk is unchanged."""
 
 
 class ForeignFileError(SlotError):

@@ -30,8 +30,8 @@ class Choice:
     """What to open now. Close `package` when the session is open.
 
     Attributes:
-        model, version: of the package.
-        sha256: of its manifest.
+        model, version: name and version of the package.
+        sha256: digest of the package's manifest.
         path: where it lies; an installation may remove it later, so open the model from `package`.
         package: verified.
         health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open such a one
@@ -77,7 +77,7 @@ def open_first(
     """Return the first candidate whose package is whole.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         state: that the candidates are of.
         candidates: best first.
         problem: what is wrong with the state file, or None.
@@ -115,7 +115,7 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
     Where that cannot be recorded, it is the first of the versions that have proved themselves, if any.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         decide: what may be opened.
         counted: sha256 of the versions whose start was counted before.
 

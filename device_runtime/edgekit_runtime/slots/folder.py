@@ -47,7 +47,7 @@ class Reading:
     Attributes:
         trust: whose signatures.
         limits: bounds on sizes and counts.
-        target: of this device, or None where it is not known.
+        target: target of this device, or None where it is not known.
     """
 
     trust: Verifier
@@ -100,7 +100,7 @@ class ModelFolder:
     """The folder of one model.
 
     Attributes:
-        path: of the folder; it need not exist.
+        path: path of the folder; it need not exist.
         model: its name.
     """
 

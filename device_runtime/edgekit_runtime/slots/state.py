@@ -39,8 +39,8 @@ class Installed:
     """One package in a slot.
 
     Attributes:
-        version: of the manifest.
-        sha256: of the manifest, in 64 lower-case hexadecimal digits.
+        version: version that the manifest states.
+        sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
         health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
         begun: how often it was begun since it was installed, while unproven.
 

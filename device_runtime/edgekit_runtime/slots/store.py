@@ -40,7 +40,7 @@ class Receipt:
     """What an installation did.
 
     Attributes:
-        model, version: of the package.
+        model, version: name and version of the package.
         active: whether this version is what is opened next.
         state: after the installation.
     """
@@ -78,8 +78,8 @@ class Slots:
     Attributes:
         folder: that `find_state_folder` names; it need not exist.
         trust: keys whose packages are accepted.
-        target: of this device; packages for another one are refused. None accepts all.
-        limits: of reading packages.
+        target: target of this device; packages for another one are refused. None accepts all.
+        limits: limits of reading packages.
         max_begun: starts without a confirmation after which a version is rejected.
         disk: what carries changes out.
     """
@@ -202,7 +202,7 @@ class Slots:
         """Undo the count of a start, if it was counted: it ended for a reason outside the version.
 
         Args:
-            choice: from `begin_start` or `reject`.
+            choice: choice from `begin_start` or `reject`.
 
         Raises:
             SlotError: no such model, or it cannot be recorded.
@@ -302,7 +302,7 @@ class Slots:
         """Install the package at `path`; what was active stays so until the last step, which is atomic.
 
         Args:
-            path: of a package; it is verified before anything is written.
+            path: path of a package; it is verified before anything is written.
             allowed: what is refused otherwise.
             factory: as the package that always remains, beside the slots.
             check: raises where this device cannot run a package, before anything is written.

@@ -61,7 +61,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
     digits>.tmp`.
 
     Args:
-        path: where the file shall be; its folder must exist.
+        path: path of the file to write; its folder must exist.
         mode: permissions before the umask.
         disk: what carries the steps out.
 

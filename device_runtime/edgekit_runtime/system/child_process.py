@@ -69,14 +69,14 @@ class ChildProcess:
         channel: socket.socket | None = None,
         own_session: bool = False,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            module: of ours.
-            arguments: of the command line.
-            folder: to run in. Python looks there first for modules, so nobody else may write into it.
+            module: name of a module of ours.
+            arguments: arguments of the command line.
+            folder: folder to run in. Python looks there first for modules, so nobody else may write into it.
             output: what becomes of its standard output.
-            variables: of the environment, beside those of this process.
+            variables: variables of the environment, beside those of this process.
             channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
                 `open_channel`; stays the caller's.
             own_session: whether signals of the terminal (Ctrl-C) do not reach it.
@@ -139,11 +139,11 @@ class ChildProcess:
             loop.add_reader(self._pidfd, check)
 
     def kill(self) -> None:
-        """End it by SIGKILL; does nothing if it has ended."""
+        """End the process by SIGKILL; do nothing if it has ended."""
         self._process.kill()
 
     def close(self) -> None:
-        """Kill it and free what it took here; a second call does nothing."""
+        """Kill the process and free its resources here; a second call does nothing."""
         self.kill()
         self.wait(_KILL_LIMIT_S)
         self._files.close()
@@ -187,7 +187,7 @@ class JsonChild(ChildProcess):
     """A child that exchanges lines of JSON with this process on its channel."""
 
     def __init__(self, module: str, *arguments: str, own_session: bool = False) -> None:
-        """Start it, see `ChildProcess`.
+        """Start the process, see `ChildProcess`.
 
         Raises:
             OSError: it cannot be started.
@@ -226,7 +226,7 @@ class JsonChild(ChildProcess):
         return json.loads(line)
 
     def close(self) -> None:
-        """Kill it and free what it took here."""
+        """Kill the process and free its resources here."""
         super().close()
         with contextlib.suppress(OSError):  # what it did not read is flushed in vain
             self._lines.close()

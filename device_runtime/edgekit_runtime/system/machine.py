@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 MAX_THREADS: Final = 256
-"""Of one inference. More is refused, not lowered: a package means the same on each machine, and so many do no
-good on any device, while a few thousand fill the table of threads that all its programs share."""
+"""Most threads of one inference. A higher number is refused, not lowered: a package means the same on each
+machine. So many threads help no device, and a few thousand fill the table of threads of all its programs."""
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")

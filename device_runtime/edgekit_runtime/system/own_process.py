@@ -25,7 +25,7 @@ def end_now(exit_code: int) -> NoReturn:
     Python would wait for such threads, or end while they run: an engine that then returns aborts the process.
 
     Args:
-        exit_code: of the process.
+        exit_code: exit code of the process.
     """
     logging.shutdown()
     sys.stdout.flush()

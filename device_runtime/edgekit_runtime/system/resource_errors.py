@@ -29,7 +29,7 @@ def check_lack(cause: BaseException, doing: str) -> None:
     """Raise if `cause` says that the machine lacks descriptors or memory.
 
     Args:
-        cause: of the system, or a `MemoryError`.
+        cause: an error of the system, or a `MemoryError`.
         doing: what failed, for the message.
 
     Raises:

@@ -92,7 +92,7 @@ class Envelope:
 
     Attributes:
         payload: canonical bytes of the statement.
-        key_id: of the key that the signature is said to be by.
+        key_id: id of the key that the envelope names as the signer.
         signature: as the key's algorithm makes it.
     """
 

@@ -23,7 +23,7 @@ class TrustedKey:
     """A public key in the folder.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         key_id: sha256 of the key, as signatures name it.
     """
 

@@ -70,7 +70,7 @@ class VerifyingProcess:
         return read_unverified(envelope, predicate_type, where)
 
     def check_keys(self) -> None:
-        """Return if the keys can be read.
+        """Check that the keys can be read.
 
         Raises:
             SignatureError: one of the files is no public key.

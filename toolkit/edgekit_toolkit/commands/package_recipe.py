@@ -55,7 +55,7 @@ def repeat_recipe(
 
     Args:
         model: path of the source model.
-        path: of the recipe.
+        path: path of the recipe.
         out: folder for the results.
         console: where the outcome is shown.
         target: as the user gave it, or None.

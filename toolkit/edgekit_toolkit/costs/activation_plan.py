@@ -35,7 +35,8 @@ class ActivationMemory:
     """What the activations need.
 
     Attributes:
-        resident_bytes: of the arena after a few runs: activations, scratch of the kernels and outputs.
+        resident_bytes: resident memory of the arena after a few runs: activations, scratch of the kernels and
+            outputs.
         unknown_tensors: intermediate tensors without a known shape; they are counted as nothing.
     """
 
@@ -48,7 +49,7 @@ def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
 
     Args:
         graph: see `optimise_as_engine`.
-        threads: of one inference, at least 1.
+        threads: threads of one inference, at least 1.
     """
     buffers = _plan_buffers(graph)
     last_use: dict[str, int] = {}

@@ -3,7 +3,8 @@
 Counted as no kernel, since engines fold or fuse them: constants and what depends on constants and shapes
 only, views (Reshape and its like), biases, scales and activations behind a convolution or matrix product,
 QuantizeLinear and DequantizeLinear at int8 kernels. The body of a loop counts as often as it runs, an If as
-the dearer of its branches. Not modelled: loops whose length depends on the data, operators of other domains.
+the more expensive of its branches. Not modelled: loops whose length depends on the data, and operators of
+other domains.
 """
 
 import math
@@ -70,7 +71,7 @@ def node_costs(
 
 
 def _work(costs: Sequence[NodeCost]) -> tuple[int, int, int]:
-    """What tells the dearer of two branches: multiply-accumulates, then bytes, then kernels."""
+    """Key that orders branches by cost: multiply-accumulates, then bytes, then kernels."""
     return (
         sum(one.repeats * one.macs for one in costs),
         sum(one.repeats * one.traffic_bytes for one in costs),

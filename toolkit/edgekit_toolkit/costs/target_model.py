@@ -24,9 +24,10 @@ class NodeCost:
         bytes_read: activations read.
         bytes_written: activations written.
         weight_bytes: constants read.
-        precision: in which it computes.
+        precision: precision in which it computes.
         repeats: times it runs in one inference, in the body of a loop; the other figures are of one run.
-        steps: of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for each.
+        steps: steps of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for
+            each.
     """
 
     name: str

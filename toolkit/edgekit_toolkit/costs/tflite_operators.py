@@ -1,6 +1,6 @@
 """What one inference of a `.tflite` model computes and moves, operator by operator.
 
-The counterpart of `node_costs` for LiteRT. Operators that XNNPACK runs as one kernel with the next are
+The counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK runs as one kernel with the next are
 counted apart. Sizes are those of the file's first allocation: a free batch counts as one.
 """
 
@@ -128,7 +128,7 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
 def _share_used(filters: NDArray[Any] | None) -> float:
     """Share of the columns of a convolution's weights that an output channel uses; 1 unless that is little.
 
-    Where pixels are folded into channels (`quantize.litert_fold`) each output channel has zeros of its own:
+    Where pixels are folded into channels (`quantize.litert.fold`) each output channel has zeros of its own:
     they fill steps that a kernel takes in any case. Channels that are 0 as a whole count like others.
     """
     if filters is None:

@@ -56,7 +56,7 @@ def run_samples(
     sample, whose outputs are dropped. Other models run one sample at a time.
 
     Args:
-        session: of the model.
+        session: session of the model.
         inputs: what the model takes, as its package states it.
         path: as for `open_data`.
         decoding: how photographs and recordings become samples. Default: `Decoding()`.

@@ -39,7 +39,7 @@ def has_boxes(outputs: Sequence[Array]) -> bool:
     """Return whether outputs look like decoded boxes with scores.
 
     Args:
-        outputs: of one batch, in order.
+        outputs: outputs of one batch, in order.
     """
     found = _read(outputs, outputs)
     if found is None:
@@ -51,7 +51,7 @@ def has_boxes(outputs: Sequence[Array]) -> bool:
 def score_boxes(outputs: Sequence[Array], reference: Sequence[Array]) -> NDArray[np.float64]:
     """Return the F1 score of each sample's boxes, with those of the source model as the truth.
 
-    Boxes of a score of 0.25 or more count, after suppression of those that overlap a better one of their
+    Boxes of a score of 0.25 or more count, after suppression of boxes that overlap a better one of their
     class by half or more (IoU). Two boxes match if they have one class and overlap as much. No box on either
     side is a score of 1.
     """

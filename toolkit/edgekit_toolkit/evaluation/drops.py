@@ -34,7 +34,7 @@ class Interval:
 
     Attributes:
         low, high: points.
-        confidence: of both sides together, 0..1.
+        confidence: confidence level of both sides together, 0..1.
     """
 
     low: float
@@ -129,9 +129,9 @@ class ResampledDrop:
     Attributes:
         points: the drop itself.
         replicates: points on each resample, in ascending order.
-        acceleration: of BCa; 0 where it is not known.
+        acceleration: the acceleration of BCa; 0 if it is unknown.
         samples: how many there are.
-        differing: on how many of them source and candidate differ.
+        differing: number of samples on which source and candidate differ.
     """
 
     points: float
@@ -270,7 +270,7 @@ def _draws(count: int, replicates: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _acceleration(changes: Floats) -> float:
-    """Of a mean, from its influence values: the jackknife of a mean is exact."""
+    """Return the acceleration of a mean from its influence values: the jackknife of a mean is exact."""
     around = changes - changes.mean()
     spread = float((around**2).sum())
     return 0.0 if spread == 0 else float((around**3).sum()) / (6 * spread**1.5)

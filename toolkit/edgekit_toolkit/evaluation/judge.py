@@ -52,7 +52,7 @@ def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
 def find_memory(
     model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds
 ) -> MemoryEstimate | PeakMemory | str:
-    """Return the peak memory of a process that runs the model, or why it cannot be told.
+    """Return the peak memory of a process that runs the model, or why it is unknown.
 
     For onnxruntime it is estimated for the target, with the engine's part of this machine. It is measured
     here for LiteRT, whose memory depends little on the processor, and for control flow, which the estimate

@@ -43,7 +43,7 @@ class MemoryHere:
     """Memory of a model on this machine.
 
     Attributes:
-        peak: of a fresh process that opens the model; None where it could not be measured.
+        peak: peak memory of a fresh process that opens the model; None where it could not be measured.
         service_bytes: estimated peak of the service with it; None where memory is not limited.
         notes: warnings, a sentence each.
     """
@@ -64,11 +64,11 @@ def measure_memory_here(
     """Return the peak memory of a fresh process here that runs a model.
 
     Args:
-        model: to measure.
+        model: model to measure.
         known: its memory as it was held against the limit, or why that is not known.
         feeds: inputs of one inference.
         target: that the package is for.
-        limit_bytes: of memory, infinite where there is none.
+        limit_bytes: memory limit, infinite where there is none.
     """
     notes = []
     peak = known if isinstance(known, PeakMemory) else None
@@ -169,7 +169,7 @@ def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
     Args:
         package: signed by one of the keys.
         keys: folder of trusted keys; a socket is made beside it.
-        name: of the model.
+        name: name of the model.
         feeds: input name -> array, of each call.
 
     Raises:

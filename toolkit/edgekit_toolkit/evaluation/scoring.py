@@ -41,7 +41,7 @@ class Score:
     Attributes:
         value: 0..1.
         baseline: score of the source model, 0..1.
-        drop: from that to the candidate's.
+        drop: drop from the source's score to the candidate's.
     """
 
     value: float
@@ -56,8 +56,8 @@ class PartScores:
     Attributes:
         samples: how many there are.
         baseline: score of the source model, 0..1.
-        scores: of each candidate, 0..1.
-        drops: of each candidate.
+        scores: scores of each candidate, 0..1.
+        drops: drops of each candidate.
     """
 
     samples: int
@@ -85,8 +85,8 @@ class Scores:
 
     Attributes:
         metric: that was used.
-        choosing: on the samples by which candidates are chosen.
-        confirmation: on those held back, which choose nothing; None where there are too few samples.
+        choosing: scores on the samples by which candidates are chosen.
+        confirmation: scores on the samples held back, which choose nothing; None with too few samples.
         spoiled: place of each candidate whose outputs are NaN or infinite where those of the source model are
             finite, with which and on how many samples. No score makes up for that: it is not to be used.
     """
@@ -98,7 +98,7 @@ class Scores:
 
     @property
     def samples(self) -> int:
-        """All of them."""
+        """Number of all evaluation samples."""
         return self.choosing.samples + (0 if self.confirmation is None else self.confirmation.samples)
 
     @property
@@ -127,7 +127,7 @@ def score_candidates(
 
     Args:
         source: the float model as the user gave it, which is also the reference of relative metrics.
-        candidates: to judge; they take and give what the source does, in its order.
+        candidates: candidates to judge; they take and give what the source does, in its order.
         part: evaluation samples.
         metric_name: as for `metrics.find_metric`.
         inputs: what the source takes.

@@ -23,9 +23,9 @@ class SourceModel(Generic[M_co]):
 
     Attributes:
         path: the file.
-        sha256: of the file; where there are external data, of the file followed by each external file in the
-            order of their names, each after a line with its name and size. In hexadecimal.
-        size_bytes: of the file and its external data together.
+        sha256: digest of the file; where there are external data, of the file followed by each external file
+            in the order of their names, each after a line with its name and size. In hexadecimal.
+        size_bytes: size of the file and its external data together.
         model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: what a session takes; of a `.tflite`, float32 where the file has codes with a scale.
@@ -45,7 +45,7 @@ def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
 
     Args:
         path: the file.
-        ending: of the files that the caller reads, for the message.
+        ending: ending of the files that the caller reads, for the message.
         max_bytes: that it may have.
 
     Raises:
@@ -62,7 +62,7 @@ def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
 
 
 def check_size(size_bytes: int, max_bytes: int) -> None:
-    """Return when a model is small enough.
+    """Check that a model is small enough.
 
     Raises:
         ModelError: it is not.

@@ -40,7 +40,7 @@ def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[On
 
     Args:
         path: the `.onnx` file; external data lie beside it or below.
-        max_bytes: of the file and its external data together.
+        max_bytes: size limit of the file and its external data together.
 
     Raises:
         ModelError: not an ONNX model (it says what else), truncated, too large, damaged, or not to be run:

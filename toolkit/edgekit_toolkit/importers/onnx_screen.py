@@ -28,7 +28,7 @@ FLOAT_TYPES: Final = frozenset(
 
 
 def check_names(message: Message) -> None:
-    """Return when every name in an ONNX model, or in a part of it, is text; protobuf does not check that.
+    """Check that every name in an ONNX model, or in a part of it, is text; protobuf does not check that.
 
     Raises:
         ModelError: a name is not UTF-8.
@@ -55,7 +55,7 @@ def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
 
 
 def check_interface(model: onnx.ModelProto) -> None:
-    """Return when the model takes and gives something.
+    """Check that the model takes and gives something.
 
     Raises:
         ModelError: there is no graph, no input or no output.
@@ -69,7 +69,7 @@ def check_interface(model: onnx.ModelProto) -> None:
 
 
 def check_operators(model: onnx.ModelProto) -> None:
-    """Return when every operator is defined by the operator sets that the model imports.
+    """Check that every operator is defined by the operator sets that the model imports.
 
     Raises:
         ModelError: an operator set that is missing, too old or too new; a custom domain; an operator that its
@@ -100,7 +100,7 @@ def check_operators(model: onnx.ModelProto) -> None:
 
 
 def check_weights(model: onnx.ModelProto) -> None:
-    """Return when every stored float is finite.
+    """Check that every stored float is finite.
 
     Infinities are allowed in a scalar and in a tensor of nothing but zeros and infinities: those are bounds
     and masks.

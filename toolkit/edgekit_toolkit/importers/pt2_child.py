@@ -39,7 +39,7 @@ def main(program: str, result: str) -> int:
         )
         assert made is not None  # noqa: S101  # for the type checker: only dynamo=False returns None
         model = made.model_proto
-    except Exception as error:  # whatever torch raises is told to the parent
+    except Exception as error:  # whatever torch raises is reported to the parent
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", file=sys.stderr)
         return 1
     _forget_origin(model)

@@ -27,9 +27,11 @@ class HostLoad:
 
     Attributes:
         cores: that this process may use.
-        load_average: of the last minute, at the end, own work included; None where the system has none.
-        others_share: of the time of these cores, what other processes used; None where it is not counted.
-        stolen_share: of that time, what the hypervisor gave to other machines; None where it is not counted.
+        load_average: load average of the last minute, at the end, own work included; None where the system
+            has none.
+        others_share: share of these cores' time that other processes used; None where it is not counted.
+        stolen_share: share of that time that the hypervisor gave to other machines; None where it is not
+            counted.
         spread: distance of the quartiles of one model's runs, as a share of their median.
     """
 
@@ -86,7 +88,7 @@ class LoadMeter:
         """Return the load since the start.
 
         Args:
-            latency: of one model, measured meanwhile.
+            latency: latency of one model, measured meanwhile.
         """
         end = self._read()
         others, stolen = None, None

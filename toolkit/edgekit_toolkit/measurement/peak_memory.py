@@ -33,8 +33,8 @@ class PeakMemory:
     """Largest resident memory of a process that opens a package with `open_session` and runs it.
 
     Attributes:
-        total_bytes: of the whole process, interpreter, our runtime and engine included.
-        engine_bytes: of a process that runs a session of one Relu in place of the model.
+        total_bytes: memory of the whole process, interpreter, our runtime and engine included.
+        engine_bytes: memory of a process that runs a session of one Relu in place of the model.
     """
 
     total_bytes: int
@@ -61,9 +61,9 @@ def measure_peak_memory(
         model: content or path of a model that the engine loads.
         engine: which runs it.
         feeds: input name -> array, one for each input.
-        threads: of one inference, at least 1.
+        threads: threads of one inference, at least 1.
         options: as a manifest has them, by default none; onnxruntime only.
-        time_limit_s: for the whole process.
+        time_limit_s: time limit for the whole process.
 
     Raises:
         BackendError: the process died or took too long, or this system has no /proc.

@@ -23,7 +23,7 @@ class ModelSize(NamedTuple):
     """How large a model is.
 
     Attributes:
-        opset: of ONNX; None for other formats.
+        opset: ONNX operator set; None for other formats.
         nodes: its operators.
         parameters: values of its constants.
     """
@@ -38,11 +38,11 @@ class Model(Protocol):
 
     Attributes:
         engine: runs it on this machine.
-        file_name: of its artifact in a package.
+        file_name: name of its artifact in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
         content: bytes of its artifact.
-        options: of its backend in a manifest; only what differs from the defaults.
-        size_bytes: of that.
+        options: options of its backend in a manifest; only what differs from the defaults.
+        size_bytes: size of the artifact.
         size: counts of its graph.
     """
 
@@ -74,7 +74,7 @@ class Model(Protocol):
 
         Args:
             outputs: names; by default all in the model's order.
-            threads: of one inference.
+            threads: threads of one inference.
             rewrites: whether the engine's optimiser may change what the model computes. A model that
                 multiplies codes is optimised all the same: its products are exact everywhere only then.
 

@@ -28,7 +28,7 @@ def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the nodes, by their first output, whose sums saturate on this machine and not on the target.
 
     Args:
-        model: with the types of its tensors where it holds such nodes.
+        model: model with the types of its tensors where it holds such nodes.
     """
     if not computes_in_integers(model) or not saturates():
         return ()

@@ -26,8 +26,8 @@ class TfliteModel:
     """See `Model`.
 
     Attributes:
-        content: of the file.
-        size_bytes: of the file.
+        content: content of the file.
+        size_bytes: size of the file.
     """
 
     engine: Engine = "litert"

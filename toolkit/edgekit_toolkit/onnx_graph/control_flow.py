@@ -55,7 +55,7 @@ def body_model(
         model: whose operator sets it uses.
         node: that holds the body.
         body: one of its graphs.
-        types: of the tensors outside, as far as they are known.
+        types: types of the tensors outside, as far as they are known.
         initializers: constants outside.
 
     Raises:
@@ -153,7 +153,7 @@ def output_types(
     Args:
         node: an If, Loop or Scan.
         made: its `body_model`s with known shapes.
-        types: of the tensors outside.
+        types: types of the tensors outside.
         initializers: constants outside.
 
     Raises:
@@ -190,7 +190,7 @@ def find_steps(
     Args:
         node: the Loop or Scan.
         body: its `body_model`.
-        types: of the tensors outside.
+        types: types of the tensors outside.
         initializers: constants outside.
 
     Raises:

@@ -25,7 +25,7 @@ class GraphIndex:
     """Producers, consumers and constants of one graph (sub-graphs of control flow are seen as readers).
 
     Args:
-        graph: to index.
+        graph: graph to index.
         shapes: shapes of tensors where they are known better than the graph records them.
 
     Attributes:

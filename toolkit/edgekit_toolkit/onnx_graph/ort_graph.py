@@ -36,8 +36,8 @@ class EngineTensor:
     """What is known of a tensor.
 
     Attributes:
-        shape: in elements; None where it depends on the data.
-        item_bytes: of one element; 0 for strings and what is no plain tensor.
+        shape: number of elements on each axis; None where it depends on the data.
+        item_bytes: size of one element; 0 for strings and what is no plain tensor.
     """
 
     shape: tuple[int, ...] | None
@@ -54,7 +54,7 @@ class EngineGraph:
     """An optimised graph.
 
     Attributes:
-        nodes: in the order in which they are run.
+        nodes: nodes in the order in which they are run.
         tensors: inputs, outputs and intermediate tensors by name.
         weights: constants by name.
         inputs: names of the inputs.

@@ -18,7 +18,7 @@ from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 WHOLE_OPTIMISER: Final = ("*",)
 """In place of names: the model runs without any optimisation."""
 DISABLED_OPTIMIZERS_KEY: Final = "edgekit.disabled_optimizers"
-"""Of the model's metadata; names with commas between them."""
+"""Key in the model's metadata; the value is names with commas between them."""
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:

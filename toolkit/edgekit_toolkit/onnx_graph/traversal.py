@@ -52,7 +52,7 @@ def computes_in_integers(model: onnx.ModelProto) -> bool:
 def has_foldable_weights(model: onnx.ModelProto) -> bool:
     """Return whether the model stores quantized weights and computes in float.
 
-    onnxruntime is told to widen such weights when it loads the model (`ort_options`).
+    An option makes onnxruntime widen such weights when it loads the model (`ort_options`).
     """
     is_quantized = any(node.op_type == "DequantizeLinear" for node in nodes(model))
     return is_quantized and not computes_in_integers(model)
@@ -62,7 +62,7 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the float types in which nodes compute, by name and sorted; conversions do not count.
 
     Args:
-        model: with inferred shapes; what has no known type is passed over.
+        model: model with inferred shapes; what has no known type is passed over.
     """
     found = set()
     for graph in graphs(model.graph):

@@ -53,7 +53,7 @@ def golden_reference(
         floats: the optimised float model.
         dims: sizes of the free dimensions.
         ranges: input name -> smallest and largest value.
-        seed: of the generated values.
+        seed: seed of the generated values.
 
     Raises:
         BackendError: the model does not run on them.
@@ -118,7 +118,7 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
     Args:
         first: holds the default variant.
         others: name of the variant -> its package; of the same `Reference` as `first`.
-        recipe: of the whole package.
+        recipe: recipe of the whole package.
 
     Raises:
         DataError: a variant takes or gives other tensors.

@@ -34,7 +34,7 @@ def golden_feeds(
         inputs: what the model takes.
         dims: sizes of the free dimensions.
         ranges: input name -> smallest and largest value, as calibration saw them.
-        seed: of the generated values.
+        seed: seed of the generated values.
     """
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []

@@ -31,8 +31,8 @@ def under_last_version(recipe: Recipe, package: Assembled, folder: Path) -> tupl
     """Return a package under the version before its own, if that package is in the folder and is the same.
 
     Args:
-        recipe: with a version of `find_free_version`, not the first.
-        package: of that recipe.
+        recipe: recipe with a version of `find_free_version`, not the first.
+        package: the package of that recipe.
         folder: where packages are written.
 
     Returns:
@@ -44,7 +44,7 @@ def under_last_version(recipe: Recipe, package: Assembled, folder: Path) -> tupl
     manifest = replace(package.manifest, version=version, provenance=provenance)
     path = folder / manifest.file_name
     try:
-        # Whoever signed it: a manifest has the digest of each artifact.
+        # Any signature will do: a manifest has the digest of each artifact.
         if read_unverified_manifest(path).manifest.to_bytes() == manifest.to_bytes():
             return renamed, replace(package, manifest=manifest)
     except EdgekitError:

@@ -50,18 +50,18 @@ class Recipe:
     """What was decided for one package.
 
     Attributes:
-        name, version, target: of the package.
+        name, version, target: name, version and target of the package.
         backend: engine that the target prefers.
-        source_sha256: of the source model.
+        source_sha256: digest of the source model.
         batch: what the batch was fixed to, or None where it was left as it is.
         dims: sizes of free dimensions with which golden outputs were made.
         steps: optimisation passes that were applied, each with its form.
-        form: of the weights and arithmetic.
-        model_sha256: of the packaged model.
-        golden_seed: of the golden inputs.
+        form: form of the weights and arithmetic.
+        model_sha256: digest of the packaged model.
+        golden_seed: seed of the golden inputs.
         golden_ranges: input name -> smallest and largest value.
         budget: limits.
-        figures: of the manifest.
+        figures: figures in the manifest.
         labels: one a class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.

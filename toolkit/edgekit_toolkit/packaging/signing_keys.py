@@ -47,7 +47,7 @@ class KeyInfo:
     """One key in the folder.
 
     Attributes:
-        name: of its files.
+        name: name of its files.
         key_id: sha256 of the public key, as signatures name it.
         signs_with: `file`, a URI, or None for a key that is only trusted.
     """
@@ -61,7 +61,7 @@ class StatementSigner:
     """Signs in-toto statements with one key: call it with the payload, get the bytes of the DSSE envelope.
 
     Attributes:
-        key_id: of the key.
+        key_id: id of the key.
     """
 
     __slots__ = ("_signer", "key_id")
@@ -146,10 +146,10 @@ def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None
     """Return a key that is held elsewhere (HSM, KMS), from now on trusted and used under `name`.
 
     Args:
-        name: of the key here.
+        name: name of the key here.
         uri: as securesystemslib's `Signer.from_priv_key_uri` takes it.
         public_key_path: PEM file of its public half.
-        folder: of the keys.
+        folder: folder of the keys.
 
     Raises:
         SignatureError: the URI cannot be used with that public key, or the name is that of another key.

@@ -25,7 +25,7 @@ def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
     """Return a copy of `model` in which DepthToSpace comes as late as it pays.
 
     Args:
-        model: to copy.
+        model: model to copy.
         may_widen: whether a convolution may come first, too; its weights grow by the square of the block's
             area.
     """

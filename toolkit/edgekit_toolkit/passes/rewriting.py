@@ -11,7 +11,7 @@ def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto],
     """Return a copy of `model` in which `rewrite_one` finds nothing more, without initializers left over.
 
     Args:
-        model: to copy.
+        model: model to copy.
         rewrite_one: changes one place of the graph that it is given; returns whether there was one.
     """
     result = copy_model(model)

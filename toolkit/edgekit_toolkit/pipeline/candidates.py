@@ -132,7 +132,7 @@ def find_candidates(
     """Return the candidates for a model.
 
     Args:
-        quantizer: of the optimised float model, for the target's engine.
+        quantizer: quantizer of the optimised float model, for the target's engine.
         calibration: makes a fresh stream of calibration samples.
         per_channel: whether that engine takes a weight scale a channel.
         kinds: forms that the target's engine runs.

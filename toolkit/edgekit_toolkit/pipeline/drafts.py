@@ -37,8 +37,8 @@ def draft_packages(
         request: limits in its budget are those in force.
         prepared: what the candidates were made of.
         candidates: the float model first.
-        scores: of the candidates, in order.
-        latencies: of the source model and of the candidates, in order.
+        scores: scores of the candidates, in order.
+        latencies: latencies of the source model and of the candidates, in order.
         signer: signs packages, whose size counts.
 
     Raises:

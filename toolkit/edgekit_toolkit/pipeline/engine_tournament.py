@@ -1,4 +1,4 @@
-"""`--backend auto`: package for every engine of the target, and keep the fastest of those that run here.
+"""`--backend auto`: package for every engine of the target, and keep the fastest that runs here.
 
 Each engine gets a search of its own; then what they chose holds the tournament that `edgekit-device
 tournament` holds on a device, as variants of one package that is made for it. TensorRT has no part: it needs
@@ -101,7 +101,7 @@ def _race(
 
     Args:
         chosen: engine -> its choice, the preferred engine first, at least one.
-        threads: of one inference.
+        threads: threads of one inference.
         progress: as for `search`.
 
     Raises:

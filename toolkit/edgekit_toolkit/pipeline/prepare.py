@@ -51,7 +51,7 @@ class Prepared:
 
     Attributes:
         source: as the user gave it.
-        sizes: of all free dimensions, for which the figures hold.
+        sizes: sizes of all free dimensions, for which the figures hold.
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
         steps: what each pass did; none for a `.tflite`.

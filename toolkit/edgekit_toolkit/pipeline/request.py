@@ -20,9 +20,9 @@ class Request:
 
     Attributes:
         model: path of the source model.
-        target: to package for.
+        target: target to package for.
         budget: limits.
-        name, version: of the package.
+        name, version: name and version of the package.
         calibration, evaluation: paths of samples, or None.
         metric: as for `metrics.find_metric`.
         batch: fixed batch, or None to leave it as it is.
@@ -30,7 +30,7 @@ class Request:
         labels: one class name a line, or None.
         labels_from_folders: the names are those of the folders that the samples lie in, sorted.
         preprocessing: description of the preprocessing, or None.
-        threads: of the engine while judging and measuring.
+        threads: threads of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
@@ -61,7 +61,7 @@ class Phases:
     """Shows the phases of a run, and adds up their times.
 
     Attributes:
-        seconds: of each phase, by its name.
+        seconds: time of each phase, by its name.
         progress: where they are shown.
     """
 

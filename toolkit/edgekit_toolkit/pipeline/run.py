@@ -30,11 +30,11 @@ class JudgedCandidate(Candidate):
     """A form of the model with all that is known of it, and what it would become.
 
     Attributes:
-        score: on the samples by which candidates are chosen.
+        score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None where there are too few.
         latency: here, measured in turns with all others.
         modelled: latency and energy on the target.
-        memory: of a process that runs it; text says why it is not known.
+        memory: memory of a process that runs it, or a text that says why it is not known.
         recipe, package: what would be written.
         measured: its costs, as the choice compares them.
         held: the drop that it was held to; None without data.
@@ -70,8 +70,8 @@ class EngineResult:
     Attributes:
         backend: its name.
         candidate: that was chosen for it; None where none was.
-        latency_ms: of that candidate, measured here in turns in several fresh processes, of whose medians it
-            is the median.
+        latency_ms: latency of that candidate, measured here in turns in several fresh processes, of whose
+            medians it is the median.
         reason: why there is none.
         kept: whether the package is for this engine.
     """
@@ -88,9 +88,9 @@ class Carried:
     """A further variant in a package.
 
     Attributes:
-        name: in the package.
+        name: name in the package.
         run: that it was found in.
-        candidate: of that run.
+        candidate: the candidate of that run.
     """
 
     name: str
@@ -113,14 +113,14 @@ class Run:
         found: what became of the forms that do not stand for choice, and the noise of single layers.
         candidates: the float model first.
         scores: metric and sample counts; those of the candidates are in `candidates`.
-        source_latency: of the source model here, measured in turns with the candidates.
+        source_latency: latency of the source model here, measured in turns with the candidates.
         load: what else this machine did meanwhile.
         front: ids of the candidates that no other one matches or beats in every cost.
         choice: id of the chosen candidate, or why there is none.
         tensorrt: what TensorRT says about the chosen candidate, where it was asked.
-        seconds: of each phase.
+        seconds: time of each phase.
         warnings: a sentence each.
-        memory_here: of the chosen candidate, once it is measured.
+        memory_here: memory of the chosen candidate, once it is measured.
         tournament: the engines among which this one won.
         variants: further ones in the package.
         whole: the chosen candidate with its variants, or under another version.

@@ -39,7 +39,8 @@ def search(
         request: what the user asked for.
         signer: signs packages, whose size is part of the choice.
         progress: where the phases are shown.
-        prepared: of an earlier search for another engine of the same request. Default: made here.
+        prepared: model and samples from an earlier search for another engine of the same request. Default:
+            made here.
 
     Raises:
         ModelError: the model cannot be used.

@@ -59,10 +59,10 @@ def check_accepted(model: Model, feeds: Feeds) -> TensorRtCheck:
     """Return what TensorRT's parser and builder say about a model.
 
     Args:
-        model: of a candidate.
+        model: model of a candidate.
         feeds: one sample, for the sizes of free dimensions.
     """
-    # It must be told the shapes of the inputs with free sizes beside the batch.
+    # It needs the shapes of the inputs with free sizes beside the batch.
     shapes = {
         spec.name: (feeds[spec.name].shape,) * 3
         for spec in model.specs()[0]

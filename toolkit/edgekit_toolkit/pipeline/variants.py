@@ -23,7 +23,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
     on size holds for the whole package.
 
     Args:
-        runs: of one request and one prepared model, the one to return first, then other engines.
+        runs: runs of one request and one prepared model, the one to return first, then other engines.
         signer: signs packages, whose size counts.
     """
     run, chosen = runs[0], runs[0].chosen

@@ -34,8 +34,8 @@ def open_quantizer(
     Args:
         model: optimised.
         backend: the engine, a key of `KINDS`.
-        target: of the package.
-        threads: of one inference while candidates are judged.
+        target: target of the package.
+        threads: threads of one inference while candidates are judged.
         dims: sizes that a conversion fixes.
         feeds: inputs on which a conversion is checked.
 

@@ -40,10 +40,10 @@ class Form:
     """One form.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: one of `KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
         factors: channel factors of equalized tensors, float32 [channels], only with a plan.
-        layers: of `int8-weights`: the layers whose weights are int8, by their first output; the others have
+        layers: for `int8-weights`: the layers whose weights are int8, by their first output; the others have
             float16 weights. None stands for all layers.
     """
 

@@ -23,7 +23,7 @@ class FloatLayer(NamedTuple):
     Attributes:
         label: its name.
         operator: what it computes.
-        weight_bytes: of its constants.
+        weight_bytes: size of its constants.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Quantizer(Protocol):
 
     Attributes:
         model: the float model.
-        threads: of one inference of the models.
+        threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs.
         labels: kinds of forms without a plan, in the order in which they are made, with their names.
     """

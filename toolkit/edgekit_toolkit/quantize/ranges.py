@@ -42,7 +42,7 @@ class Histogram:
     """How often the values of one activation fall into bins of equal width.
 
     Attributes:
-        low, high: of the first and the last bin; low < high.
+        low, high: outer ends of the first and the last bin; low < high.
         counts: int64 [`HISTOGRAM_BINS`].
     """
 
@@ -97,7 +97,7 @@ def activation_reader(
         names: activations; graph inputs may be among them.
         first: a sample, on which the sizes of the activations are measured.
         threads: how many the engine uses.
-        group_bytes: of the activations that are fetched in one run.
+        group_bytes: size of the activations that are fetched in one run.
 
     Raises:
         BackendError: the model does not run on the sample.
@@ -141,7 +141,7 @@ def gather(
         samples: makes the stream.
         read: gives the activations of one sample.
         progress: called once a sample.
-        axis: of the channels, which have extremes of their own; None for the tensor as a whole.
+        axis: axis of the channels, which have extremes of their own; None for the tensor as a whole.
 
     Raises:
         DataError: there are no samples, or a value is not finite.

@@ -24,7 +24,7 @@ class Scheme:
         dedicated_pairs: each reader has a Q/DQ pair of its own.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 where the engine adds products of 8-bit codes in 16 bits.
-        folds_pixels: convolutions of few channels read and make several pixels at a time (`litert_fold`).
+        folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
     """
 
     name: str
@@ -57,7 +57,7 @@ SYMMETRIC = Scheme(
 )
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
-# What LiteRT's kernels take; which operators have some is for `litert_kernels` to say.
+# What LiteRT's kernels take; which operators have some is for `litert.kernels` to say.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 # Its kernels for AVX-512 take eight input channels a step, and images have three.
 LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)

@@ -41,7 +41,7 @@ class Fidelity:
     Args:
         model: float model.
         samples: inputs; they and the outputs are held in memory.
-        threads: of one inference.
+        threads: threads of one inference.
         softmax_axes: for each output the axis of the softmax that makes it, or None.
     """
 

@@ -19,8 +19,8 @@ class LayerCost:
 
     Attributes:
         layer: its first output.
-        noise: of the model's outputs, as a ratio of powers.
-        saved_bytes: by which the model is smaller.
+        noise: noise of the model's outputs, as a ratio of powers.
+        saved_bytes: bytes by which the model is smaller.
     """
 
     layer: str

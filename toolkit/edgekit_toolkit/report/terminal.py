@@ -125,7 +125,7 @@ def _print_outcome(report: Report, console: Console) -> None:
 
 
 def _print_accuracy(accuracy: Accuracy, console: Console) -> None:
-    """Print what the samples show of the drop; a limit that they do not show to be kept is said first."""
+    """Print what the samples show of the drop; a limit that they do not show to be kept is printed first."""
     said = _plain(describe_accuracy(accuracy))
     if accuracy["state"] in ("not resolved", "not checked"):
         word = accuracy["state"].upper()

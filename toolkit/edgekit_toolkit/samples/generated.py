@@ -1,6 +1,6 @@
 """Generated inputs: the same seed gives the same bytes on every machine and with every numpy version.
 
-They exercise a model; they are no substitute for calibration or evaluation data (see `data`). Sizes for the
+They exercise a model; they are no substitute for calibration or evaluation data (see `source`). Sizes for the
 model's free dimensions are found by trying.
 
 Only PCG64's raw stream and single IEEE operations are used: `Generator` may change its streams between numpy
@@ -46,7 +46,7 @@ def generate_feeds(
     Args:
         inputs: what the model takes.
         n: how many feeds, each of the model's own shapes.
-        seed: of the random stream, at least 0.
+        seed: seed of the random stream, at least 0.
         dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
             named here is 1.
         ranges: input name -> smallest and largest value. Default: -1..1 for floats, the whole range for 8-bit

@@ -1,6 +1,6 @@
 """Arrays in `.npy` files and `.npz` members, read row by row so that memory does not grow with their length.
 
-It never unpickles: object arrays are refused. It does not know what the arrays are for (see `data`).
+It never unpickles: object arrays are refused. It does not know what the arrays are for (see `shards`).
 """
 
 import contextlib

@@ -31,7 +31,7 @@ class CodeRange:
     """The values from an input's lowest to its highest code.
 
     Attributes:
-        low, high: in the unit of what the caller gives.
+        low, high: ends of the range, in the unit of what the caller gives.
         may_be_symmetric: whether zero is in the middle because every range of that form is written so; then
             `low` says nothing about the values that it was calibrated with.
     """

@@ -36,7 +36,7 @@ class Part:
     Attributes:
         kind: where they come from, for the report.
         count: number of samples.
-        sha256: of their content, or None for generated ones.
+        sha256: digest of the samples' content, or None for generated ones.
         labelled: whether they have labels.
         stream: makes a fresh stream; the argument is the batch where the model leaves it free.
     """

@@ -101,7 +101,7 @@ def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measure
     fastest, so the others pay by accuracy or size, and accuracy is what a device with power to spare wants.
 
     Args:
-        candidates: of all engines, the chosen ones included.
+        candidates: candidates of all engines, the chosen ones included.
         budget: limits.
     """
     within = [one for one in candidates if not budget.violations(one.figures)]
@@ -126,8 +126,8 @@ def _dominates(one: Measured, other: Measured) -> bool:
 def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = False) -> Choice:
     """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
 
-    Which are the fastest is told by the best evidence: measured on the target, or modelled for it beyond the
-    uncertainty, or else measured on this machine. Two of one size are told apart by their accuracy.
+    The best evidence decides which are the fastest: measured on the target, or modelled for it beyond the
+    uncertainty, or else measured on this machine. Of two with one size the more accurate one is chosen.
 
     Args:
         candidates: at least one.

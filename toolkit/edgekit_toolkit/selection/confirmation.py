@@ -26,8 +26,8 @@ class HeldDrop:
     """The drop that a candidate is held to.
 
     Attributes:
-        drop: with its samples.
-        confidence: of its interval, 0..1.
+        drop: the drop, with its samples.
+        confidence: confidence level of the drop's interval, 0..1.
         held_back: whether its samples chose nothing.
     """
 
@@ -37,7 +37,7 @@ class HeldDrop:
 
     @property
     def interval(self) -> Interval:
-        """At this confidence."""
+        """The interval of the drop at this confidence."""
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
@@ -58,7 +58,7 @@ class Accepted:
 
     Attributes:
         choice: among the candidates that are not refused.
-        check: of the chosen one, or None where none was checked.
+        check: TensorRT's check of the chosen candidate, or None where none was checked.
         notes: what was refused or not checked, for the report.
     """
 
@@ -74,7 +74,7 @@ class Confirmed:
     Attributes:
         accepted: the choice.
         measured: the candidates; `drop` is what they were held to.
-        held: the drop of each; None where there are no samples to tell it.
+        held: the drop of each candidate; None without samples.
     """
 
     accepted: Accepted

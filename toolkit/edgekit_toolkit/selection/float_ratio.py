@@ -11,7 +11,8 @@ class FloatRatio:
     """Latency of a candidate as a multiple of that of the float model.
 
     Attributes:
-        modelled: for the target; None where either cannot be modelled, or where this machine stands for it.
+        modelled: ratio modelled for the target; None where either cannot be modelled, or where this machine
+            stands for the target.
         uncertainty: factor by which `modelled` may be off.
         here: against the float candidate of the same engine, measured in turns on this machine.
         here_to_source: against the source model, measured likewise.
@@ -30,8 +31,8 @@ def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
     machine strikes both alike.
 
     Args:
-        latency: of one model.
-        reference: of another one, measured in turns with it.
+        latency: latency of one model.
+        reference: latency of another model, measured in turns with it.
     """
     ratio = latency.ratio_to(reference)
     low, high = latency.ratio_interval_to(reference)
@@ -42,7 +43,7 @@ def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
     """Return a warning where the candidate is slower here than the float model, or nothing.
 
     Args:
-        ratio: of the chosen candidate.
+        ratio: latency of the chosen candidate over the float model's.
         target: name of the target.
     """
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}

@@ -148,7 +148,7 @@ class Quantization:
     """The form of int8 that the target's default backend runs fast.
 
     Attributes:
-        form: of the activations; `symmetric` has all zero points at 0.
+        form: form of the activations; `symmetric` has all zero points at 0.
         activations: dtype, int8 or uint8.
         weights: dtype, int8 or uint8 (always symmetric).
         per_channel: whether each output channel may have its own weight scale.

@@ -77,7 +77,7 @@ def check_tensorrt(
     The library runs in a process of its own, because a native crash ends the process that it happens in.
 
     Args:
-        content: of the model's file, weights included (no external data).
+        content: content of the model's file, weights included (no external data).
         shapes: as for `TensorRtOptions`, of the inputs with free dimensions.
         time_limit_s: the process is killed when it takes longer.
 

@@ -41,7 +41,7 @@ class Tensor:
         index: its place in the graph.
         shape: sizes of the held axes.
         dtype: element type.
-        name: in the file; given when a tensor becomes a value of the model.
+        name: name in the file; given when a tensor becomes a value of the model.
         data: the value of a constant.
     """
 
@@ -84,7 +84,7 @@ class Builder:
 
     Attributes:
         tensors: all tensors, by index.
-        operations: in the order in which they run.
+        operations: operations in the order in which they run.
     """
 
     def __init__(self) -> None:

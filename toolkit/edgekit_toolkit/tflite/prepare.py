@@ -57,7 +57,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_operators(nodes: Iterable[Node]) -> None:
-    """Return when every node's operator has a mapping.
+    """Check that every node's operator has a mapping.
 
     Raises:
         ConversionError: names all that have none.

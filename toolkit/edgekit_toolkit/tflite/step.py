@@ -1,4 +1,4 @@
-"""One node being written: what an operator family sees of the model, and how it hands over its result."""
+"""One node being written: what an operator family sees of the model, and how it returns its result."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +18,8 @@ class Step:
     """A node, its planned form and the graph that grows.
 
     Attributes:
-        node: of the ONNX model.
-        graph: of the ONNX model.
+        node: node of the ONNX model.
+        graph: graph of the ONNX model.
         builder: the TFLite graph.
         form: the node's work form.
     """
@@ -138,7 +138,7 @@ class Step:
         return self.builder.constant(np.array(values, np.int32))
 
     def give(self, tensor: Tensor, place: int = 0) -> None:
-        """Hand over the tensor that holds an output in the form of the node's rule."""
+        """Set the tensor that holds an output in the form of the node's rule."""
         self._values.give(self.node.outputs[place], self._writes[place], tensor)
 
 

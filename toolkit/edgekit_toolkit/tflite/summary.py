@@ -39,10 +39,11 @@ class InterfaceTensor:
     """An input or output as the file has it.
 
     Attributes:
-        name: of the tensor in the file.
+        name: name of the tensor in the file.
         dtype: element type, such as `int8`.
         shape: sizes; -1 is free.
-        scale, zero_point: of its codes; None for floats and for integers that are no codes.
+        scale, zero_point: scale and zero point of its codes; None for floats and for integers that are no
+            codes.
     """
 
     name: str
@@ -62,7 +63,7 @@ class TfliteSummary:
         tensors: their number, constants included.
         weight_bytes: constants in the file.
         layers: each operator with weights, by the name of its first output, in order.
-        inputs, outputs: of the first sub-graph.
+        inputs, outputs: inputs and outputs of the first sub-graph.
         integer_operators: operators that compute with 8- or 16-bit codes.
         description: what the converter wrote about itself.
     """
@@ -123,7 +124,7 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
                 precision = DYNAMIC
         held = sum(stored_bytes(model, tensor) for tensor in weights)
         made = tensor_name(graph.tensors[operator.outputs[0]])
-        while made in layers:  # as `litert_prepare` tells tensors of one name apart
+        while made in layers:  # as `quantize.litert.prepare` gives tensors of one name different ones
             made = f"{made}_{operator.outputs[0]}"
         layers[made] = StoredLayer(precision, held)
     return layers

@@ -24,13 +24,13 @@ class Node:
     """One operator of the graph.
 
     Attributes:
-        op_type: of ONNX, or a name of ours for what `fusion` joined.
+        op_type: operator type of ONNX, or a name of ours for what `fusion` joined.
         inputs: tensor names; an empty one is an input that is left out.
         outputs: tensor names; an empty one is not wanted.
-        attributes: by name.
-        name: of the node in the file; may be empty.
-        domain: of the operator; empty for ONNX's own.
-        activation: of TFLite, applied to the result.
+        attributes: attributes by name.
+        name: name of the node in the file; may be empty.
+        domain: domain of the operator; empty for ONNX's own.
+        activation: TFLite's fused activation, applied to the result.
     """
 
     op_type: str
@@ -62,12 +62,12 @@ class Graph:
     """All that the writer knows of a model.
 
     Attributes:
-        nodes: in an order in which they can run.
+        nodes: nodes in an order in which they can run.
         inputs: names, in order.
         outputs: names, in order.
         constants: value by name.
-        shapes: of every tensor where it is known.
-        dtypes: of every tensor where it is known.
+        shapes: shapes of every tensor where it is known.
+        dtypes: dtypes of every tensor where it is known.
         opset: version of ONNX's own operators.
     """
 

@@ -55,7 +55,7 @@ def write(
 
 
 def check_size(builder: Builder) -> None:
-    """Return when the weights fit one file.
+    """Check that the weights fit one file.
 
     Raises:
         ConversionError: they do not.

@@ -51,7 +51,7 @@ class Heat:
         """Return the state after `dt_s` seconds.
 
         Args:
-            limit_c: to hold.
+            limit_c: temperature limit to hold.
             temperature_c: read now, or None.
             range_w: least and greatest power that the settings can make.
             now_s: the time.
@@ -94,7 +94,7 @@ class Charge:
         """Return the state after `dt_s` seconds.
 
         Args:
-            limit: to keep.
+            limit: limit to keep.
             battery: read now, or None.
             used_w: power since the last step.
             now_s: the time.

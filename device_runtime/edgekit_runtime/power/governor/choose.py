@@ -41,7 +41,7 @@ class GovernorModel:
         learned: about its settings.
         load: smoothed.
         caution: share of the deadline that is kept free because requests missed it.
-        decision: in force, or None before the first.
+        decision: decision in force, or None before the first.
     """
 
     profile: Profile
@@ -71,7 +71,7 @@ class State:
 
     Attributes:
         idle_w: power of the device without requests.
-        models: by name, in a fixed order.
+        models: models by name, in a fixed order.
         heat, charge: control of temperature and battery.
         credit_j: unused budget of the last window, joules; negative if overdrawn.
         blind: share of the power limit that is kept free because power could not be measured.
@@ -102,8 +102,8 @@ def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decisi
     """Return the decision for each model.
 
     Args:
-        state: with at least one model.
-        limits: to hold.
+        state: state with at least one model.
+        limits: limits to hold.
         now_s: the time.
     """
     options = {name: _list_options(model) for name, model in state.models.items()}

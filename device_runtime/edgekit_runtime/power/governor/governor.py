@@ -47,7 +47,7 @@ class Governor:
     Attributes:
         limits: may be replaced between two ticks.
         idle_w: first estimate of the power without requests.
-        state: of all models.
+        state: state of all models.
     """
 
     limits: DeviceLimits
@@ -68,9 +68,9 @@ class Governor:
         """Return the decisions that change; called about once a second.
 
         Args:
-            now_s: on the clock of `readings.at_s`.
+            now_s: time on the clock of `readings.at_s`.
             readings: the latest; readings older than some seconds count as missing.
-            seen: of each model that is governed now, by name.
+            seen: what was counted of each model that is governed now, by name.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s

@@ -39,7 +39,7 @@ class LoadMeter:
         """Return the load since the last call; the first call only begins.
 
         Args:
-            now_s: on a monotonic clock.
+            now_s: time on a monotonic clock.
             came: requests since the start, refused ones included.
             answered: requests that got outputs.
             late: requests that missed their deadline.

@@ -23,7 +23,7 @@ class Option:
     """One setting of one model.
 
     Attributes:
-        setting: of the model.
+        setting: setting of the model.
         power_w: above the idle power.
         loss: share of its accuracy that the model loses; over 1 where it misses its deadline.
     """
@@ -38,9 +38,9 @@ class Plan:
     """A setting for each model.
 
     Attributes:
-        power_w: of the device.
+        power_w: power of the device.
         loss: sum of the squared losses of the models.
-        settings: in the order of the models.
+        settings: settings in the order of the models.
     """
 
     power_w: float

@@ -11,9 +11,9 @@ class ModelSetting:
     """How a model is run.
 
     Attributes:
-        variant: of the package, by name.
+        variant: variant of the package, by name.
         batch: most requests in one run.
-        threads: of one run.
+        threads: threads of one run.
     """
 
     variant: str
@@ -26,9 +26,9 @@ class Cost:
     """What a setting costs, before anything is learned here.
 
     Attributes:
-        latency_s: of one run with a full batch, the mean.
-        energy_j: of one request, above the idle power. A guess may be off by a constant factor, which the
-            governor learns; the order of the settings should be right.
+        latency_s: latency of one run with a full batch, the mean.
+        energy_j: energy of one request, above the idle power. A guess may be off by a constant factor, which
+            the governor learns; the order of the settings should be right.
         accuracy: 0..1.
         status: where latency and energy come from.
     """
@@ -48,8 +48,9 @@ class Profile:
     """The settings that a governor may choose for one model, and the deadline that the model must keep.
 
     Attributes:
-        costs: of all settings, at least one.
-        deadline_s: from a request's arrival to its answer, for 99 of 100 requests; None: no such limit.
+        costs: costs of all settings, at least one.
+        deadline_s: time limit from a request's arrival to its answer, for 99 of 100 requests; None: no such
+            limit.
         hold_s: how long a request waits at most for its batch to fill.
     """
 
@@ -86,7 +87,7 @@ class BatteryLimit:
 
     Attributes:
         floor: 0..1.
-        until_s: on the governor's clock.
+        until_s: time on the governor's clock.
     """
 
     floor: float
@@ -103,7 +104,7 @@ class DeviceLimits:
 
     Attributes:
         power_w: mean power over any `window_s`, watts.
-        temperature_c: of the hottest zone.
+        temperature_c: temperature of the hottest zone.
         battery: charge that must be left.
         window_s: over which `power_w` is a mean, like the window of a processor's own power limit. With 0, no
             setting is chosen that is expected to draw more, not even for a moment.
@@ -160,10 +161,10 @@ class Decision:
     """The output of the governor for one model.
 
     Attributes:
-        setting: to run with.
+        setting: setting to run with.
         admit: share of the requests to accept, 0..1; the rest is refused at once (503 with Retry-After).
         holds: whether every limit is expected to hold with all requests accepted.
-        reason: in a few words, for logs and messages.
+        reason: reason in a few words, for logs and messages.
     """
 
     setting: ModelSetting

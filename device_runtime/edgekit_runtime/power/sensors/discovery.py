@@ -22,12 +22,12 @@ from edgekit_runtime.power.sensors.thermal import find_zones
 
 @dataclass(slots=True)
 class Sensors:
-    """What a device can tell of its power and heat.
+    """The sensors of power, heat and battery of a device.
 
     Attributes:
         families: what was searched for, with what is missing and why.
         probes: all that were found.
-        source: of power and energy, or None where nothing measures them.
+        source: source of power and energy, or None where nothing measures them.
     """
 
     families: tuple[Family, ...]
@@ -38,7 +38,7 @@ class Sensors:
         """Return a number or None for each; raises nothing.
 
         Args:
-            now_s: on a monotonic clock; not before that of the last call.
+            now_s: time on a monotonic clock; not before that of the last call.
         """
         values = {watched.probe.name: watched.read(now_s) for watched in self.probes}
 

@@ -31,7 +31,7 @@ class EnergyShare:
     """A model's share of the energy above idle in one interval.
 
     Attributes:
-        joules: of all its requests.
+        joules: energy of all its requests.
         requests: at least 1.
     """
 

@@ -26,7 +26,7 @@ class PowerSource:
 
     Attributes:
         scope: the part of the device that they measure, for messages.
-        names: of the probes.
+        names: names of the probes.
         counts: whether they are counters of joules; else they are watts, joined by straight lines.
     """
 
@@ -41,7 +41,7 @@ class PowerSource:
 
         Args:
             values: probe name -> number; a sum with one number missing is missing.
-            now_s: on a monotonic clock.
+            now_s: time on a monotonic clock.
         """
         numbers = [values.get(name) for name in self.names]
         known = [number for number in numbers if number is not None]

@@ -58,7 +58,7 @@ class Family:
     """The sensors of one kind that were found.
 
     Attributes:
-        name: of the kind.
+        name: name of the kind.
         probes: may be empty.
         missing: what is missing, why, and what to do about it; empty if nothing is missing.
     """

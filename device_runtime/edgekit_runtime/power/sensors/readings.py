@@ -28,9 +28,9 @@ class Readings:
         power_w: what the device draws now (counters: since the reading before), watts.
         interval_j: joules since the reading before, or None if that is unknown.
         interval_s: seconds since the reading before; 0 for the first.
-        temperature_c: of the hottest zone where a model computes.
+        temperature_c: temperature of the hottest zone where a model computes.
         battery: or None.
-        throttle_bits: of a Raspberry Pi, or None.
+        throttle_bits: throttling bits of a Raspberry Pi, or None.
         clock_share: the lowest cap of a CPU cluster, as a share of its highest clock, or None.
         values: probe name -> its number.
     """

@@ -30,10 +30,10 @@ class InferenceHandler:
     __slots__ = ("_models", "_slicer", "_when_loaded")
 
     def __init__(self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer) -> None:
-        """Make it.
+        """Keep what all requests need.
 
         Args:
-            models: that are served.
+            models: the models that are served.
             when_loaded: takes the name of a model that was unloaded for others, the connection of the
                 request, and what to do once the model is loaded again.
             slicer: reads and writes long JSON.

@@ -24,10 +24,10 @@ def write_metrics(
     """Return the text of everything that is counted.
 
     Args:
-        served: all versions that take calls.
-        service: of the whole service.
+        served: all versions that accept calls.
+        service: metrics of the whole service.
         connections: that are open now, to the service or to its workers.
-        restarts: of workers.
+        restarts: restarts of workers.
         errors: status -> answers of this process with it.
     """
     trials = [one.trial for one in served if one.trial is not None and one is one.trial.candidate]

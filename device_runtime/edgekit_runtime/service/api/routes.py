@@ -50,7 +50,7 @@ class Router:
         """Make the router.
 
         Args:
-            registry: of the models.
+            registry: registry of the models.
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
             slicer: reads and writes long JSON.

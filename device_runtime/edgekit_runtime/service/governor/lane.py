@@ -26,8 +26,8 @@ class GovernedLane(Lane):
 
     Attributes:
         admit: share of the calls that are accepted, 0..1.
-        setting: in force.
-        changes: of the setting, since the start.
+        setting: setting in force.
+        changes: changes of the setting, since the start.
     """
 
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
@@ -36,9 +36,9 @@ class GovernedLane(Lane):
         """Make a lane that accepts all calls with the setting `first`.
 
         Args:
-            lanes: of each variant with each number of threads; they count into `metrics`.
+            lanes: lanes of each variant with each number of threads; they count into `metrics`.
             first: its variant and threads are in `lanes`.
-            metrics: of the version.
+            metrics: metrics of the version.
         """
         self._lanes, self._metrics = lanes, metrics
         self._phase, self._reason = 0.0, ""

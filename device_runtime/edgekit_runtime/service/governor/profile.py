@@ -66,7 +66,7 @@ class GovernedModel:
 
         Args:
             lane: that applies the decisions.
-            metrics: of the version.
+            metrics: metrics of the version.
             profile: settings that may be chosen.
         """
         self.lane, self._metrics, self._profile = lane, metrics, profile

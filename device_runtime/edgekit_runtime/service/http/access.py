@@ -14,7 +14,7 @@ def check_access(head: RequestHead, token: bytes | None) -> None:
     """Refuse a request that comes from a web page, or without the token.
 
     Args:
-        head: of a request over TCP.
+        head: head of a request over TCP.
         token: the expected header `Authorization`, as `read_token` returns it; None where no token is set.
 
     Raises:

@@ -434,7 +434,7 @@ class Connection:
         self._set_deadline(self._owner.limits.read_timeout_s)
 
     def on_timeout(self) -> None:
-        """Close; a client in the middle of a request is told why.
+        """Close; a client in the middle of a request gets a response with the reason.
 
         A body or a response that makes progress gets more time.
         """

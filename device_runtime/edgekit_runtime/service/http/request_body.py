@@ -73,7 +73,7 @@ class ChunkedBody:
         return memoryview(self._content)
 
     def receive_data(self, data: bytes) -> bytes:
-        """Take in `data`; return its end that is not used: part of a line, or what follows the body.
+        """Receive `data`; return its unused end: part of a line, or what follows the body.
 
         Raises:
             RequestError: malformed, or longer than allowed.

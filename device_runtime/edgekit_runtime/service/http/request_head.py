@@ -29,7 +29,7 @@ def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
 
     Args:
         data: what was received.
-        start: from where to search.
+        start: offset at which the search begins.
         max_bytes: the longest head that is accepted.
 
     Raises:
@@ -48,13 +48,13 @@ class RequestHead:
 
     Attributes:
         method: `GET`, `POST`, ...
-        path: of the target, before the question mark, as sent: percent escapes are not resolved.
+        path: path of the target, before the question mark, as sent: percent escapes are not resolved.
         body_bytes: length of the body, or None when it comes in chunks.
         json_bytes: `Inference-Header-Content-Length`, or None.
         keeps_alive: whether the client wants another request on this connection.
         expects_continue: whether the client waits for `100 Continue` before it sends the body.
         passes_descriptor: whether the body comes with a file descriptor.
-        is_http_1_0: whether the client must be told that the connection stays open.
+        is_http_1_0: whether the response must state that the connection stays open.
         authorization: that header, or None.
         has_origin: whether a web page sent it.
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
@@ -121,7 +121,7 @@ class HeadCache:
         """Return the head whose bytes are `data`.
 
         Args:
-            data: from the request line to the empty line, both included.
+            data: the bytes from the request line to the empty line, both included.
 
         Raises:
             RequestError: malformed, or the length of the body is ambiguous.

@@ -42,7 +42,7 @@ class RequestParser:
 
         Args:
             heads: parses heads; shared by connections.
-            limits: of heads and bodies.
+            limits: limits of heads and bodies.
         """
         self._heads, self._limits = heads, limits
         self._head: RequestHead | None = None  # of the request whose body comes next
@@ -57,24 +57,24 @@ class RequestParser:
         return None if self._body is None else self._body.received_bytes
 
     def receive_data(self, data: bytes) -> None:
-        """Take in bytes that have arrived."""
+        """Receive bytes."""
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes belong, or None where `receive_data` takes them.
+        """Return the memory for the next bytes, or None if `receive_data` is to be called with them.
 
-        A body of known length is received into its place; as `asyncio.BufferedProtocol` has it.
+        A body of known length is received into its place, as in `asyncio.BufferedProtocol`.
         """
         body = self._body
         return body.data[body.received_bytes :] if isinstance(body, SizedBody) else None
 
     def buffer_updated(self, count_bytes: int) -> None:
-        """Note that so many bytes were written to what `get_buffer` returned."""
+        """Record that `count_bytes` were written to what `get_buffer` returned."""
         if isinstance(self._body, SizedBody):
             self._body.received_bytes += count_bytes
 
     def clear(self) -> None:
-        """Forget what has arrived."""
+        """Drop the received bytes."""
         self._head = self._body = None
         self._scanned = 0
         self.is_in_head = False

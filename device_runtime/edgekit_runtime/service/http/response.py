@@ -20,7 +20,7 @@ def make_head(
 
     Args:
         status: HTTP status.
-        content_type: of the body.
+        content_type: type of the body.
         body_bytes: length of the body.
         fields: further headers; not checked, so none may come from a client.
     """

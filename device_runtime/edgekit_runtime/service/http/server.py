@@ -40,11 +40,12 @@ class HttpServer:
             further request with this head needs screening.
         clearance: changes when heads that were cleared must be screened again.
         loop, limits: shared by the connections.
-        heads: of connections over TCP, and of those over the Unix socket, which are screened differently.
+        heads: parsed heads of connections over TCP, and of those over the Unix socket, which are screened
+            differently.
         tick: how often the timer has fired while there were connections.
         idle_ticks: how long a connection may be idle.
         receiving_bytes: received of bodies that are not complete.
-        sending_bytes: of responses that clients have not yet read.
+        sending_bytes: size of responses that clients have not yet read.
         error_counts: status -> responses that were errors.
         is_draining: every response from now on is the last of its connection.
         on_response_sent: called after each response instead of continuing with the connection, or None.

@@ -49,12 +49,12 @@ class TlsListener:
     """
 
     def __init__(self, http: HttpServer, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Accept from now on.
+        """Accept connections from now on.
 
         Args:
             http: serves the connections, and closes the listener when it drains.
             listener: a listening socket.
-            context: of the server's side.
+            context: the TLS context of the server.
         """
         self._http, self._context = http, context
         self._tasks: set[asyncio.Task[None]] = set()

@@ -29,14 +29,14 @@ class EvictedError(UnavailableError):
 
 
 class ModelEntry:
-    """One model, with all its versions that take calls.
+    """One model, with all its versions that accept calls.
 
     Attributes:
-        name: of the model.
-        versions: by version; of them `default` answers requests that name none.
+        name: name of the model.
+        versions: the loaded versions by name; `default` answers requests that name none.
         state, reason: as the repository's index shows them.
         failed: version -> why it was rolled back.
-        trial: of a new version, or None.
+        trial: trial of a new version, or None.
         is_evicted: whether it was unloaded for others, or the machine had no memory or descriptors to load
             it, and its next request loads it.
         loading: the task that loads it for waiting requests, or None.
@@ -95,7 +95,7 @@ class Status:
     """One line of the repository's index.
 
     Attributes:
-        name, version: of the model; the version is empty where none was ever loaded.
+        name, version: name and version of the model; the version is empty where none was ever loaded.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
         reason: why it is not ready, or what is special about it, or empty.
     """

@@ -25,11 +25,11 @@ class Confirmations:
     """The versions that wait for their confirmation; on the thread of the event loop."""
 
     def __init__(self, source: Source, disk: Executor) -> None:
-        """Make it without versions.
+        """Begin without versions.
 
         Args:
             source: records the confirmations.
-            disk: on which that happens.
+            disk: runs that on its thread.
         """
         self._source, self._disk = source, disk
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
@@ -49,7 +49,7 @@ class Confirmations:
             self._crashed.add((name, version))
 
     def cancel(self, old: Iterable[Served]) -> None:
-        """Do not confirm versions that serve no more."""
+        """Do not confirm versions that have stopped serving."""
         for served in old:
             self._end_wait(served.loaded.manifest.name, served.version)
 

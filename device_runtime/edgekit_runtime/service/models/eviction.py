@@ -14,7 +14,7 @@ class Resident:
     """A model in memory.
 
     Attributes:
-        name: of the model with its version.
+        name: name of the model with its version.
         size_bytes: what it takes.
         used_s: when it was last used.
         is_pinned: whether it must stay.
@@ -39,9 +39,9 @@ def choose_evictions(
 
     Args:
         loaded: all models in memory.
-        needed_bytes: of the model to load, at least 0.
+        needed_bytes: memory of the model to load, at least 0.
         cap_bytes: what all models may take together.
-        retry_after_s: of the error, if busy models alone prevent it.
+        retry_after_s: seconds to wait that the error states if only busy models prevent the load.
 
     Raises:
         MemoryCapError: it cannot fit: it is larger than the cap, or pinned or busy models prevent it. Its

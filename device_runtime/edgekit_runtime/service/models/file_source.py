@@ -17,7 +17,7 @@ from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
 
 _Key: TypeAlias = tuple[Path, int, int]
-"""Of a file as it is now: path, time of the last change and inode."""
+"""Identity of a file as it is now: path, time of the last change and inode."""
 
 _SUFFIX: Final = ".edgepkg"
 
@@ -38,7 +38,7 @@ class PackageFiles:
         """Serve the packages at `paths`; those that are removed later are logged.
 
         Args:
-            paths: of files and folders.
+            paths: paths of files and folders.
             trust: whose packages are accepted.
 
         Raises:

@@ -32,7 +32,7 @@ class Lifecycle:
     Attributes:
         source: where packages lie.
         make_served: puts lanes in front of a loaded version, on the loop's thread.
-        confirmations: of the versions that serve.
+        confirmations: records which versions serve well.
         leaving: versions that no request finds any more, and whose memory is not free yet.
     """
 
@@ -81,7 +81,7 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the calls under way of a version, which takes no more; returns whether they end in time.
+        """Wait for the calls under way of a version, which accepts no more; returns whether they end in time.
 
         Args:
             served: the version.

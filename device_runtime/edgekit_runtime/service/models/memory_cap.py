@@ -44,8 +44,8 @@ class LoadPlan:
     """How a model is to be loaded.
 
     Attributes:
-        order: of a swap.
-        needed_bytes: by what is to be loaded; 0 where no cap asks for it.
+        order: order of a swap.
+        needed_bytes: memory that the model to load needs; 0 without a cap.
         for_others: whether others may be unloaded for it.
     """
 
@@ -73,8 +73,8 @@ class MemoryCap:
 
         Args:
             lifecycle: frees unloaded versions.
-            models: by name; they change.
-            options: by name, for the models that have some of their own.
+            models: models by name; they change.
+            options: options by name, for the models that have some of their own.
             memory: the cap.
             metrics: where evictions are counted.
         """
@@ -92,7 +92,7 @@ class MemoryCap:
         None means that it is not loaded before a request asks for it.
 
         Args:
-            model: with its versions in use.
+            model: model with its versions in use.
             for_others: whether other models may be unloaded for it.
             patience_s: longest wait for calls of models that must be unloaded.
 
@@ -109,7 +109,7 @@ class MemoryCap:
 
         Args:
             model: that is loaded.
-            plan: of its load.
+            plan: how the model is loaded.
 
         Raises:
             MemoryCapError: the cap leaves no room.
@@ -177,7 +177,7 @@ class MemoryCap:
         """Return the model to unload next, or None where there is room.
 
         Args:
-            plan: of the load.
+            plan: how the model is loaded.
             without: name of the model that is unloaded for its own new version.
         """
         if self._memory.max_bytes is None:

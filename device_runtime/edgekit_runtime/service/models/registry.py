@@ -54,7 +54,7 @@ class Registry:
         Args:
             source: where packages lie.
             make_served: makes what takes the calls of a version, on the loop's thread.
-            options: by name, for the models that have some of their own.
+            options: options by name, for the models that have some of their own.
             open_remote: opens models in worker processes; None loads all in this process.
             memory: cap of all models together; by default there is none.
             metrics: where changes are counted.
@@ -119,12 +119,12 @@ class Registry:
         await self._lifecycle.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
-        """Serve the versions of `name` that its policy asks for instead of those that are served.
+        """Serve the versions of `name` that its policy asks for, and no others.
 
         If that fails, the versions in use stay.
 
         Args:
-            name: of the model.
+            name: name of the model.
             for_others: whether other models may be unloaded for it; otherwise its first request loads it if
                 the memory cap leaves no room now.
             patience_s: longest wait for calls of models that must be unloaded.

@@ -32,7 +32,7 @@ class RolloutController:
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
-        """Make it without trials.
+        """Begin without trials.
 
         Args:
             lifecycle: opens and frees versions.

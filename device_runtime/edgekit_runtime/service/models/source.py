@@ -17,7 +17,7 @@ class Source(Protocol):
     """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
 
     Attributes:
-        limits: of reading packages.
+        limits: limits of reading packages.
     """
 
     limits: Limits

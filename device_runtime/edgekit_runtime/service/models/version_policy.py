@@ -14,9 +14,9 @@ class Servable:
     """A package that may be served, as its source lists it: nothing of it is verified yet.
 
     Attributes:
-        name, version: of the model.
-        path: of the package.
-        sha256: of its manifest.
+        name, version: name and version of the model.
+        path: path of the package.
+        sha256: digest of the package's manifest.
     """
 
     name: str
@@ -69,8 +69,8 @@ def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder)
     """Return whether a swap loads first (`availability`) or unloads first (`resource`).
 
     Args:
-        needed_bytes: by the new version.
-        available_bytes: on this machine, while the old version is loaded.
+        needed_bytes: memory that the new version needs.
+        available_bytes: free memory on this machine, while the old version is loaded.
         configured: what was set by hand, or `auto`.
     """
     if configured != "auto":

@@ -23,7 +23,7 @@ class Histogram:
 
     Attributes:
         bounds: upper ends of the ranges, each included, growing; the last range has none.
-        counts: of the values in each range, one more than `bounds`.
+        counts: counts of the values in each range, one more than `bounds`.
         total: sum of the values.
     """
 
@@ -49,7 +49,7 @@ class RunCount:
     """What is counted of the runs of the engine that served equally many calls and rows.
 
     Attributes:
-        count: of runs.
+        count: number of runs.
         merge_s, infer_s, split_s: seconds in which a batch was made of the calls, in the engine, and in
             which the outputs were parted; summed over the runs.
     """
@@ -80,7 +80,7 @@ class LaneMetrics:
         runs: (calls, rows) in a run -> count of such runs. A model without a free first dimension has one row
             a call. Beyond `MAX_KINDS` different pairs, both are rounded down to a power of two.
         succeeded: calls that ran and were answered with outputs.
-        rows: of those calls.
+        rows: number of rows in those calls.
         failed: calls that ran and were answered with an error.
         failed_s: seconds from arrival to answer of the failed calls, summed.
         shed: calls refused since too many waited.
@@ -138,9 +138,9 @@ class LaneMetrics:
         """Count a call that ran at once and alone, and succeeded.
 
         Args:
-            seconds: of the engine.
-            now_s: on the scheduler's clock.
-            rows: of the call.
+            seconds: time that the engine took.
+            now_s: time on the scheduler's clock.
+            rows: number of rows in the call.
         """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1

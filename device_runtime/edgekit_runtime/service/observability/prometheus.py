@@ -25,8 +25,8 @@ class MetricFamily:
     """One metric with all its labels.
 
     Attributes:
-        name: with its unit, as Prometheus recommends; a counter's ends in `_total`.
-        kind: of the metric.
+        name: name with its unit, as Prometheus recommends; a counter's ends in `_total`.
+        kind: kind of the metric.
         help: one line on what it says.
         series: labels and value of each.
     """

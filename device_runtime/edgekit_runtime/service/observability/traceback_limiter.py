@@ -24,7 +24,7 @@ class TracebackLimiter(logging.Filter):
         """Let everything through once.
 
         Args:
-            handler: whose filter this is; writes what is said with a count.
+            handler: whose filter this is; it writes the records with a count.
             clock: seconds since any moment.
         """
         super().__init__()
@@ -48,9 +48,9 @@ class TracebackLimiter(logging.Filter):
         return left_out == 0
 
     def _count(self, fault: Hashable) -> int | None:
-        """Return how often a fault that is to be said now was left out before, or None where it is not.
+        """Return how often a fault was left out since it was last logged; None: do not log it now.
 
-        With the lock held.
+        Called with the lock held.
         """
         now_s = self._clock()
         if fault not in self._said and len(self._said) >= _MAX_SAID:

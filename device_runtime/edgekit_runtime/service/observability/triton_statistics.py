@@ -24,7 +24,7 @@ def describe_statistics(
     """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`.
 
     Args:
-        lanes: of the models and versions that were asked for.
+        lanes: lanes of the models and versions that were asked for.
         clock: that of the schedulers.
         wall_clock: seconds since 1970.
     """

@@ -40,7 +40,7 @@ class Codec:
     """Decodes requests to one version of a model and encodes its responses.
 
     Attributes:
-        inputs, outputs: of the model.
+        inputs, outputs: inputs and outputs of the model.
     """
 
     __slots__ = (
@@ -63,13 +63,13 @@ class Codec:
         """Make a codec.
 
         Args:
-            name: of the model, as responses state it.
-            version: of the model, as responses state it.
-            inputs: of the model.
-            outputs: of the model.
+            name: name of the model, as responses state it.
+            version: version of the model, as responses state it.
+            inputs: inputs of the model.
+            outputs: outputs of the model.
             regions: shared memory that requests may name.
-            max_json_bytes: of one request.
-            max_json_response_bytes: of one response.
+            max_json_bytes: size limit of one request.
+            max_json_response_bytes: size limit of one response.
             check_inputs: raises RequestError where the inputs of one request are too large, or None.
         """
         self._names = {"model_name": name, "model_version": version}
@@ -87,7 +87,7 @@ class Codec:
         """Return what a request asks for, and its inputs.
 
         Args:
-            body: of the request; arrays may be views of it.
+            body: body of the request; arrays may be views of it.
             json_bytes: how much of it is JSON, or None for all.
             is_local: whether it came over the Unix socket, see `Regions.find`.
 
@@ -145,7 +145,7 @@ class Codec:
         Args:
             request: that is answered.
             outputs: all outputs of the model.
-            held: from `hold`.
+            held: regions from `hold`.
 
         Raises:
             RequestError: an output does not fit into its shared memory, or JSON cannot express it within

@@ -30,11 +30,11 @@ class Region:
     """Registered memory.
 
     Attributes:
-        name: in requests.
+        name: name in requests.
         key: that the client gave: of a POSIX segment its name, of a memfd anything.
         offset_bytes: where the region begins in its file.
-        size_bytes: of the region.
-        descriptor: of its file, open as long as the region is registered.
+        size_bytes: size of the region.
+        descriptor: descriptor of the region's file, open as long as the region is registered.
         is_mapped: whether it is a memfd.
         owner: process that passed the memfd, or None.
     """
@@ -117,7 +117,7 @@ class Region:
             os.close(descriptor)
 
     def check_place(self, offset_bytes: int, size_bytes: int) -> None:
-        """Return when that lies within the region.
+        """Check that this part lies within the region.
 
         Raises:
             RequestError: it does not.
@@ -156,7 +156,7 @@ class Regions:
         """Return the region `name`.
 
         Args:
-            name: of the region.
+            name: name of the region.
             is_local: whether the client came over the Unix socket; only such clients see what came over it.
 
         Raises:
@@ -173,11 +173,11 @@ class Regions:
         """Register the memfd `descriptor`, which belongs to the region once this has returned.
 
         Args:
-            name: of the region.
+            name: name of the region.
             key: anything.
-            descriptor: of the memfd.
+            descriptor: descriptor of the memfd.
             offset_bytes: where the region begins in it.
-            size_bytes: of the region.
+            size_bytes: size of the region.
             owner: process that passed it.
 
         Raises:

@@ -21,11 +21,11 @@ class Slicer:
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_held_bytes: int) -> None:
-        """Make one without work.
+        """Begin without work.
 
         Args:
             loop: runs the slices.
-            max_held_bytes: of memory for all work together; a single piece may need more.
+            max_held_bytes: memory limit of all work together; a single piece may need more.
         """
         self._loop = loop
         self._max_held_bytes = max_held_bytes
@@ -36,7 +36,7 @@ class Slicer:
         """Begin `work`, which must not raise.
 
         Args:
-            work: to do; it is closed if it is refused.
+            work: work to do; it is closed if it is refused.
             held_bytes: memory that it needs until it ends.
 
         Raises:

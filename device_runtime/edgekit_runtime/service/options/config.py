@@ -31,7 +31,7 @@ class Listen:
     Attributes:
         unix_socket: path of the Unix socket, or empty for none.
         host: address to listen on over TCP, or empty for none.
-        port: of TCP.
+        port: TCP port.
         tls_certificate, tls_key: PEM files; both or none.
         token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
 
@@ -67,8 +67,9 @@ class Inference:
     """Bounds of single requests.
 
     Attributes:
-        max_json_bytes: of one request's JSON, with the tensors in it.
-        max_json_response_bytes: of one response's JSON; binary data and shared memory have no such limit.
+        max_json_bytes: size limit of one request's JSON, with the tensors in it.
+        max_json_response_bytes: size limit of one response's JSON; binary data and shared memory have no such
+            limit.
         max_run_bytes: memory that one inference may take, estimated from its package and its inputs. None is
             a quarter of the machine's memory, at most 1 GiB and `memory.max_bytes`.
         drain_timeout_s: how long requests may still take after SIGTERM, and calls of a version after it is

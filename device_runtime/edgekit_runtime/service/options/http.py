@@ -11,18 +11,19 @@ class HttpLimits:
     """Bounds of the HTTP layer.
 
     Attributes:
-        max_head_bytes: of a request line with its headers.
-        max_body_bytes: of one request body.
-        max_receiving_bytes: of all request bodies that are being received, counted as far as received.
-        max_sending_bytes: of all responses that clients have not received yet; beyond it, a connection is
-            closed.
+        max_head_bytes: size limit of a request line with its headers.
+        max_body_bytes: size limit of one request body.
+        max_receiving_bytes: size limit of all request bodies that are being received, counted as far as
+            received.
+        max_sending_bytes: size limit of all responses that clients have not received yet; beyond it, a
+            connection is closed.
         max_connections: a further connection gets 503 and is closed. If clients connect both over the Unix
             socket and over TCP, either kind may have at most three quarters of them.
         max_tls_connections: over TLS, unfinished handshakes included. If all are in use, a new client
             replaces the oldest one that has sent no request with access.
         idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: for a request head; the first one over TCP counts from the start of the connection.
-            The progress of a body or a response is checked at this interval.
+        read_timeout_s: time limit for a request head; the first one over TCP counts from the start of the
+            connection. The progress of a body or a response is checked at this interval.
         min_bytes_per_s: a client that sends or receives more slowly is disconnected.
 
     Raises:

@@ -13,7 +13,7 @@ MAX_BATCH: Final = 4096
 MAX_PROCESSES: Final = 64  # of one model
 
 SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
-"""Of a swap: load the new version first, or unload the old one first."""
+"""Order of a swap: load the new version first, or unload the old one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SchedulingLimits:
             only if they had to wait anyway.
         max_waiting: most calls that wait; further ones are refused.
         levels: number of priority levels.
-        default_level: of calls that state none.
+        default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
         short_s: a model that takes less time runs on the thread of the event loop; 0 runs none there.
 
@@ -61,13 +61,13 @@ class Isolation:
         standby: whether one more worker loads the model and waits to take over.
         hang_s: a worker that sends no heartbeat for so long is restarted. An engine that holds Python's lock
             for longer counts as hanging.
-        start_timeout_s: for a worker to load its model.
+        start_timeout_s: time limit for a worker to load its model.
         max_crashes: the version is rejected after so many crashes with less than `healthy_s` between them.
         healthy_s: a worker that runs for so long without a crash has its earlier crashes forgotten.
         max_delay_s: longest wait before a crashed worker is restarted.
         max_data_bytes: most memory that a worker may allocate (RLIMIT_DATA), or None for no limit; beyond
             it, the engine reports an error or crashes.
-        niceness: of the workers, 0 to 19.
+        niceness: niceness of the workers, 0 to 19.
         oom_score: 0 to 1000; the kernel kills processes with a higher score first if memory runs out.
 
     Raises:
@@ -103,7 +103,7 @@ class GovernorOptions:
 
     Attributes:
         deadline_ms: that 99 of 100 requests must keep, from arrival to response; or None.
-        variants: of the package that it may choose, the preferred first; empty for all.
+        variants: variants of the package that it may choose, the preferred first; empty for all.
         threads: numbers of threads that it may choose; empty for the number that the package states.
         batches: batch sizes that it may choose, each at most `scheduling.max_batch`.
 
@@ -131,9 +131,9 @@ class ModelOptions:
         latest: number of versions that are served, the newest ones; unused if `specific` is not empty.
         specific: the versions that are served.
         swap: order of a swap; `auto` chooses by the memory that is free.
-        threads: of one inference, or None for the number that the package states.
-        load_timeout_s: for a version to be opened, tested and warmed up, else it is rejected. None is 120 s,
-            and more if TensorRT must build its engine first.
+        threads: threads of one inference, or None for the number that the package states.
+        load_timeout_s: time limit for a version to be opened, tested and warmed up, else it is rejected. None
+            is 120 s, and more if TensorRT must build its engine first.
         instances: how many inferences may run at once; 1 uses what `tune` found here.
         isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
             process that runs it (`can_trap`).
@@ -143,7 +143,7 @@ class ModelOptions:
         rollout: `swap` replaces the version in use at once; `canary` first gives the new version a share of
             the calls; `shadow` gives it copies of a share of them.
         canary, shadow, gates: options of such a rollout.
-        scheduling: of its calls; a `max_batch` of 1 uses what `tune` found here.
+        scheduling: how its calls are scheduled; a `max_batch` of 1 uses what `tune` found here.
         isolation: options of its worker processes, if it has any.
         governor: what the governor may change, or None if it may change nothing.
 

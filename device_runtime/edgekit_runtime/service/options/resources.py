@@ -12,7 +12,7 @@ class ModelMemory:
     """The memory cap of all models together.
 
     Attributes:
-        max_bytes: of all loaded models, as their packages state it; None for no cap.
+        max_bytes: size limit of all loaded models, as their packages state it; None for no cap.
         load_wait_s: how long a request waits while its unloaded model is loaded again; then it gets a 503.
         max_waiting: requests that may wait for that at once; further ones get a 503.
 
@@ -40,7 +40,7 @@ class CacheLimits:
     """Bounds of a response cache.
 
     Attributes:
-        max_bytes: of all outputs that it keeps.
+        max_bytes: size limit of all outputs that it keeps.
         max_input_bytes: calls with larger inputs are not cached: hashing takes about 1 ms a MiB, on the
             thread of the event loop.
     """
@@ -59,7 +59,7 @@ class RegionLimits:
 
     Attributes:
         max_regions: that are registered at one time.
-        max_region_bytes: of all regions together.
+        max_region_bytes: size limit of all regions together.
         allows_posix: whether clients may register POSIX segments by name; any client of this user can then
             register any segment of this user.
     """

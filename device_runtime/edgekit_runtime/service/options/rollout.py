@@ -17,8 +17,10 @@ class Gates:
         min_agreement: least mean agreement with the current version (see `comparison`), 0..1; a version is
             not promoted without any comparison.
         max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
-        max_p50_ratio: of the latency to that of the current version with the same inputs, median over pairs.
-        max_p99_ratio: of the latency that one pair in a hundred exceeds to the current version's.
+        max_p50_ratio: limit of the median over pairs of the latency relative to the current version's with
+            the same inputs.
+        max_p99_ratio: limit of the latency that one pair in a hundred exceeds, relative to the current
+            version's.
         max_energy_ratio: median energy per request relative to the current version's, where it is
             measured.
         error_burst: so many failed calls in a row roll the candidate back at once.
@@ -58,9 +60,9 @@ class CanaryOptions:
     """How a canary serves a part of the calls.
 
     Attributes:
-        share: of the calls, more than 0 and at most 1.
-        compared_share: of the candidate's calls, that both versions run again, see `PairedRuns`; more than 0
-            and at most 1.
+        share: share of the calls, more than 0 and at most 1.
+        compared_share: share of the candidate's calls that both versions run again, see `PairedRuns`; more
+            than 0 and at most 1.
         retry: whether the version in use answers what the candidate fails to.
         comparison: how answers are compared, or None to choose by the model.
 
@@ -84,7 +86,7 @@ class ShadowOptions:
     """When a call is copied for the candidate.
 
     Attributes:
-        share: of the calls, more than 0 and at most 1.
+        share: share of the calls, more than 0 and at most 1.
         max_load: real calls that may be running while the candidate runs.
         quiet_s: the candidate runs only if no real call was answered for so long.
         max_wait_s: a copy that waited longer is dropped.

@@ -61,8 +61,8 @@ class CanaryLane(Lane):
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             comparison: how they compare answers.
-            share: of the calls that go to the candidate, more than 0 and at most 1.
-            compared_share: of those, that both versions run again.
+            share: share of the calls that go to the candidate, more than 0 and at most 1.
+            compared_share: share of those calls that both versions run again.
             retry: whether a failed answer of the candidate is replaced by one of the current version, where
                 the call's deadline has not passed.
             clock: that of the deadlines.
@@ -91,7 +91,7 @@ class CanaryLane(Lane):
         self._measured = min(2 * share, 1.0)
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which one of the two versions answers; raises nothing."""
+        """Accept `call`, which one of the two versions answers; raises nothing."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
         if phase >= self._measured or isinstance(verdict, Rollback):
@@ -182,7 +182,7 @@ class CanaryLane(Lane):
     def _count_failure(self, failed: Answer, *, is_own_fault: bool) -> None:
         if isinstance(failed, Reused):  # NaN, which was counted when it was computed
             return
-        # Failures of both arms count in the shares, whoever is at fault: so the shares can be compared.
+        # Failures of both arms count in the shares, whichever is at fault: so the shares can be compared.
         self._observer.count_candidate(None)
         if is_own_fault:
             self._observer.blame(not_finite=not isinstance(failed, EdgekitError))

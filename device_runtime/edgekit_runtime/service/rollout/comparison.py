@@ -54,8 +54,8 @@ def choose_comparison(
     """Return how two answers are compared: as asked for, as the manifest says, else as the shape suggests.
 
     Args:
-        outputs: of the model, from its manifest.
-        figures: of the manifest.
+        outputs: outputs of the model, from its manifest.
+        figures: figures in the manifest.
         name: `agreement` or `similarity`, which then decides.
 
     Raises:

@@ -33,7 +33,7 @@ def log_evidence(total: float, count: int, share: float) -> float:
 
     Args:
         total: sum of the observations; each is in 0..1, by convexity it need not be 0 or 1.
-        count: of the observations.
+        count: number of observations.
         share: their supposed mean, in 0..1, the ends excluded.
     """
     missed = max(count - total, 0.0)  # sums of fractions round
@@ -46,7 +46,7 @@ def share_interval(total: float, count: int, alpha: float) -> tuple[float, float
 
     Args:
         total: sum of the observations, as for `log_evidence`.
-        count: of the observations.
+        count: number of observations.
         alpha: chance that the true mean is ever outside.
     """
     if not count:
@@ -104,8 +104,8 @@ def share_is_above(total: float, count: int, share: float, alpha: float) -> bool
 
     Args:
         total: sum of the observations, as for `log_evidence`.
-        count: of the observations.
-        share: in 0..1, the ends excluded.
+        count: number of observations.
+        share: share in 0..1, the ends excluded.
         alpha: chance that it is ever shown to lie on the wrong side.
     """
     if not count or log_evidence(total, count, share) < -math.log(alpha):
@@ -118,7 +118,7 @@ class LogHistogram:
     """Positive values in buckets 2 % wide; at most 1,280 buckets, whatever is added.
 
     Attributes:
-        count: of values.
+        count: number of values.
         buckets: number of the bucket -> values in it.
     """
 

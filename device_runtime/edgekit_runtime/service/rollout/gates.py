@@ -26,7 +26,7 @@ class Arm:
     Attributes:
         answers: all of them, failed ones included.
         failed: errors, and answers with NaN or infinity.
-        latency: of answers that did not fail, in seconds.
+        latency: latency of answers that did not fail, in seconds.
         energy: per request, in joules; empty where it is not measured.
     """
 
@@ -45,8 +45,8 @@ class PairedLatency:
     `judge` need no more.
 
     Attributes:
-        ratio: of the candidate's to the current version's.
-        current: of the current version, in seconds.
+        ratio: the candidate's latency over the current version's.
+        current: latency of the current version, in seconds.
         candidate_slow: pairs of which the candidate alone took longer than the limit for one in a hundred.
         current_slow: pairs of which the current version alone took longer than one in a hundred did so far.
     """
@@ -122,7 +122,7 @@ class Rollback:
 
     Attributes:
         gate: the gate that it missed.
-        reason: in words, with figures.
+        reason: reason in words, with figures.
     """
 
     gate: str
@@ -187,8 +187,8 @@ def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
 
     Args:
-        current: of the answers of the version in use, only the counts are looked at.
-        candidate: of the candidate's too.
+        current: what was counted of the version in use; only the counts of its answers are used.
+        candidate: what was counted of the candidate; only the counts of its answers are used.
         gates: the limits.
     """
     if candidate.answers < gates.min_samples:

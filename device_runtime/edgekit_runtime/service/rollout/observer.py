@@ -30,7 +30,7 @@ class Observer:
 
     Attributes:
         observed: so far.
-        verdict: of `judge`, once there is one.
+        verdict: what `judge` decided, once it has.
     """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
@@ -64,7 +64,7 @@ class Observer:
         """Count an answer of the current version.
 
         Args:
-            latency_s: of a good answer; None of a failed one.
+            latency_s: latency of a good answer; None for a failed one.
         """
         _count(self.observed.current, latency_s)
 

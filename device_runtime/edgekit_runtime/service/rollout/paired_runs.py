@@ -39,7 +39,7 @@ class Pair:
     """What two runs with the same inputs showed.
 
     Attributes:
-        agreement: of their answers, 0..1.
+        agreement: agreement of their answers, 0..1.
         current_s, candidate_s: how long they took.
     """
 
@@ -75,7 +75,7 @@ def run_pair(
     Args:
         current: session of the version in use.
         candidate: session of the one on trial.
-        inputs: for both.
+        inputs: inputs for both.
         compare: their answers.
         flip: returns 0 or 1, with the same chance, for the order.
         clock: in seconds.
@@ -137,7 +137,7 @@ class PairedRuns:
         *,
         is_busy: Callable[[], bool],
     ) -> None:
-        """Make it; there is no thread yet.
+        """Begin without a thread.
 
         Args:
             current: session of the version in use.

@@ -98,7 +98,7 @@ class ShadowLane(Lane):
         self.dropped = 0
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which the current version answers; raises nothing."""
+        """Accept `call`, which the current version answers; raises nothing."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         begin_s = self._clock()
         copy = None

@@ -31,19 +31,19 @@ class Trial:
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
         candidate: the version on trial.
-        options: of the model, with those of the trial.
+        options: options of the model, with those of the trial.
         running: what compares the two, here or in a worker.
     """
 
     __slots__ = ("candidate", "current", "options", "running")
 
     def __init__(self, current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> None:
-        """Begin; calls for `current` reach the candidate from now on.
+        """Begin the trial: from now on calls for `current` reach the candidate.
 
         Args:
             current: the version in use.
             candidate: the one on trial.
-            options: of the model, which say how it is tried.
+            options: options of the model, which say how it is tried.
             settle: takes the verdict, on the thread of the loop.
 
         Raises:
@@ -91,7 +91,7 @@ class Trial:
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is known, for `/v2` statistics."""
+        """Return the figures for the `/v2` statistics."""
         return {
             **self.running.to_json(),
             "kind": self.options.rollout,

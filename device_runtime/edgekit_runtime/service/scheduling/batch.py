@@ -23,8 +23,8 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
     The kind is None, which fits no other, where inputs disagree about the rows or have none.
 
     Args:
-        session: with free rows.
-        inputs: of one call.
+        session: session with free rows.
+        inputs: inputs of one call.
 
     Raises:
         DataError: the inputs do not fit the session; in a batch they would fail the others' calls too.
@@ -66,7 +66,7 @@ class Batch:
     """Calls of one kind, and their run in one session.
 
     Attributes:
-        session: to run, by nobody else meanwhile.
+        session: session to run; nobody else may use it meanwhile.
         queued: the calls.
         estimate_s: how long it is expected to take.
         ran: what the run returned, once it has run.
@@ -87,7 +87,7 @@ class Batch:
         """Make a batch that has not run.
 
         Args:
-            session: to run.
+            session: session to run.
             queued: calls of one kind, at least one.
             estimate_s: how long it is expected to take.
             clock: that of the calls' deadlines.

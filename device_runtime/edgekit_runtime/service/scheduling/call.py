@@ -47,7 +47,8 @@ class Call:
         reply: called once with the outputs or the error, on the loop's thread, maybe before `submit`
             returns. The outputs must not be written to: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
-        deadline_s: on the clock of `time.monotonic`; a call that has not begun by then is refused.
+        deadline_s: latest time on the clock of `time.monotonic`; a call that has not begun by then is
+            refused.
         is_unwanted: returns whether the client has gone; such a call need not run.
     """
 
@@ -72,7 +73,7 @@ class Lane(Protocol):
     __slots__ = ()
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which is answered through its `reply`; raises nothing."""
+        """Accept `call` and answer it through its `reply`; raises nothing."""
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
         """Return the answer if it can be computed at once on this thread; None has changed nothing.
@@ -80,7 +81,7 @@ class Lane(Protocol):
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.
 
         Args:
-            inputs: of a call, as there.
+            inputs: inputs of a call, as in `Call`.
         """
         return None
 
@@ -95,4 +96,4 @@ class DrainingLane(Lane, Protocol):
         """Whether no call waits, is under way or is being answered."""
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Take no more calls, and call `done` once those that were taken are answered, maybe at once."""
+        """Accept no more calls, and call `done` once the accepted ones are answered, maybe at once."""

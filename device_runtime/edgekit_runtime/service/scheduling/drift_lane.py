@@ -32,7 +32,7 @@ class DriftLane(Lane):
         """Collect statistics of calls for `lane`.
 
         Args:
-            drift: of the version behind it.
+            drift: drift statistics of the version behind this lane.
             lane: that answers.
             budget_s: mean time per call that counting may take.
             clock: in seconds.

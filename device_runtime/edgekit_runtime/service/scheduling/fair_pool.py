@@ -34,7 +34,7 @@ class Loop(Protocol):
         """Call back whenever the descriptor can be read."""
 
     def remove_reader(self, fd: int) -> bool:
-        """Call back no more."""
+        """Stop calling back when the descriptor can be read."""
 
 
 class Executor(Protocol):
@@ -61,8 +61,8 @@ class Threads:
         """Make the queues between the loop and the threads; no thread yet.
 
         Args:
-            loop: on whose thread this is called.
-            count: of threads, at least 1.
+            loop: event loop on whose thread this is called.
+            count: number of threads, at least 1.
         """
         self.count = count
         self._loop = loop

@@ -43,5 +43,5 @@ def cancel(call: Call, metrics: LaneMetrics) -> None:
 
 
 def unloading(metrics: LaneMetrics) -> UnavailableError:
-    """Return the error of a version that takes no more calls."""
+    """Return the error of a version that accepts no more calls."""
     return UnavailableError(f"{metrics.model}: this version is being unloaded; try again", 0.0)

@@ -22,9 +22,9 @@ class Queued:
     Attributes:
         call: the call.
         since_s: when it came, on the scheduler's clock.
-        level: of priority, from 1, the highest.
+        level: priority level, from 1, the highest.
         rows: size of the first dimension of its inputs.
-        size_bytes: of its inputs.
+        size_bytes: size of the inputs.
         kind: calls of one kind may run in one batch; None may with no other.
     """
 
@@ -40,7 +40,7 @@ class PriorityQueue:
     """Calls in levels, and in the order of their arrival in each.
 
     Attributes:
-        rows: of all calls that wait.
+        rows: number of rows in all calls that wait.
         next_deadline_s: no waiting call's deadline is before this; exact after `expire`.
     """
 
@@ -50,9 +50,9 @@ class PriorityQueue:
         """Make an empty queue.
 
         Args:
-            levels: of priority, at least 1.
+            levels: number of priority levels, at least 1.
             max_passes: how many batches in a row may go past a level that waits.
-            max_bytes: of the inputs of one batch.
+            max_bytes: size limit of the inputs of one batch.
         """
         self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
         self._passes = [0] * levels

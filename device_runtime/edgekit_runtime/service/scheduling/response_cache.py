@@ -36,7 +36,7 @@ class ResponseCache:
     """The answers of all models that cache, the least recently used of which are dropped first.
 
     Attributes:
-        held_bytes: of the answers kept.
+        held_bytes: size of all stored answers.
         hits: calls that were answered from it at once.
         joined: calls that waited for an equal one under way, whatever became of them.
         misses: calls that were computed.
@@ -131,9 +131,9 @@ class CacheLane(Lane):
 
         Args:
             cache: shared by all models.
-            lane: of one loaded version of one model, with nothing that changes its answers.
-            loop: on whose thread all this happens.
-            metrics: of that version, where hits and misses are counted too, or None.
+            lane: the lane of one loaded version; nothing in it changes the version's answers.
+            loop: event loop on whose thread all this happens.
+            metrics: metrics of that version, where hits and misses are counted too, or None.
             max_waiting: most calls that wait for equal ones under way; further ones are shed.
             clock: that of the calls' deadlines.
         """
@@ -146,7 +146,7 @@ class CacheLane(Lane):
         self._is_closed = False
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which is answered from the cache or by the lane behind it; raises nothing."""
+        """Accept `call`, which is answered from the cache or by the lane behind it; raises nothing."""
         cache = self._cache
         input_bytes = sum(array.nbytes for array in call.inputs.values())
         if self._is_closed or input_bytes > cache.limits.max_input_bytes:

@@ -32,7 +32,7 @@ class RunMemory:
     """The estimated memory of one run of a model.
 
     Attributes:
-        bytes_per_input_byte: of inputs, activations and outputs together.
+        bytes_per_input_byte: memory of inputs, activations and outputs together for each byte of inputs.
         usual: name -> dtype and shape of the inputs for which the package was made.
     """
 
@@ -52,7 +52,7 @@ class RunMemory:
         """Return whether a run with inputs of `size_bytes` leaves more memory in use than is worth keeping.
 
         Args:
-            size_bytes: of all inputs.
+            size_bytes: size of all inputs.
             max_batch: rows that usually run together.
         """
         is_unusual = size_bytes > 2 * max_batch * self.usual_bytes
@@ -86,8 +86,8 @@ def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
     """Return how much memory one inference may take.
 
     Args:
-        stated: by the configuration, or None.
-        max_model_bytes: of all models together, or None.
+        stated: limit in the configuration, or None.
+        max_model_bytes: memory limit of all models together, or None.
     """
     if stated is not None:
         return stated
@@ -103,9 +103,9 @@ class InputLimit:
         """Allow `allowed_bytes` for a run, and the usual inputs in any case.
 
         Args:
-            memory: of the model.
-            inputs: of the model.
-            allowed_bytes: of one run.
+            memory: memory of the model.
+            inputs: inputs of the model.
+            allowed_bytes: memory that one run may take.
         """
         self._memory, self._allowed_bytes = memory, allowed_bytes
         self._max_bytes = memory.most_input_bytes(allowed_bytes)

@@ -58,16 +58,16 @@ class Scheduler(Lane):
         max_batch_bytes: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a lane that takes calls.
+        """Make a lane that accepts calls.
 
         Args:
             instances: sessions that run one batch each at a time; see `open_instances`.
             limits: how calls are scheduled.
-            pool: of threads, shared by all models.
-            loop: on whose thread all this happens.
-            metrics: of the model.
+            pool: pool of threads, shared by all models.
+            loop: event loop on whose thread all this happens.
+            metrics: metrics of the model.
             memory: that runs take, by which sessions are trimmed after large ones; None for never.
-            max_batch_bytes: of the inputs that run together.
+            max_batch_bytes: size limit of the inputs that run together.
             clock: that of the calls' deadlines.
         """
         self._memory = memory
@@ -97,7 +97,7 @@ class Scheduler(Lane):
         self.used_s = 0.0
 
     def submit(self, call: Call) -> None:
-        """Take `call`, which is answered through its `reply`; raises nothing."""
+        """Accept `call` and answer it through its `reply`; raises nothing."""
         answer = None
         if call.deadline_s is None or self._clock() < call.deadline_s:
             answer = self.attempt(call.inputs)
@@ -130,8 +130,8 @@ class Scheduler(Lane):
         """Count a run that was measured before there was traffic; see `warm_up`.
 
         Args:
-            size_bytes: of its inputs.
-            seconds: of the engine.
+            size_bytes: size of the inputs.
+            seconds: time that the engine took.
         """
         self._placements[size_bytes.bit_length()].note_on_thread(seconds)
 
@@ -140,7 +140,7 @@ class Scheduler(Lane):
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Take no more calls, run those that wait without delay, and call `done` once all are answered.
+        """Accept no more calls, run those that wait without delay, and call `done` once all are answered.
 
         Where there are none, `done` is called before this returns.
         """
@@ -150,7 +150,7 @@ class Scheduler(Lane):
         self._check_drained()
 
     def close(self, done: Callable[[], None]) -> None:
-        """Take no more calls, refuse those that wait, and call `done` once what is under way is answered."""
+        """Accept no more calls, refuse those that wait, and call `done` once the others are answered."""
         self._is_open = False
         for queued in self._waiting.clear():
             refuse(queued.call, unloading(self.metrics), self.metrics)

@@ -31,7 +31,7 @@ class Alarm:
         Args:
             action: what to call, always the same.
             at_s: when; infinite for never.
-            now_s: on the same clock.
+            now_s: time on the same clock.
             is_exact: whether to wait for the last millisecond in turns of the loop, which keep a core busy;
                 otherwise the call may be a millisecond late.
         """

@@ -33,10 +33,10 @@ class LaneFactory:
         """Make the response cache, which all models share.
 
         Args:
-            loop: on whose thread calls are taken.
-            pool: of threads, shared by all models.
+            loop: event loop on whose thread calls are accepted.
+            pool: pool of threads, shared by all models.
             regions: shared memory of clients.
-            config: of the service.
+            config: configuration of the service.
         """
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)

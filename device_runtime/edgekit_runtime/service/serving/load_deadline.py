@@ -13,7 +13,7 @@ from edgekit_runtime.sessions.session import Session
 
 Result = TypeVar("Result")
 
-_STOPPING_S: Final = 2.0  # for an engine that was told to stop
+_STOPPING_S: Final = 2.0  # for an engine to stop after `interrupt`
 _NAME: Final = "edgekit-load"
 _HUNG_NAME: Final = "edgekit-hung-load"
 

@@ -57,13 +57,13 @@ class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
-        manifest: of the package.
-        path: of the package.
-        scheduling: of its calls; without batches where rows change each other's answers.
+        manifest: manifest of the package.
+        path: path of the package.
+        scheduling: how its calls are scheduled; without batches where rows change each other's answers.
         ways: how it can be run here, the usual one first; a governor chooses among several.
         remote: the version in worker processes, if there are no `ways`; or None.
         memory_bytes: about how much memory all of it takes.
-        sessions_counted: for that, in each process that has it.
+        sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
     """
 
     manifest: Manifest
@@ -143,7 +143,7 @@ def load(
 
     Args:
         package: verified.
-        options: of the model.
+        options: options of the model.
         open_remote: opens models in worker processes; None loads every model in this process.
         beside: the version in use, if this one is to be tried beside it; it is opened in the same process.
 

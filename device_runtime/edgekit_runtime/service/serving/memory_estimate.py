@@ -26,10 +26,10 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
     """Return the memory that a package states, or a multiple of its size where it states none.
 
     Args:
-        manifest: of the package.
-        path: of the package.
-        options: of the model; a governor opens all its variants, with each number of threads.
-        sessions: of each of these in one process.
+        manifest: manifest of the package.
+        path: path of the package.
+        options: options of the model; a governor opens all its variants, with each number of threads.
+        sessions: number of sessions of each variant in one process.
     """
     stated = _stated_bytes(manifest.figures)
     governor, isolation = options.governor, options.isolation

@@ -1,4 +1,4 @@
-"""One version of a model that takes calls, with everything that stands before its sessions."""
+"""One version of a model that accepts calls, with everything that stands before its sessions."""
 
 import os
 from collections.abc import Mapping
@@ -39,17 +39,17 @@ class TrialView(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One version of a model that takes calls.
+    """One version of a model that accepts calls.
 
     Attributes:
         loaded: its sessions.
-        codec: for its requests.
+        codec: codec for its requests.
         metrics: what its lane counts.
         own_lane: the lane to its sessions.
         stack: `own_lane` with a cache and what watches for drift in front of it.
         lane: where its calls go: `stack`, or a trial in front of that.
         drift: what watches its inputs and outputs, or None.
-        cache: of its answers, or None.
+        cache: the response cache of this version, or None.
         governed: what a governor directs, where one chooses how the model is run, or None.
         trial: that this version takes part in, or None.
     """
@@ -67,7 +67,7 @@ class Served:
 
     @property
     def version(self) -> str:
-        """Of its package."""
+        """Version of its package."""
         return self.loaded.manifest.version
 
     @property

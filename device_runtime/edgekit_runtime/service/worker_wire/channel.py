@@ -75,7 +75,7 @@ class Channel:
         """Send and receive on `connected` from now on.
 
         Args:
-            loop: on whose thread all this happens.
+            loop: event loop on whose thread all this happens.
             connected: a Unix socket of type SOCK_SEQPACKET.
             handle: called with each message and its descriptors, which it owns from then on.
             on_end: called once, with the reason, when nothing more can be received; not after `close`.
@@ -101,8 +101,8 @@ class Channel:
         """Send a message, or queue it; does nothing after the end.
 
         Args:
-            kind: of the message.
-            payload: of any length.
+            kind: kind of the message.
+            payload: content of any length.
             passed: goes with it, unless it is closed before the message goes.
         """
         if not self._is_open:

@@ -25,8 +25,8 @@ class VerifiedPackage:
     """A package whose signature the service has verified.
 
     Attributes:
-        version: of the model.
-        manifest_sha256: of the package, which must still be this one.
+        version: version of the model.
+        manifest_sha256: digest of the package, which must still be this one.
     """
 
     version: str
@@ -38,11 +38,11 @@ class WorkerSpec:
     """What a worker is to do; it gets this as JSON in a file, with the package and the memory of the leases.
 
     Attributes:
-        config: of the service in the process, which does not listen.
-        isolation: of this process.
-        name: of the model.
+        config: configuration of the service in the worker, which does not listen.
+        isolation: limits of this process.
+        name: name of the model.
         package: that it loads.
-        limits: of reading packages.
+        limits: limits of reading packages.
         token: that clients over TCP must send, or None.
         connections: how many may be lent at one time.
     """

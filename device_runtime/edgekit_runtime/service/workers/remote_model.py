@@ -46,8 +46,8 @@ class RemoteModel(RemoteVersion):
     that worker over if it is promoted.
 
     Attributes:
-        manifest: of the version.
-        spec: of each worker.
+        manifest: manifest of the version.
+        spec: what each worker is started with.
         hosted: the trial of another version in one of its workers, or None.
         workers: those that run or start; the ready ones are in the order in which they became so.
         restarts: how often a worker was started again after it was lost.
@@ -65,13 +65,13 @@ class RemoteModel(RemoteVersion):
         opened: "Future[RemoteModel]",
         report_crash: "Callable[[RemoteModel, str, bool], None]",
     ) -> None:
-        """Make it without workers; `begin` or `begin_trial` follows.
+        """Begin without workers; call `begin` or `begin_trial` next.
 
         Args:
             http: whose connections the workers are lent.
             regions: shared memory of clients.
-            manifest: of the version.
-            spec: of each worker.
+            manifest: manifest of the version.
+            spec: what each worker is started with.
             package: descriptor of the package; owned by this, -1 if no worker is to open it.
             opened: gets this once a worker is ready or the trial has begun, or why that cannot be.
             report_crash: called with this, the reason, and whether it crashes again and again.
@@ -137,7 +137,7 @@ class RemoteModel(RemoteVersion):
             host.hosted.start(ready[0])
 
     def begin_stop(self) -> None:
-        """Have the connections back, if a worker was ever ready; else end at once."""
+        """Request all connections back, if a worker was ever ready; else end at once."""
         if self._opened.done():
             self.drain(lambda: None)
         else:

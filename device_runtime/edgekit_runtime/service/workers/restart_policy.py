@@ -26,7 +26,7 @@ class Crashes:
     """How often in a row a worker has crashed.
 
     Attributes:
-        count: of crashes with less than `healthy_s` from each start to the crash.
+        count: number of crashes with less than `healthy_s` from each start to the crash.
     """
 
     count: int = 0

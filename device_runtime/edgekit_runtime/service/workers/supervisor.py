@@ -59,13 +59,13 @@ class Supervisor:
     def __init__(
         self, http: HttpServer, regions: Regions, config: ServiceConfig, limits: Limits, token: bytes | None
     ) -> None:
-        """Make it without workers.
+        """Begin without workers.
 
         Args:
             http: whose connections are lent.
             regions: shared memory of clients.
-            config: of the service.
-            limits: of reading packages.
+            config: configuration of the service.
+            limits: limits of reading packages.
             token: that clients over TCP must send, or None.
         """
         self._http, self._regions, self._config = http, regions, config
@@ -86,7 +86,7 @@ class Supervisor:
 
         Args:
             package: verified.
-            options: of the model.
+            options: options of the model.
             beside: a version in use, in whose process this one is to be tried; or None.
 
         Raises:
@@ -123,7 +123,7 @@ class Supervisor:
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
-        """Have the connections back, and open nothing more."""
+        """Request all connections back, and open nothing more."""
         self._is_over = True
         for model in self.models:
             model.begin_stop()

@@ -143,7 +143,7 @@ class WorkerHandle:
             is_default: whether the request names no version.
 
         Returns:
-            False, with nothing done, if it can take no more.
+            False, with nothing done, if it can accept no more.
         """
         if self._is_killed or self._channel.is_full or not (self._free or self._unused):
             return False
@@ -162,7 +162,7 @@ class WorkerHandle:
         return True
 
     def retire(self) -> None:
-        """Have all connections back, those that are in use after their answers."""
+        """Request all connections back; those in use come after their responses."""
         self._channel.send(Kind.MAIN_RETIRE)
 
     def add_region(self, region: Region) -> None:

@@ -63,7 +63,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
         gates: Gates,
         deadline_s: float,
     ) -> None:
-        """Make it; `start` begins it.
+        """Prepare the trial; `start` begins it.
 
         Args:
             model: the candidate.
@@ -86,7 +86,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:
-        """Let `worker` load the candidate and try it; gives the trial up if it cannot be told to."""
+        """Make `worker` load and try the candidate; give the trial up if the message cannot be sent."""
         try:
             worker.start_trial(VerifiedPackage(self.version, self.model.manifest.sha256), self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome

@@ -48,7 +48,7 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
 
     Args:
         model: content or path of a `.tflite` file; a view is copied.
-        threads: of one inference, at least 1, or None for the engine's choice.
+        threads: threads of one inference, at least 1, or None for the engine's choice.
         xnnpack: whether XNNPACK runs what it can.
 
     Raises:

@@ -20,9 +20,9 @@ class Quantization:
     """How the codes of one tensor stand for values.
 
     Attributes:
-        name: of the tensor, for messages.
-        dtype: of the codes, one of `CODE_DTYPES`.
-        scale: of one step, finite and over 0.
+        name: name of the tensor, for messages.
+        dtype: dtype of the codes, one of `CODE_DTYPES`.
+        scale: scale of one step, finite and over 0.
         zero_point: the code that stands for 0, within the range of `dtype`.
 
     Raises:

@@ -77,7 +77,7 @@ class LiteRtSession:
 
         Args:
             model: content or path of a `.tflite` file.
-            options: by default `LiteRtOptions()`.
+            options: how LiteRT runs the model; by default `LiteRtOptions()`.
 
         Raises:
             EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.

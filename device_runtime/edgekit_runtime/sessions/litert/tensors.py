@@ -17,7 +17,7 @@ class ModelTensor:
 
     Attributes:
         spec: what the caller gives or gets.
-        index: of the tensor in the interpreter.
+        index: index of the tensor in the interpreter.
         shape: as allocated after loading.
         stored: how the file quantizes it, or None.
         codes: how to convert between the caller's float32 and the file's codes, or None for no conversion.
@@ -36,7 +36,7 @@ def read_tensors(
     """Return the inputs and the outputs of the first subgraph.
 
     Args:
-        interpreter: of ai-edge-litert or tflite-runtime.
+        interpreter: interpreter of ai-edge-litert or tflite-runtime.
         float_io: whether quantized tensors are float32 to the caller.
 
     Raises:

@@ -39,9 +39,9 @@ class EngineKey:
     """All that an engine depends on.
 
     Attributes:
-        model_sha256: of the ONNX model.
+        model_sha256: digest of the ONNX model.
         tensorrt: version of the library.
-        gpu, compute_capability: of the device.
+        gpu, compute_capability: name and compute capability of the device's GPU.
         power_mode: which clocks the kernels were chosen for, see `read_power_mode`.
         options: build options as canonical JSON.
         builder: revision of this code.
@@ -78,8 +78,8 @@ class CacheEntry:
     """What is known of one key.
 
     Attributes:
-        precision: of the engine that was kept.
-        seconds: precision -> median latency, of those that were measured.
+        precision: precision of the engine that was kept.
+        seconds: precision -> median latency, for each precision that was measured.
         notes: why other engines were not kept.
         plan: the engine, or None where TensorRT or the golden outputs refused every one, for the reasons in
             `notes`: building again would end the same.
@@ -156,7 +156,7 @@ class EngineCache:
         """Lock the entry of `key` against other processes and threads; the system unlocks it if this dies.
 
         Args:
-            key: of the entry.
+            key: key of the entry.
             stop: set when the entry is no longer wanted.
 
         Raises:

@@ -111,7 +111,7 @@ class Cuda:
         return int(stream.value or 0)
 
     def wait(self, stream: int) -> None:
-        """Return when all that was queued on `stream` has been done."""
+        """Wait until all work queued on `stream` is done."""
         self._call("cuStreamSynchronize", stream)
 
     def destroy_stream(self, stream: int) -> None:

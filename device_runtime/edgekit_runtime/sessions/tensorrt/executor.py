@@ -94,7 +94,7 @@ class EngineExecutor:
         """Return whether the shapes lie within the optimization profile; True for all of a fixed engine."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
-            if len(shape) == len(low):  # else it is refused whoever runs it
+            if len(shape) == len(low):  # else it is refused on any engine
                 sizes = zip(low, shape, high, strict=True)
                 if not all(small <= size <= large for small, size, large in sizes):
                     return False

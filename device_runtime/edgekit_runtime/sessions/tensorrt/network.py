@@ -73,7 +73,7 @@ def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
     """Return the optimization profile for inputs with free dimensions, or None if there are none.
 
     Args:
-        builder: of the network.
+        builder: builder of the network.
         network: parsed.
         ranges: shapes of inputs with free dimensions; one of which only the first dimension is free may be
             left out and gets batches of `BATCH_RANGE`.

@@ -46,12 +46,12 @@ class Machine:
     """What engines are built for and run on.
 
     Attributes:
-        version: of TensorRT.
-        gpu: of this device.
+        version: TensorRT's version.
+        gpu: GPU of this device.
         power_mode: see `cache.read_power_mode`.
-        cache: of engines.
-        build: from a model to serialized engines.
-        load: from a serialized engine to one that runs.
+        cache: cache of engines.
+        build: makes serialized engines from a model.
+        load: makes an engine that runs from a serialized one.
     """
 
     version: str
@@ -67,11 +67,11 @@ class BuildJob:
     """Which engine to build; it outlives the package.
 
     Attributes:
-        key: of the engine.
+        key: key of the engine.
         model: ONNX, whole.
         options: how to build.
         golden: what an engine must reproduce before it takes traffic.
-        inputs, outputs: of the package's manifest.
+        inputs, outputs: inputs and outputs of the package's manifest.
         timings: timing caches that the package brings.
     """
 

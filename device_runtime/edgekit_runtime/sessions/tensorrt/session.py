@@ -21,7 +21,7 @@ class EngineState:
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
-        precision: of the engine that serves.
+        precision: precision of the engine that serves.
         seconds: precision -> median latency, of the engines that were measured against each other.
         notes: why the phase is `failed`, or other engines were not kept.
     """

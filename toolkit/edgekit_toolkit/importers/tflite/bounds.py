@@ -24,7 +24,7 @@ class Field(NamedTuple):
     """A field of a table.
 
     Attributes:
-        name: in the schema.
+        name: name in the schema.
         kind: a value in the table, a vector or string of values, or (a vector of) tables.
         size: bytes of a value, or of an item of the vector.
         table: what the tables are, in `_TABLES`; empty for options.
@@ -112,7 +112,7 @@ _TABLES: Final[Mapping[str, Mapping[int, Field]]] = {
 
 
 def check_bounds(content: bytes) -> None:
-    """Return when every part of the model lies within the file.
+    """Check that every part of the model lies within the file.
 
     Raises:
         ModelError: a part does not; the message says which one and where it begins.

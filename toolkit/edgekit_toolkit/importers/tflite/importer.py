@@ -33,7 +33,7 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
 
     Args:
         path: the file.
-        time_limit_s: of the process that tries the model.
+        time_limit_s: time limit of the process that tries the model.
 
     Raises:
         ModelError: not a `.tflite` model (it says what else), truncated, too large, damaged, or not to be

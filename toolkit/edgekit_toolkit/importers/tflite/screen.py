@@ -1,7 +1,7 @@
 """What is refused in a `.tflite` model whose parts lie within the file: each check names operator and tensor.
 
 It changes nothing and runs nothing. Whether the shapes and options of an operator fit together is left to the
-engine, which `tflite_trial` asks in a process of its own.
+engine, which `trial` runs in a process of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ _DAMAGED: Final = "the file is damaged, copy or export it again"
 
 
 def check_model(model: Model) -> None:
-    """Return when a model is consistent and has what every target can run.
+    """Check that a model is consistent and has what every target can run.
 
     Raises:
         ModelError: another version; no operators, inputs or outputs; a custom or unknown operator; external

@@ -21,7 +21,7 @@ class MadeOutput(TypedDict):
     """What two runs with different values made of one output.
 
     Attributes:
-        index: of the tensor in the first subgraph.
+        index: index of the tensor in the first subgraph.
         first, second: its shape after each run.
     """
 

@@ -47,10 +47,11 @@ class _Fold(NamedTuple):
     """How a convolution is folded along the rows.
 
     Attributes:
-        pixels: of the input that become one.
+        pixels: pixels of the input that become one.
         made: pixels of the output that become one.
-        stride, left: of the convolution as it is: its step along a row, and the pixels of padding before it.
-        before, groups: of the folded kernel: groups of pixels before its own, and groups in all.
+        stride, left: stride and left padding of the convolution as it is: its step along a row, and the
+            pixels of padding before it.
+        before, groups: for the folded kernel: groups of pixels before its own, and groups in all.
     """
 
     pixels: int
@@ -66,7 +67,7 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
 
     Args:
         prepared: float model as `litert_prepare.prepare` made it.
-        plan: of that model; what it leaves in float stays as it is, where folding costs time.
+        plan: the plan of that model; what it leaves in float stays as it is, where folding costs time.
     """
     known = parsed(prepared)
     if not any(_fold(known, known.subgraphs[0], one, plan) for one in known.subgraphs[0].operators):

@@ -28,10 +28,10 @@ class LiteRtQuantizer:
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
-        threads: of one inference.
+        threads: threads of one inference.
         scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
             that with pixels folded.
-        labels: of the forms without a plan.
+        labels: labels of the forms without a plan.
     """
 
     labels: Mapping[str, str] = {

@@ -26,7 +26,7 @@ def activation_reader(
         prepared: float model with a name of its own for each tensor.
         names: activations; inputs may be among them.
         threads: how many the engine uses.
-        group_bytes: of the activations that are fetched in one run.
+        group_bytes: size of the activations that are fetched in one run.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}

@@ -23,7 +23,7 @@ class Emitter:
     """Collects the nodes of the rewritten graph; constants go into the graph at once.
 
     Attributes:
-        nodes: in order; the caller appends its own nodes too.
+        nodes: nodes in order; the caller appends its own nodes too.
     """
 
     def __init__(self, index: GraphIndex) -> None:
@@ -56,7 +56,7 @@ class Emitter:
         Args:
             codes: what it reads.
             stem: what its name begins with.
-            axis: of the channels where there is a scale a channel.
+            axis: axis of the channels where there is a scale a channel.
             output: name of what it makes, where that is settled.
         """
         name = fresh_name(self._index, f"{stem}_dq")
@@ -99,7 +99,7 @@ class Emitter:
             name: what the constant is called in the float model.
             values: its codes.
             params: their scale and zero point.
-            axis: of the channels where there is a scale a channel.
+            axis: axis of the channels where there is a scale a channel.
             explicit_zero: write a zero point of 0 too.
 
         Returns:

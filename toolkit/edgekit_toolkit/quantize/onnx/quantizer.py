@@ -35,9 +35,9 @@ class OnnxQuantizer:
 
     Attributes:
         model: the optimised float model, shapes inferred.
-        threads: of one inference.
+        threads: threads of one inference.
         scheme: the quantized form that the target's engine runs.
-        labels: of the forms without a plan.
+        labels: labels of the forms without a plan.
     """
 
     labels: Mapping[str, str] = {

@@ -41,7 +41,7 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
     number.
 
     Args:
-        params: of the codes of x, uint8.
+        params: scale and zero point of the codes of x, uint8.
         factor: above 0.
         shift: any.
     """
@@ -65,7 +65,7 @@ def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -
     Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
 
     Args:
-        params: of the codes of x, uint8.
+        params: scale and zero point of the codes of x, uint8.
         alpha: above 0.
         beta: above 0, below 1.
     """

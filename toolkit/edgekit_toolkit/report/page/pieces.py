@@ -56,7 +56,7 @@ def table(
         head: column headings.
         rows: finished `tr` elements.
         numeric: indices of the columns whose headings stand right, above numbers.
-        caption: for screen readers.
+        caption: caption for screen readers.
         style: further classes.
     """
     cells = [
@@ -84,11 +84,11 @@ def figure_cell(
     """Return a figure as a cell, with its own badge where the column has no common one.
 
     Args:
-        figure: to show.
-        unit: of it, as for `show`.
+        figure: figure to show.
+        unit: unit of the figure, as for `show`.
         labelled: whether it needs a badge.
         broken: whether it is over its limit.
-        interval: of a drop, or None where there is none.
+        interval: interval of a drop, or None where there is none.
     """
     own = badge(figure) if labelled and figure["value"] is not None else None
     return number(

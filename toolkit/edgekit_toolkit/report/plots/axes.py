@@ -1,4 +1,4 @@
-"""Axes of the scatter plots: range, ticks, place of a value. Numbers only; drawing is in `plots`."""
+"""Axes of the scatter plots: range, ticks, place of a value. Numbers only; drawing is in `scatter`."""
 
 import math
 from collections.abc import Sequence

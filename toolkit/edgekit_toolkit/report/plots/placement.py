@@ -61,7 +61,7 @@ class Room:
         """Return where the text of a horizontal line stands: at an end of it, below it or above.
 
         Args:
-            text: to place.
+            text: text to place.
             y: where the line is.
             below: which side to try first; where nothing is free it stands at the left end there.
         """

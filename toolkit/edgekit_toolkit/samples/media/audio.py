@@ -22,7 +22,7 @@ class AudioRules:
     """What happens to a recording.
 
     Attributes:
-        sample_rate: in Hz, which each file must have.
+        sample_rate: sample rate in Hz, which each file must have.
         samples: length of the result; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
         scale, mean, std: an amplitude -1..1 becomes (amplitude * scale - mean) / std.

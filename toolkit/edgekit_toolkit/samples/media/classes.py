@@ -42,8 +42,8 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
     """Refuse names that are not one for each class of the model.
 
     Args:
-        names: of folders or in lists, sorted.
-        outputs: of the model; the first holds its class scores.
+        names: class names from folders or lists, sorted.
+        outputs: outputs of the model; the first holds its class scores.
 
     Raises:
         DataError: the model has another number of classes, or no class scores.

@@ -73,7 +73,7 @@ class DecodedFiles:
 
         Args:
             path: what was given.
-            files: in order.
+            files: files in order.
             spec: the model's input.
             rules: what happens to each file.
             progress: see `Decoding`.

@@ -33,7 +33,7 @@ class MediaFiles:
 
     Attributes:
         kind: `image` or `audio`.
-        files: in order.
+        files: files in order.
         labels: class name or number of each file, or None.
         notes: what the user should know.
     """

@@ -34,13 +34,13 @@ class ImageRules:
 
     Attributes:
         resize: length of the shorter side in pixels, or (height, width); None leaves the size.
-        interpolation: of the resize, one of `INTERPOLATIONS`.
+        interpolation: interpolation of the resize, one of `INTERPOLATIONS`.
         center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
         colour: one of `COLOURS`.
         scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
         mean, std: one a channel, in the order of `colour`.
         layout: one of `LAYOUTS`.
-        dtype: of the result; integers are rounded.
+        dtype: dtype of the result; integers are rounded.
     """
 
     resize: int | tuple[int, int] | None

@@ -95,7 +95,7 @@ class Values:
         self._held: dict[str, dict[Form, Tensor]] = {}
 
     def give(self, name: str, form: Form, tensor: Tensor) -> None:
-        """Say that `tensor` holds the value `name` in `form`.
+        """Record that `tensor` holds the value `name` in `form`.
 
         Raises:
             RefusedError: it has another shape than ONNX's inference found.

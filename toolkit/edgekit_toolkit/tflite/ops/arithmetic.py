@@ -135,7 +135,7 @@ def _extreme(step: Step, kind: str, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _check(step: Step, kind: str) -> None:
-    """Return when the kernel takes the element type.
+    """Check that the kernel takes the element type.
 
     Raises:
         RefusedError: it does not; integers are divided otherwise in TFLite than in ONNX.

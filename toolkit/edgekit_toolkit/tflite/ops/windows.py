@@ -60,9 +60,9 @@ def windows(
     Args:
         sizes: the input's sizes.
         kernel: sizes of a window.
-        attributes: of the ONNX node.
-        outputs: of the result, as shape inference found them; with `ceil_mode` the last window may lie beyond
-            the padding that the model states.
+        attributes: attributes of the ONNX node.
+        outputs: sizes of the result, as shape inference found them; with `ceil_mode` the last window may
+            lie beyond the padding that the model states.
 
     Raises:
         RefusedError: negative padding, or a window more than the ONNX standard and onnxruntime count: with
