@@ -1,5 +1,6 @@
 """Loading, swapping and unloading models while clients use them."""
 
+import asyncio
 import dataclasses
 import threading
 from functools import partial
@@ -22,12 +23,15 @@ from tests.service.service_parts import (
 from tests.service.wiring_parts import FailingVerifier, index, load, served_version
 
 from edgekit_runtime import Client
-from edgekit_runtime.errors import EdgekitError, PackageError, RequestError
+from edgekit_runtime.errors import DigestError, EdgekitError, PackageError, RequestError
 from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy, choose_order
 from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 from edgekit_runtime.service.serving import loader
+from edgekit_runtime.service.serving.loader import Loaded
+from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.system.machine import available_bytes
 
@@ -446,3 +450,24 @@ def test_file_that_is_replaced_between_listing_and_opening_is_not_served(
     maker.write(path, version="0.9.0")
     with pytest.raises(PackageError, match="was replaced"):
         source.open_again(listed, partial(loader.load, options=ModelOptions()))
+
+
+def test_start_with_damaged_files_alone_fails(maker: PackageMaker, packages: Path) -> None:
+    path = write(maker, packages, "1.0.0")
+    whole = path.read_bytes()
+    place = whole.index(maker.artifacts["model.onnx"])
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+
+    def never(_: Loaded) -> Served:
+        raise AssertionError("nothing is loaded")
+
+    registry = Registry(PackageFiles([packages], maker.trust), never, {})
+
+    async def start() -> None:
+        try:
+            await registry.load_all()
+        finally:
+            await registry.close()
+
+    with pytest.raises(DigestError, match=r"artifact 'model\.onnx' has sha256"):
+        asyncio.run(start())

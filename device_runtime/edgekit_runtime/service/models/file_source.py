@@ -50,7 +50,7 @@ class PackageFiles:
         self._trust, self.limits = trust, DEFAULT_LIMITS
         self._seen: dict[_Key, Servable] = {}
         self._rejected: set[_Key] = set()
-        self._damaged: dict[_Key, str] = {}  # with what is wrong
+        self._damaged: dict[_Key, PackageError] = {}
         self._unreadable: dict[Path, str] = {}
         self._opened: set[tuple[str, str]] = set()  # names and versions
 
@@ -132,7 +132,7 @@ class PackageFiles:
                 if not isinstance(error, PackageError) or isinstance(error, SignatureError):
                     raise
                 key = next(key for key, listed_one in listed.items() if listed_one is package)
-                self._damaged[key] = str(error)
+                self._damaged[key] = error
             else:
                 return opened
 
@@ -172,7 +172,7 @@ class PackageFiles:
             raise PackageError(f"cannot read package {path}: it is no file")
         key = (path, status.st_mtime_ns, status.st_ino)
         if key in self._damaged:
-            raise PackageError(self._damaged[key])
+            raise self._damaged[key].with_traceback(None)
         found = self._seen.get(key)
         if found is None:
             manifest = read_unverified_manifest(path, check_artifacts=False).manifest

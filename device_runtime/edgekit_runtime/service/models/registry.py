@@ -106,6 +106,9 @@ class Registry:
         """Load all installed models, one after the other, which takes the least memory.
 
         A model that fails is logged and stops no other; one that takes long does not delay those after it.
+
+        Raises:
+            EdgekitError: the models cannot be listed, or no package of any is whole.
         """
         names = await self._lifecycle.list_names()
         for name in names:
@@ -116,6 +119,8 @@ class Registry:
             loads.append(self._start(self._load_at_start(name)))
             await asyncio.wait(loads[-1:], timeout=_NEXT_AFTER_S)
         await asyncio.gather(*loads)
+        if not self.models.served():
+            await self._lifecycle.list_names()  # raises where a source has found that no package is whole
         await self._lifecycle.on_thread(settle)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
