@@ -62,7 +62,7 @@ def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[No
     """Return the work of each operator of the first sub-graph that runs with every inference.
 
     Args:
-        model: a screened file; see `tflite_file.parsed`.
+        model: a screened file; see `flatbuffer.parsed`.
         dims: sizes of its free dimensions, or None for those that it has as stored.
 
     Raises:

@@ -56,7 +56,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
     """Return the form's model, or None where the model has no layer that the form changes.
 
     Args:
-        prepared: the float model as `litert_prepare.prepare` made it.
+        prepared: the float model as `litert.prepare.prepare` made it.
         form: what to make of it.
 
     Raises:
