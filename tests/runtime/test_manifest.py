@@ -142,7 +142,7 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
     ("golden input", "path", "golden/y.bin", "golden/y.bin"),
     ("golden input", "path", None, "path is None"),
     ("golden input", "name", "z", "golden inputs"),
-    ("golden output", "name", "z", "which the model has not"),
+    ("golden output", "name", "z", "which the model does not have"),
     ("golden output", "atol", -1, "atol"),
     ("golden output", "rtol", "0", "rtol"),
     ("golden output", "rtol", 10**400, "rtol"),

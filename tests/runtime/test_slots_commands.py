@@ -133,7 +133,7 @@ def test_install_of_what_fails_in_the_service_says_why(
     code, document = run("install", "2.0.0")
     assert code == SlotError.exit_code
     assert (
-        "linear 2.0.0: failed here and was taken back: failed its self-test" in document["error"]["message"]
+        "linear 2.0.0: failed here and was rolled back: failed its self-test" in document["error"]["message"]
     )
 
 

@@ -216,7 +216,7 @@ def test_factory_package_is_healthy_from_the_start_and_remains_as_it_is() -> Non
     ("before", "reason"),
     [
         (state(factory=put("1")), "factory package is 1 and remains; install 0 without --factory"),
-        (state(rejected=(refused("0"),)), "linear 0: was rejected here, so it cannot be what always remains"),
+        (state(rejected=(refused("0"),)), "linear 0: was rejected here, so it cannot be the factory package"),
         (state(replace(put("0"), sha256=digest("9"))), "version 0 is known here with manifest sha256"),
     ],
 )

@@ -157,7 +157,7 @@ def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
         ]
         path = write(endless(maker), tmp_path, "2.0.0")
         assert main(["install", str(path), *places]) == SlotError.exit_code
-        assert "linear 2.0.0: failed here and was taken back" in capsys.readouterr().err
+        assert "linear 2.0.0: failed here and was rolled back" in capsys.readouterr().err
         assert served_version(service) == "1.0.0"
         assert main(["install", str(write(maker, tmp_path, "3.0.0")), *places]) == 0
         assert served_version(service) == "3.0.0"

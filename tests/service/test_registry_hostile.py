@@ -78,7 +78,7 @@ def test_unloading_a_model_that_hangs_ends_and_is_said(
     with serve(maker, packages) as service, hang(service, gate) as client:
         with caplog.at_level(logging.ERROR):
             assert unload(service).status == 200
-        assert "linear 1.0.0: a call does not come to its end within 0.5 s" in caplog.text
+        assert "linear 1.0.0: a call did not end within 0.5 s" in caplog.text
         assert 'edgekit_swaps_total{model="linear",outcome="hung"} 1' in metrics(service)
         gate.open()
         assert Replies(client).next().binary == Y

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
             "--socket",
             type=Path,
             metavar="PATH",
-            help="of the service that is to switch (default: the one that runs, if any)",
+            help="socket of the service that switches (default: the running one, if any)",
         )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -57,6 +57,6 @@ def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
     for rejection in slots.load(model).state.rejected:
         if rejection not in before.rejected:
             raise SlotError(
-                f"{model} {rejection.version}: failed here and was taken back: {rejection.reason}"
+                f"{model} {rejection.version}: failed here and was rolled back: {rejection.reason}"
             )
     return True

@@ -24,17 +24,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     trusting = actions.add_parser(
         "trust",
         help="trust a public key from now on",
-        description="Trust the public key in FILE (PEM) from now on. Who holds its private part can then sign"
+        description="Trust the public key in FILE (PEM) from now on. Its owner can then sign"
         " packages for this device: compare the key id with its owner.",
     )
-    trusting.add_argument("file", type=Path, metavar="FILE", help="from `edgekit keys export`")
-    trusting.add_argument("name", nargs="?", metavar="NAME", help="of the key here (default: that of FILE)")
+    trusting.add_argument("file", type=Path, metavar="FILE", help="public key, from `edgekit keys export`")
+    trusting.add_argument("name", nargs="?", metavar="NAME", help="name of the key (default: that of FILE)")
     trusting.set_defaults(run=run_trust)
-    removing = actions.add_parser("remove", help="trust a key no more")
+    removing = actions.add_parser("remove", help="stop trusting a key")
     removing.add_argument("name", metavar="NAME")
     removing.set_defaults(run=run_remove)
     for action in (listing, trusting, removing):
-        action.add_argument("--keys", type=Path, metavar="FOLDER", help="of the keys (default: your own)")
+        action.add_argument("--keys", type=Path, metavar="FOLDER", help="folder of keys (default: your own)")
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         help="a file, or the name of an installed model: the version that the service opens next",
     )
-    parser.add_argument("--seconds", type=seconds, default=60.0, help="to end within, nearly (default: 60)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=60.0, help="time limit, kept approximately (default: 60)"
+    )
     installed.add_arguments(parser, switches=False)
 
 

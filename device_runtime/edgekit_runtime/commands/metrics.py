@@ -17,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Print the metrics of the running service in Prometheus' text format, like GET /metrics.",
     )
     parser.add_argument(
-        "--socket", type=Path, metavar="PATH", help="of the service to ask (default: the running one)"
+        "--socket", type=Path, metavar="PATH", help="socket of the service (default: the running one)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -41,8 +41,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="run this model in a process of its own, so that a crash of its engine takes down nothing else;"
         " may be repeated",
     )
-    parser.add_argument("--unix-socket", metavar="PATH", help="where the Unix socket shall be")
-    parser.add_argument("--port", type=int, help="of TCP; 0 takes any that is free")
+    parser.add_argument("--unix-socket", metavar="PATH", help="path of the Unix socket to listen on")
+    parser.add_argument("--port", type=int, help="TCP port; 0 for any free one")
     parser.add_argument("--keys", type=Path, help="folder of trusted keys (default: your own)")
     parser.add_argument(
         "--print-unit",

@@ -27,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--socket",
         type=Path,
         metavar="PATH",
-        help="of the service to ask (default: the running one)",
+        help="socket of the service (default: the running one)",
     )
     parser.set_defaults(run=run)
 

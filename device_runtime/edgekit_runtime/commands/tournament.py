@@ -24,7 +24,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " latencies, and keep the fastest for this package: from then on it is opened first. An engine that"
         " fails the self-test does not take part.",
     )
-    parser.add_argument("--threads", type=count, help="of one inference (default: as the package says)")
+    parser.add_argument(
+        "--threads", type=count, help="threads of one inference (default: as the package says)"
+    )
     add_arguments(parser)
     parser.set_defaults(run=run)
 

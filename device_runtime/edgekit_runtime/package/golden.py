@@ -302,7 +302,7 @@ class Golden:
             raise DataError(f"golden outputs are {expected}, expected at least one and each once")
         specs = {spec.name: spec for spec in outputs}
         if unknown := sorted(set(expected) - set(specs)):
-            raise DataError(f"golden outputs hold {unknown}, which the model has not ({sorted(specs)})")
+            raise DataError(f"golden outputs hold {unknown}, which the model does not have ({sorted(specs)})")
         for golden_input in self.inputs:
             _check_fit(golden_input, next(spec for spec in inputs if spec.name == golden_input.name))
         for golden_output in self.outputs:

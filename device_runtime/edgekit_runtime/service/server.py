@@ -129,14 +129,14 @@ class Service:
         try:
             await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
         except asyncio.TimeoutError:
-            _logger.error("a model does not come to its end; stopping without it")  # noqa: TRY400  # says all
+            _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400  # says all
             self.registry.abandon()
             has_closed = False
         await self.workers.close()
         self.http.close()  # what came back from workers too late
         has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2)
         if not has_ended:
-            _logger.error("an inference does not come to its end; stopping without it")
+            _logger.error("an inference did not end in time; stopping without waiting for it")
         self._regions.remove_all()
         return has_closed and has_ended and not count_hung()
 

@@ -176,7 +176,7 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
-            raise ForeignFileError(f"{path}: is no file, or of another user")
+            raise ForeignFileError(f"{path}: is not a regular file, or belongs to another user")
         with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
             data = file.read(max_bytes + 1)
     finally:

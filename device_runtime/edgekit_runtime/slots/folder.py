@@ -225,7 +225,7 @@ class ModelFolder:
             for name in left_over:
                 self._disk.remove(self.path / name)
         except OSError as cause:
-            _logger.warning("%s: what is left over stays for now: %s", self.path, cause.strerror)
+            _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -156,7 +156,7 @@ def add_factory(state: ModelState, new: Installed) -> ModelState:
     _check_content(state, new)
     if any(item.sha256 == new.sha256 for item in state.rejected):
         raise SlotError(
-            f"{state.model} {new.version}: was rejected here, so it cannot be what always remains"
+            f"{state.model} {new.version}: was rejected here, so it cannot be the factory package"
         )
     if state.factory is not None and state.factory.sha256 != new.sha256:
         raise SlotError(

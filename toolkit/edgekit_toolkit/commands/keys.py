@@ -79,7 +79,7 @@ def export(name: str, file: Path, *, as_json: bool) -> None:
 def trust(file: Path, name: str, *, as_json: bool) -> None:
     """Trust the public key in FILE (PEM) from now on, under NAME.
 
-    Whoever holds its private part can then sign packages for this machine: compare the key id with its owner.
+    The owner of its private part can then sign packages for this machine: compare the key id with the owner.
     """
     from edgekit_toolkit.packaging.signing_keys import trust_key
 

@@ -35,8 +35,8 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 )  # fmt: skip
 @click.option(
     "--variants", type=click.IntRange(1, _MAX_VARIANTS), default=1, show_default=True, metavar="N",
-    help="Carry up to N variants of the model, from which the device takes its pick. All keep every limit, "
-    "and the whole package that on size.",
+    help="Carry up to N variants of the model, of which the device runs one. Each keeps every limit, "
+    "and the whole package keeps that on size.",
 )  # fmt: skip
 @click.option(
     "--budget", "-b", default="", metavar="LIMITS",
@@ -61,7 +61,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 )  # fmt: skip
 @click.option(
     "--strict", is_flag=True,
-    help="Package only what the samples show to keep the limit on the drop: with too few of them, nothing.",
+    help="Package only a candidate that the samples show to keep the limit on the drop.",
 )  # fmt: skip
 @click.option(
     "--recipe",

@@ -116,7 +116,9 @@ def _peak_bytes(
     time_limit_s: float,
 ) -> int:
     if not _PROC_STATUS.exists():
-        raise BackendError("peak memory is read from /proc/self/status, which this system has not; use Linux")
+        raise BackendError(
+            "peak memory is read from /proc/self/status, which this system does not have; use Linux"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="edgekit-memory-") as name:
             path = _write_request(Path(name), model, feeds, request)

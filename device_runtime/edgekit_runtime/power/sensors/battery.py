@@ -31,7 +31,7 @@ def _describe(folder: Path) -> Family:
     if _exist(folder, "energy_full") or _exist(folder, "charge_full", "voltage_now"):
         probes.append(Probe(f"{name}/capacity", "capacity_j", partial(_read_capacity, folder)))
         return Family("battery", tuple(probes))
-    missing = "the battery does not say what it holds: it can keep a floor, but not last until a given time"
+    missing = "the battery does not report its capacity: a floor can be kept, but not until a given time"
     return Family("battery", tuple(probes), missing)
 
 

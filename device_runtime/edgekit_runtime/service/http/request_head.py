@@ -81,7 +81,7 @@ class RequestHead:
         self.size_bytes = len(data)
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise RequestError(505, f"HTTP version {version} is not spoken here, use 1.1")
+            raise RequestError(505, f"HTTP version {version} is not supported, use 1.1")
         self.method = parser.get_method().decode("ascii")
         path, host = _read_target(url, fields.get(b"host"))
         self.path = path.decode("latin-1")

@@ -188,4 +188,4 @@ async def _outwards(outer: socket.socket, writer: asyncio.StreamWriter, timeout_
 
 
 def _refuse_password() -> str:
-    raise ValueError("the private key has a password, which nobody can type here")
+    raise ValueError("the private key has a password; store it without one")

@@ -83,11 +83,11 @@ class Confirmations:
             self._source.confirm(name, version)
         except UnavailableError as error:
             # Else it would count as begun and never confirmed, and be rejected for that at a later start.
-            _logger.warning("%s %s serves well, which is recorded later: %s", name, version, error)
+            _logger.warning("%s %s serves well, but this cannot be recorded yet: %s", name, version, error)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._record_later, name, version)
         except EdgekitError as error:
-            _logger.warning("%s %s serves well, which is not recorded: %s", name, version, error)
+            _logger.warning("%s %s serves well, but this cannot be recorded: %s", name, version, error)
 
     def _record_later(self, name: str, version: str) -> None:
         if (name, version) in self._confirmed:  # it still serves

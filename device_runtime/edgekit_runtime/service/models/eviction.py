@@ -63,7 +63,7 @@ def choose_evictions(
     can_fit_later = excess_bytes <= busy_bytes
     raise MemoryCapError(
         f"a model of {needed_bytes} bytes does not fit under the cap of {cap_bytes} bytes: {excess_bytes} are"
-        f" missing even without every model that may go; {_advise(can_fit_later, pinned)}",
+        f" missing even if every model that may be unloaded is; {_advise(can_fit_later, pinned)}",
         retry_after_s if can_fit_later else None,
     )
 

@@ -111,7 +111,7 @@ class PackageFiles:
         found = {key: package for key, package in self._read().items() if package.name == name}
         if not found and self._unreadable:
             reasons = "; ".join(self._unreadable.values())
-            raise PackageError(f"model '{name}': there is no package of it that can be read: {reasons}")
+            raise PackageError(f"model '{name}': none of its packages can be read: {reasons}")
         return found
 
     def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:

@@ -99,8 +99,8 @@ class Lifecycle:
         name = served.loaded.manifest.name
         self._metrics.swaps[name, "hung"] += 1
         _logger.error(
-            "%s %s: a call does not come to its end within %g s; the service goes on without it, and its"
-            " memory stays taken until it does",
+            "%s %s: a call did not end within %g s; the service goes on, and the memory of this version"
+            " stays occupied until the call ends",
             *(name, served.version, self._drain_timeout_s),
         )
         return False

@@ -277,7 +277,7 @@ class Registry:
             async with self._memory_cap.reserve(model, LoadPlan("resource", size_bytes, for_others=True)):
                 back = await self._open_again(before, options)
         except MemoryCapError as error:
-            _logger.warning("what served before waits for its next request: %s", error)
+            _logger.warning("the version before is loaded at its next request: %s", error)
             model.is_evicted = True
             return
         if back:
@@ -292,7 +292,7 @@ class Registry:
             try:
                 back.append(await self._lifecycle.open_again(package, options))
             except EdgekitError as error:  # each is a try of its own
-                _logger.error("what served before cannot be opened again: %s", error)  # noqa: TRY400  # says all
+                _logger.error("the version before cannot be opened again: %s", error)  # noqa: TRY400  # says all
         return back
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -152,7 +152,9 @@ class RolloutController:
         try:
             await self._lifecycle.on_thread(self._lifecycle.source.reject, model.name, version, reason)
         except EdgekitError as error:
-            _logger.warning("%s %s is rolled back, which is not recorded: %s", model.name, version, error)
+            _logger.warning(
+                "%s %s is rolled back, but this cannot be recorded: %s", model.name, version, error
+            )
         await self._lifecycle.retire([candidate])
 
     async def drop(self, model: ModelEntry, trial: Trial) -> None:

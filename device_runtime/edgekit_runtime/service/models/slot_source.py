@@ -114,7 +114,12 @@ class InstalledModels:
             try:
                 self._slots.take_back_start(choice)
             except EdgekitError as error:
-                _logger.warning("%s %s: a start counts in vain: %s", choice.model, choice.version, error)
+                _logger.warning(
+                    "%s %s: a start is counted although the version was not tried: %s",
+                    choice.model,
+                    choice.version,
+                    error,
+                )
             else:
                 if choice.is_counted:
                     self._begun.discard(choice.sha256)

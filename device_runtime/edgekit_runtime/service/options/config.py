@@ -142,8 +142,8 @@ def read_config(path: Path) -> ServiceConfig:
         raise ConfigError(f"{path}: unknown tables {unknown}, known are {sorted(known)}")
     if config.power.is_limited and all(options.governor is None for options in config.models.values()):
         raise ConfigError(
-            f"{path}: power: its limits hold only by changing how models are run, and no model may be"
-            " changed; add a table [models.NAME.governor], or leave the limits out"
+            f"{path}: power: limits are held by changing how models run, and no model has a governor;"
+            " add a table [models.NAME.governor], or leave the limits out"
         )
     return config
 

@@ -176,7 +176,7 @@ class ModelOptions:
                 " room for latest and specific"
             )
         if self.load_timeout_s == 0:
-            raise ValueError("load_timeout_s is 0, expected more: no version is loaded in no time")
+            raise ValueError("load_timeout_s is 0, expected more than 0")
         needs_one = self.rollout != "swap" or self.governor is not None
         if self.isolated and self.isolation.processes > 1 and needs_one:
             raise ValueError(

@@ -69,7 +69,7 @@ class Attempt(Generic[Result]):
                 self._sessions.append(session)
                 return session
         session.close()
-        raise BackendError(f"{self._what}: is loaded no more: it took too long")
+        raise BackendError(f"{self._what}: its load was given up: it took too long")
 
     def _run(self) -> None:
         result: Result | None = None

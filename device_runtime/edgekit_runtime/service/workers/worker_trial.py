@@ -90,7 +90,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
         try:
             worker.start_trial(VerifiedPackage(self.version, self.model.manifest.sha256), self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
-            _logger.exception("%s: its worker cannot be told to try a version", self.model.manifest.name)
+            _logger.exception("%s: cannot send its worker the version to try", self.model.manifest.name)
             self.give_up(repr(cause))
             self.end()
         else:
