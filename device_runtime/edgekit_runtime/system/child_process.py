@@ -27,6 +27,7 @@ Output: TypeAlias = Literal["drop", "keep", "log"]
 
 _PARENT: Final = "EDGEKIT_PARENT"  # process id, in the environment of a child
 _ROOT: Final = Path("/")  # only the system's owner can put modules there
+_TRACER_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel
 _POLL_S: Final = 0.05  # where the kernel has no descriptors of processes
@@ -118,7 +119,10 @@ class ChildProcess:
         elif self._process.poll() is None:  # `select` takes no descriptor over 1023
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
-            poll.poll(limit_s * 1000)
+            if poll.poll(limit_s * 1000):
+                # A tracer such as strace takes note of the end first, and until then there is no exit code.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_TRACER_S)
         return self._process.poll()
 
     def call_at_end(self, loop: "asyncio.AbstractEventLoop", done: Callable[[int], None]) -> None:
