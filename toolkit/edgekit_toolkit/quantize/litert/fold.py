@@ -66,7 +66,7 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
     """Return an equal model whose narrow kernels are folded, and the plan for it.
 
     Args:
-        prepared: float model as `litert_prepare.prepare` made it.
+        prepared: float model as `prepare.prepare` made it.
         plan: the plan of that model; what it leaves in float stays as it is, where folding costs time.
     """
     known = parsed(prepared)
