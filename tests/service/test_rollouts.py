@@ -258,6 +258,17 @@ def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 2)
 
 
+def test_restart_in_the_middle_of_a_trial_does_not_follow_a_link_to_the_proven_version(
+    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
+) -> None:
+    install(maker, tmp_path, slots)
+    ((_, path),) = [pair for pair in slots.list_candidates("linear") if pair[0].health == HEALTHY]
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    with serve(tmp_path, slots, CANARY) as service:
+        assert served_version(service) == "2.0.0"
+
+
 def test_load_while_a_trial_runs_changes_nothing(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, ManifestError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.slots import transitions
@@ -165,6 +165,21 @@ class Slots:
         if not found:
             raise NothingToOpenError(f"{model}: nothing is installed; install a package")
         return found
+
+    def open(self, model: str, sha256: str) -> OpenedPackage:
+        """Return the verified package of an installed version, also of a rejected one, and record nothing.
+
+        Args:
+            model: its name.
+            sha256: of its manifest.
+
+        Raises:
+            SlotError: no such model or version, or its package cannot be opened; says why.
+        """
+        folder = self._find(model)
+        loaded = folder.load()
+        items = [item for item in loaded.state.installed if item.sha256 == sha256]
+        return open_first(folder, loaded.state, items, loaded.problem).package
 
     def begin_start(
         self,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.models.source import Load, open_listed
+from edgekit_runtime.service.models.source import Load
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
@@ -69,7 +69,7 @@ class InstalledModels:
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
         """Return the model of a package that was served before."""
-        with open_listed(package, self._slots.trust, self._slots.limits) as opened:
+        with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
