@@ -112,11 +112,13 @@ def check(plain: Any, name: str = "") -> None:
         ("models.a", "swap", "'never'", "expected one of auto, availability, resource"),
         ("models.a.shadow", "comparison", "'bogus'", "expected one of agreement, similarity"),
         ("listen", "unix_socket", r'"a\u0000b"', "expected a string without NUL"),
+        ("listen", "port", "70000", "is 70000, expected 0 to 65535"),
+        ("models.a.gates", "alpha", "1", "is 1, expected more than 0 and less than 0.5"),
         ("models.a.governor", "threads", "[1, 257]", r"is \[1, 257\], expected 1 to 256"),
     ],
 )
 def test_refusal_says_what_is_expected(
     tmp_path: Path, table: str, name: str, value: str, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{table}: {name} .*{expected}"):
+    with pytest.raises(ConfigError, match=rf"service\.toml: {table}: {name} .*{expected}"):
         read(tmp_path, table, name, value)

@@ -72,11 +72,12 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     import dataclasses
     import faulthandler
 
+    from edgekit_runtime.dataclass_json import from_plain, to_plain
     from edgekit_runtime.service.models.file_source import PackageFiles
     from edgekit_runtime.service.models.slot_source import InstalledModels
     from edgekit_runtime.service.models.source import Source
     from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
-    from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config
+    from edgekit_runtime.service.options.config import Listen, ServiceConfig, isolate, read_config
     from edgekit_runtime.service.server import serve
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.slots.access import hold_for_service
@@ -92,8 +93,9 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
         for name, value in (("unix_socket", arguments.unix_socket), ("port", arguments.port))
         if value is not None
     }
-    config = dataclasses.replace(config, listen=dataclasses.replace(config.listen, **changes))
-    config = dataclasses.replace(config, models=isolate(config.models, arguments.isolate))
+    listen = from_plain(Listen, {**to_plain(config.listen), **changes}, "listen")
+    models = isolate(config.models, arguments.isolate)
+    config = dataclasses.replace(config, listen=listen, models=models)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
         if config.log.json:

@@ -36,7 +36,7 @@ class Listen:
         token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
 
     Raises:
-        ConfigError: an address beyond this machine without TLS and a token, or nothing to listen on.
+        ValueError: an address beyond this machine without TLS and a token, or nothing to listen on.
     """
 
     unix_socket: str = field(default_factory=lambda: str(find_socket()))
@@ -48,16 +48,16 @@ class Listen:
 
     def __post_init__(self) -> None:
         if not self.unix_socket and not self.host:
-            raise ConfigError("listen: neither unix_socket nor host is set, so nobody can reach the service")
+            raise ValueError("neither unix_socket nor host is set, so nobody can reach the service")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ConfigError("listen: tls_certificate and tls_key belong together, only one of them is set")
+            raise ValueError("tls_certificate and tls_key belong together, only one of them is set")
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"listen: port is {self.port}, expected 0 to 65535")
+            raise ValueError(f"port is {self.port}, expected 0 to 65535")
         if self.host and not _is_loopback(self.host):
             missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
             if missing:
-                raise ConfigError(
-                    f"listen: host {self.host} can be reached from other machines, which needs"
+                raise ValueError(
+                    f"host {self.host} can be reached from other machines, which needs"
                     f" {' and '.join(missing)}; or listen on 127.0.0.1"
                 )
 
