@@ -193,7 +193,8 @@ def test_file_beyond_its_limit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("link", "is a link"), ("fifo", "is no file"), ("folder", "is no file")]
+    ("kind", "reason"),
+    [("link", "is a link"), ("fifo", "is not a regular file"), ("folder", "is not a regular file")],
 )
 def test_what_is_no_regular_file_is_not_read(kind: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / kind

@@ -95,7 +95,7 @@ def test_what_is_no_state_file_counts_as_damaged(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_state_of_another_user_counts_as_damaged(bench: Bench, state: Path) -> None:
     os.chown(state, 12345, 12345)
-    assert "of another user" in str(bench.slots.load(MODEL).problem)
+    assert "belongs to another user" in str(bench.slots.load(MODEL).problem)
     bench.begin()
     assert bench.slots.load(MODEL).problem is None
 
