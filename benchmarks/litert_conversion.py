@@ -21,8 +21,8 @@ from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.litert.session import LiteRtSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.parity import Parity, compare, worst
-from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.samples.generated import Feeds, bind_dims
 from edgekit_toolkit.tflite.check import EQUAL
 from edgekit_toolkit.tflite.convert import convert

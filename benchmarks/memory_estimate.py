@@ -39,7 +39,7 @@ from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
-from edgekit_toolkit.evaluation.memory_here import (
+from edgekit_toolkit.evaluation.host_memory import (
     estimate_service_bytes,
     measure_service_bytes,
     serve_once,

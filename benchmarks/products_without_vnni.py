@@ -62,7 +62,7 @@ def main() -> None:
 def make_forms(model: Path, samples: Path, count: int, folder: Path) -> None:
     """Write the float model, its static int8 form and the judged samples [count, ...] to `folder`."""
     from edgekit_toolkit.importers.onnx import load_onnx
-    from edgekit_toolkit.passes.pipeline import optimise
+    from edgekit_toolkit.passes.optimiser import optimise
     from edgekit_toolkit.pipeline.candidates import find_candidates
     from edgekit_toolkit.quantize.forms import STATIC_INT8
     from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer

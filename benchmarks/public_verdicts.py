@@ -20,8 +20,8 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.evaluation.metrics import class_scores, find_metric
 from edgekit_toolkit.packaging.recipe import read_recipe
+from edgekit_toolkit.passes.optimiser import EQUAL as EXACT
 from edgekit_toolkit.passes.parity import Tolerance, compare, worst
-from edgekit_toolkit.passes.pipeline import EQUAL as EXACT
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.check import EQUAL as LITERT_EXACT
 

@@ -32,7 +32,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.samples.generated import Feeds, bind_dims
 from edgekit_toolkit.tflite.convert import convert
 from public_models import MODELS, MissingError, PublicModel

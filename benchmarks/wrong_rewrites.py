@@ -12,7 +12,7 @@ from pathlib import Path
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.wrong_rewrites import find_wrong_rewrites
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 

@@ -13,7 +13,7 @@ from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Call
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
-from edgekit_runtime.service.scheduling.spread import GOLDEN
+from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import TensorSpec
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))

@@ -12,7 +12,7 @@ from tests.toolkit.small_models import model_of, node, random_weight, run
 
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.passes.optimiser import optimise
 
 pytestmark = pytest.mark.usefixtures("home")
 INPUT = (2, 3, 8, 8)

@@ -10,7 +10,7 @@ from onnx import helper
 from tests.toolkit.package_run import environment, model_of, package, read_only, saved, stored, tensor
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.evaluation.memory_here import estimate_service_bytes, measure_service_bytes
+from edgekit_toolkit.evaluation.host_memory import estimate_service_bytes, measure_service_bytes
 from edgekit_toolkit.measurement.peak_memory import (
     measure_engine_bytes,
     measure_peak_memory,

@@ -301,7 +301,7 @@ def test_no_result_tells_where_files_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("evaluation.memory_here.measure_model_memory", "peak memory was not measured here: no room"),
+        ("evaluation.host_memory.measure_model_memory", "peak memory was not measured here: no room"),
         ("evaluation.judge.measure_engine_bytes", "peak memory is not known: no room"),
     ],
 )
@@ -321,7 +321,7 @@ def test_memory_that_cannot_be_measured_is_reported(
 
 def test_memory_measured_over_the_limit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = PeakMemory(800_000_000, 100_000_000)
-    monkeypatch.setattr("edgekit_toolkit.evaluation.memory_here.measure_model_memory", lambda *_: measured)
+    monkeypatch.setattr("edgekit_toolkit.evaluation.host_memory.measure_model_memory", lambda *_: measured)
     outcome = package(
         saved(mlp(), tmp_path / "net.onnx"), tmp_path / "out", "--budget", "memory=500MB", "--json"
     )

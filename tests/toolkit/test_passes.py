@@ -22,8 +22,8 @@ from edgekit_toolkit.passes import (
     share_weights,
     simplify,
 )
+from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.parity import compare
-from edgekit_toolkit.passes.pipeline import optimise
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 SHARED = Path(__file__).parents[3] / "shared" / "models" / "models"
@@ -534,7 +534,7 @@ def test_result_is_the_same_bytes_in_another_process(tmp_path):
         "import sys, hashlib, pathlib\n"
         "from edgekit_toolkit.importers.onnx import load_onnx\n"
         "from edgekit_toolkit.samples.generated import bind_dims, generate_feeds\n"
-        "from edgekit_toolkit.passes.pipeline import optimise\n"
+        "from edgekit_toolkit.passes.optimiser import optimise\n"
         "source = load_onnx(pathlib.Path(sys.argv[1]))\n"
         "feeds = generate_feeds(source.inputs, 2, 1, bind_dims(source.model.proto))\n"
         "result = optimise(source.model.proto, batch=None, feeds=feeds)\n"

@@ -12,7 +12,7 @@ from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
-from edgekit_toolkit.quantize.onnx.tables import int8_tables
+from edgekit_toolkit.quantize.onnx.embedding_tables import int8_tables
 from edgekit_toolkit.tflite.check import convert_checked
 
 ROWS, COLUMNS = 500, 32

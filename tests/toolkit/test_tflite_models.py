@@ -12,7 +12,7 @@ from tests.toolkit.tflite_models import operators
 
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.passes.pipeline import optimise
+from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 from edgekit_toolkit.tflite.check import convert_checked
 

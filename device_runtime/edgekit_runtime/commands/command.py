@@ -1,4 +1,4 @@
-"""What a command is to `edgekit-device`."""
+"""The interface of a command of `edgekit-device`, and checks of arguments that commands share."""
 
 import argparse
 import sys

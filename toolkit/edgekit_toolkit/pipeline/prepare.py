@@ -23,7 +23,7 @@ from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
-from edgekit_toolkit.passes.pipeline import PassResult, optimise
+from edgekit_toolkit.passes.optimiser import PassResult, optimise
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_rewrites
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.samples.generated import Feeds, advise_on_integers, bind_dims

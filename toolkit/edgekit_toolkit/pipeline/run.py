@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.evaluation.drops import CONFIDENCE
+from edgekit_toolkit.evaluation.host_memory import MemoryHere
 from edgekit_toolkit.evaluation.judge import Modelled
-from edgekit_toolkit.evaluation.memory_here import MemoryHere
 from edgekit_toolkit.evaluation.scoring import Score, Scores
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.host_load import HostLoad

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgekit_toolkit.evaluation.host_memory import measure_memory_here
 from edgekit_toolkit.evaluation.judge import measure_latencies
-from edgekit_toolkit.evaluation.memory_here import measure_memory_here
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Runner

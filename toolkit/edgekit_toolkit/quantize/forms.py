@@ -20,9 +20,9 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
 from edgekit_toolkit.quantize.onnx.compact import shorten_names
+from edgekit_toolkit.quantize.onnx.embedding_tables import int8_tables, is_table_lookup, stored_table
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
-from edgekit_toolkit.quantize.onnx.tables import int8_tables, is_table_lookup, stored_table
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.scheme import SCHEMES
 

@@ -10,7 +10,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
-from edgekit_toolkit.passes.pipeline import PassResult
+from edgekit_toolkit.passes.optimiser import PassResult
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
 from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.report.document import SCHEMA_ID

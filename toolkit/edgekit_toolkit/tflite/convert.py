@@ -36,7 +36,7 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     model takes as [N, C, H, W] are transposed inside. The model is not changed.
 
     Args:
-        model: float32; constants should be folded (see `passes.pipeline.optimise`).
+        model: float32; constants should be folded (see `passes.optimiser.optimise`).
         dims: size of each free dimension of the inputs, by name.
 
     Raises:

@@ -12,8 +12,8 @@ from edgekit_runtime.errors import OverloadedError
 from edgekit_runtime.power.governor.settings import Decision, ModelSetting
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
+from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
-from edgekit_runtime.service.scheduling.spread import GOLDEN
 from edgekit_runtime.tensors import Array
 
 Way: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package

@@ -18,7 +18,7 @@ from edgekit_runtime.service.rollout.gates import Rollback
 from edgekit_runtime.service.rollout.observer import Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
-from edgekit_runtime.service.scheduling.spread import GOLDEN
+from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
 
 _AHEAD: Final = 2.0  # times as many calls as a pair stands for may the candidate get before that pair is made

@@ -20,7 +20,7 @@ from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.observer import Defer, Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
-from edgekit_runtime.service.scheduling.spread import GOLDEN
+from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
 
 

@@ -9,7 +9,7 @@ from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
-from edgekit_runtime.service.scheduling.spread import GOLDEN
+from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
 
 _MOST_SKIPPED: Final = 10_000

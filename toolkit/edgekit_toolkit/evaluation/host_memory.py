@@ -1,7 +1,7 @@
-"""The memory of what was chosen, measured on this machine, and what the inference service takes with it.
+"""Peak memory of the chosen candidate on this machine: in a process of its own, and in the service.
 
-What a model adds to the service is the same as in any other process, and a request more: the inputs of the
-next call can come in while those of the last are held. Several models, and clients that call at the same
+A model adds to the service what it adds to any other process, and one request more: the inputs of the next
+call can arrive while those of the last one are still held. Several models, and clients that call at the same
 time, take more than is estimated here.
 """
 

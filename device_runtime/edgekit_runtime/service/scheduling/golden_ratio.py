@@ -1,4 +1,4 @@
-"""Choosing a share of the calls evenly."""
+"""The golden ratio, which chooses a share of the calls evenly."""
 
 from typing import Final
 
