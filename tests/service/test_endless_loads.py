@@ -163,6 +163,25 @@ def test_installation_of_an_endless_version_says_so_and_the_next_goes_on(
         assert served_version(service) == "3.0.0"
 
 
+@pytest.mark.parametrize("kind", ["swap", "canary"])
+def test_version_whose_load_the_end_of_the_service_cuts_short_is_not_rejected(
+    maker: PackageMaker, tmp_path: Path, kind: Any
+) -> None:
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    slots.begin_start("linear").package.close()
+    slots.confirm("linear", "1.0.0")
+    models = {"linear": ModelOptions(isolated=True, rollout=kind, gates=ENDLESS.gates)}
+    with running(make_config(tmp_path, models=models), InstalledModels(slots)) as service:
+        slots.install(write(endless(maker), tmp_path, "2.0.0"))
+        loading = threading.Thread(target=load, args=(service,), daemon=True)
+        loading.start()
+        wait_for(lambda: slots.load("linear").state.current.begun == 1, "the load")
+    wait_for(lambda: slots.load("linear").state.current.begun == 0, "the count to be taken back")
+    state = slots.load("linear").state
+    assert (state.current.version, state.rejected) == ("2.0.0", ())
+
+
 def test_while_a_model_is_loading_all_others_are_changed_and_served(
     maker: PackageMaker, tmp_path: Path, hanging: Any
 ) -> None:

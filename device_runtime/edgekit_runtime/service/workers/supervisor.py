@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import os
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -157,6 +157,8 @@ class Supervisor:
         limit_s += _SPARE_S
         try:
             return opened.result(limit_s)
+        except CancelledError:
+            raise _unavailable(package.manifest, "the service, or the version in use, is ending") from None
         except WaitedTooLong:
             if not opened.cancel():
                 return opened.result()  # it came just now
