@@ -43,7 +43,7 @@ class Address:
         """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
 
         Raises:
-            TransportError: it is none of these.
+            TransportError: `text` is none of these.
         """
         scheme, has_scheme, rest = text.partition("://")
         if not has_scheme and ("/" in text or ":" not in text):

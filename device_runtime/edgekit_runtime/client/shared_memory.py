@@ -67,7 +67,7 @@ class SharedMemory:
         return address - self._start if is_inside and array.flags.c_contiguous else None
 
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
-        """Make the service know this memory; on a new connection it has forgotten it.
+        """Register this memory with the service; that is needed again on each new connection.
 
         Args:
             link: link to the service.

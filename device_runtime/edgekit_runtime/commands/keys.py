@@ -16,7 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "keys",
         help="list, trust or remove the keys whose packages are accepted",
         description="Packages are accepted if one of these keys has signed them. They lie in"
-        " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys; who can write there decides what is trusted.",
+        " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys; write access to it decides what is trusted.",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="show the keys with their ids")

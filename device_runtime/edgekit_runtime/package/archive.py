@@ -166,7 +166,7 @@ class OpenedPackage:
         return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
 
     def close(self) -> None:
-        """Give the mapping up; it is freed when the last view that `read` returned is gone."""
+        """Release the mapping; it is freed with the last view that `read` returned."""
         self._view.release()
 
     def __enter__(self) -> "OpenedPackage":

@@ -2,8 +2,8 @@
 
 Values lie in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be stored as
 8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
-the space. So that large images stay small here, a code may stand for a block of equal values, and of an
-output every k-th value may do.
+the space. To keep large images small, a code may stand for a block of equal values, and of an
+output only every k-th value may be stored.
 """
 
 import math

@@ -46,7 +46,7 @@ def load_small(body: memoryview) -> dict[str, Any]:
     """Return the JSON object of a request that is no inference; a long one would hold up the event loop.
 
     Raises:
-        RequestError: it is none, or too long.
+        RequestError: `body` is not a JSON object, or too long.
     """
     if len(body) > _MAX_SMALL_BYTES:
         raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")

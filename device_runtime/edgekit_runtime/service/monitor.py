@@ -92,7 +92,7 @@ class Monitor:
             self._govern(governed, readings, now_s)
 
     def _govern(self, governed: "Mapping[str, GovernedModel]", readings: Readings, now_s: float) -> None:
-        """Let the governor decide by what was counted of its models, and carry that out for each."""
+        """Give the governor the counts of its models, and apply its decisions."""
         if self._governor is None:
             from edgekit_runtime.power.governor.governor import Governor
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-TIE_SHARE: Final = 0.02  # a difference that nobody notices, and that another day may turn round
+TIE_SHARE: Final = 0.02  # too small a difference to notice, and it may be the other way round on another day
 Name = TypeVar("Name")
 
 

@@ -129,7 +129,7 @@ class OrtSession:
         return dict(zip(self._output_names, values, strict=True))
 
     def trim(self, inputs: Mapping[str, Array]) -> None:
-        """Give back to the system what runs have taken beyond one with `inputs`, which is made.
+        """Return memory of earlier runs to the system, by one more run with `inputs`.
 
         The arena gives back only what is unused at the end of a run, and that holds the run's own outputs.
 

@@ -36,7 +36,7 @@ def make_lean(settings: "onnxruntime.SessionOptions") -> None:
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Give back to the system what the body frees: for the time in which a session is created.
+    """Return to the system what the block frees; for the creation of a session.
 
     Blocks from 64 KiB are mapped one by one while the body runs, and free pages are given back at its end.
     The thresholds are those of the whole process, so one body runs at a time; one that hangs holds up another
@@ -61,7 +61,7 @@ def lean_loading() -> Iterator[None]:
 
 
 def trim_memory() -> None:
-    """Give back to the system what is free in the C library's heap; nothing where that is not glibc."""
+    """Return free memory of the C library's heap to the system; do nothing without glibc."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

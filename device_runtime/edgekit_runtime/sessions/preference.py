@@ -1,7 +1,7 @@
 """The variant and backend that won a package's tournament on this machine, kept until the next one.
 
 It only changes the order of what the signed manifest names. A preference that cannot be read, or that names
-none of it, counts for nothing.
+none of it, is ignored.
 """
 
 import json
@@ -16,7 +16,7 @@ from edgekit_runtime.system.paths import find_cache_folder
 
 
 def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
-    """Make a backend the first choice for this very package on this machine; returns where that is kept.
+    """Store a backend as the first choice for this very package on this machine; return the path.
 
     Args:
         manifest: manifest of the package.

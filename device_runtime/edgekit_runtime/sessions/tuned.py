@@ -1,7 +1,7 @@
 """How a package runs best on this machine, as `tune` measured it, kept until it is tuned again.
 
 It changes options of speed only, and only for the very package, engine release and number of processors that
-were measured. What cannot be read counts for nothing.
+were measured. A file that cannot be read is ignored.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Make `tuned` what this very package runs with here; returns where that is kept.
+    """Store `tuned` as the options of this very package here; return the path.
 
     Args:
         manifest: manifest of the package.

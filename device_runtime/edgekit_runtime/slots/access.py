@@ -34,7 +34,7 @@ class ForeignFileError(SlotError):
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
-    """Make a folder, and those above it, so that a power cut does not take it away again.
+    """Make a folder, and those above it, so that they survive a power cut.
 
     Raises:
         SlotError: that is not possible.
@@ -124,7 +124,7 @@ def _name_holder(descriptor: int) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, which the system releases when this process ends in whatever way.
+    """Hold the lock of `folder`, which the system releases when this process ends.
 
     The folder itself is locked, so that no file needs to be made on a disk that is full.
 

@@ -1,8 +1,8 @@
 """What a device knows of one model's versions, and its form on the disk. Pure: nothing here touches a file.
 
 The state names packages by the digest of their manifest, which fixes every byte of their artifacts. Its own
-digest finds damage, not malice: who can write the state can write the digest too, and a package that the
-state names is verified by its signature all the same.
+digest finds damage, not malice: a user who can write the state can write the digest too. The signature of
+each package that the state names is verified in any case.
 
 Source: docs/explanation/slots.md, section "state.json".
 """

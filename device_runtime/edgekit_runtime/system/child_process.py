@@ -156,7 +156,7 @@ class ChildProcess:
             self._pidfd = None
 
     def lower_priority(self) -> None:
-        """Let this process have the processors first if they are scarce; the child must have its own session.
+        """Give the child a lower priority than this process; the child must have its own session.
 
         Where the kernel shares the processors among sessions (autogroup), niceness counts only within one, so
         this sets both. What the system refuses stays as it is.
@@ -246,7 +246,7 @@ def open_channel() -> socket.socket:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process, a `ChildProcess`, once its parent ends in any way.
+    """Make the kernel kill this process, a `ChildProcess`, when its parent ends.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

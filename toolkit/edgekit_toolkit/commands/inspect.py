@@ -75,7 +75,7 @@ def _inspect_package(path: Path) -> Inspection:
     """Return what a package holds.
 
     Raises:
-        PackageError: it is none; the message says what it is, if that is known.
+        PackageError: the file is not a package; the message says what it is, if that is known.
     """
     from edgekit_runtime.errors import PackageError
     from edgekit_toolkit.importers.file_kind import describe_no_package

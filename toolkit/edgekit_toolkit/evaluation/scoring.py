@@ -1,7 +1,7 @@
 """Scores of candidates on the evaluation samples, sample by sample: one half chooses, the other is held back.
 
 The best of many candidates looks better on the samples that chose it than it is. Its drop is therefore taken
-on samples that chose nothing; `confirmation` holds the rule.
+on held-back samples; `confirmation` has the rule.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a file is that is not what was asked for, in words that say what to do next.
+"""Describes a file of the wrong kind for error messages, with what to do next.
 
 It only looks at bytes: nothing is unpickled, unpacked or loaded.
 """
@@ -116,7 +116,7 @@ def describe_no_package(path: Path) -> str | None:
 
 
 def _describe_zip(path: Path, head: bytes) -> str | None:
-    """Tell ZIP archives apart by the name of their first member."""
+    """Describe a ZIP archive by the name of its first member."""
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     if name == _PACKAGE:
         return None

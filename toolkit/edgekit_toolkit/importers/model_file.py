@@ -76,7 +76,7 @@ def check_size(size_bytes: int, max_bytes: int) -> None:
 
 @contextmanager
 def errors_with_path(path: Path) -> Iterator[None]:
-    """Let each error of the block begin with the path of the model's file."""
+    """Put the path of the model's file before each error of the block."""
     try:
         yield
     except ModelError as error:

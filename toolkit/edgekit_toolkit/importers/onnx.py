@@ -105,7 +105,7 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _complete_outputs(model: onnx.ModelProto) -> None:
-    """Give outputs without a shape the one that ONNX infers, in place."""
+    """Set the shape that ONNX infers for outputs without one, in place."""
     if all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
         return
     try:

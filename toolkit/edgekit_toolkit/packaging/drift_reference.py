@@ -1,4 +1,4 @@
-"""What a device holds its inputs and outputs against: how they look on the calibration samples.
+"""The reference of drift statistics: how inputs and outputs look on the calibration samples.
 
 The outputs are those of the float model: quantized forms differ by less than what counts as drift. See
 docs/explanation/canary.md, section "Drift".

@@ -1,4 +1,4 @@
-"""The version of a package that nobody stated: the one after all that are in the folder."""
+"""The default version of a package: the one after those in the output folder."""
 
 import re
 from dataclasses import replace

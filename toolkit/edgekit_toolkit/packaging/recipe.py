@@ -1,7 +1,7 @@
 """The recipe of a package: everything that was decided, to make the same bytes again without a search.
 
-A recipe is as trusted as the model: its score goes into the manifest as it stands, and who repeats a
-recipe signs what it says. The model that it makes must have the digest that it states. The file also states
+A recipe is as trusted as the model: its score goes into the manifest as it stands, and repeating a
+recipe signs what it states. The model that it makes must have the digest that it states. The file also states
 a digest of its own, which finds damage and accidental edits; it is no signature.
 """
 

@@ -64,7 +64,7 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """A model with the outputs of its source, and how it came about."""
+    """A model with the outputs of its source, and the passes that made it."""
 
     model: onnx.ModelProto
     steps: tuple[PassResult, ...]

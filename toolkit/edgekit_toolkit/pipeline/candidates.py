@@ -33,7 +33,7 @@ _BLOCKS_SHARE = 0.6
 _WEIGHTS_SHARE = 0.3
 # Rounded weights make nearly the same noise on every sample.
 _WEIGHT_SAMPLES = 4
-# Where int8 weights alone make no more noise than 1 % of the output, a mix gains nothing that anybody sees.
+# Where int8 weights alone make no more noise than 1 % of the output, a mix gains nothing that can be seen.
 _CLEAR_DB = 40.0
 # Samples that histograms are taken from: more change a percentile little, and each value is counted.
 _HISTOGRAM_SAMPLES = 32
@@ -94,7 +94,7 @@ class CandidateSet:
         return candidate
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
-        """Take candidates off the list for good, by place, because of what judging found.
+        """Remove candidates by position, because of what judging found.
 
         Raises:
             ModelError: the float model is among them, so that no form of it can be right.
@@ -108,12 +108,12 @@ class CandidateSet:
         self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
 
     def set_apart(self, reasons: Mapping[int, str]) -> None:
-        """Take candidates off the list, by place, and say why in `set_aside`."""
+        """Remove candidates by position, and record the reason in `set_aside`."""
         self.set_aside += [f"{self.candidates[place].label} ({reason})" for place, reason in reasons.items()]
         self.candidates = [one for place, one in enumerate(self.candidates) if place not in reasons]
 
     def put_aside(self, candidate: Candidate, better: Candidate) -> None:
-        """Take a candidate off the list, because `better` has less noise at the same place."""
+        """Remove a candidate, because `better` has less noise at the same position."""
         self.candidates.remove(candidate)
         loss_db = better.snr_db - candidate.snr_db
         self.set_aside.append(f"{candidate.label} ({loss_db:.1f} dB more noise than {better.label})")
@@ -222,7 +222,7 @@ class _Search:
             self.found.add(label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity)
 
     def _weights_need_mixing(self) -> bool:
-        """Whether int8 weights alone make noise that somebody could see."""
+        """Whether int8 weights alone make noise that can be seen."""
         whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
         return whole is not None and whole.snr_db < _CLEAR_DB
 

@@ -1,4 +1,4 @@
-"""What one run of `edgekit package` found out. Data only; package, evidence and report are made from it."""
+"""The results of one run of `edgekit package`. Data only; package, evidence and report are made from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Limits that a package must keep: parsing, and holding figures against them. Pure."""
+"""Limits that a package must keep: parsing them, and comparing figures with them. Pure."""
 
 import math
 import re

@@ -47,7 +47,7 @@ class PowerSource:
         known = [number for number in numbers if number is not None]
         total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
         if total == 0 and not self.counts:
-            total = None  # who reads this draws something: a full battery on a charger says 0
+            total = None  # reading this takes power: a full battery on a charger reports 0
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         interval = self._count(total, seconds) if self.counts else self._join(total, seconds)
         if total is not None or not self.counts:

@@ -1,7 +1,7 @@
 """Reads the sensors once a second on a thread of its own, away from requests.
 
-A sensor whose bus hangs holds this thread and nothing else: the last readings only grow old, and who
-uses them sees that by `at_s`.
+A sensor whose bus hangs holds this thread and nothing else: the last readings only grow old, which
+their `at_s` shows.
 """
 
 import threading

@@ -254,7 +254,7 @@ class Connection:
             self._advance()
 
     def _next_request(self) -> bool:
-        """Hand the next request to the handler; return False where it has not arrived completely.
+        """Pass the next request to the handler; return False if it has not arrived completely.
 
         Raises:
             EdgekitError: it is refused.
@@ -501,7 +501,7 @@ class Connection:
             self._socket.close()
 
     def release(self) -> tuple[socket.socket, bytes]:
-        """Give up the socket; return it with the bytes that were received and not answered.
+        """Release the socket; return it with the bytes that were received and not answered.
 
         Call it in `screen`, or between requests.
         """

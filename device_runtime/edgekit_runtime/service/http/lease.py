@@ -1,6 +1,6 @@
 """The state of a connection that was lent to a worker, in memory that it shares with the service.
 
-It must be true whenever the worker can die, so the worker writes it before it does what it announces.
+It must be right whenever the worker may die, so the worker writes each state before it acts on it.
 """
 
 from typing import Final

@@ -38,7 +38,7 @@ class RequestParser:
     __slots__ = ("_body", "_head", "_heads", "_limits", "_scanned", "is_in_head", "unread")
 
     def __init__(self, heads: HeadCache, limits: HttpLimits) -> None:
-        """Begin before the first request.
+        """Make a parser that has received nothing.
 
         Args:
             heads: parses heads; shared by connections.

@@ -44,7 +44,7 @@ class Lifecycle:
         metrics: ServiceMetrics,
         drain_timeout_s: float,
     ) -> None:
-        """Make it without versions.
+        """Begin without versions.
 
         Args:
             source: where packages lie.

@@ -126,7 +126,7 @@ class RolloutController:
                 await self._roll_back(model, trial, verdict)
 
     async def promote(self, model: ModelEntry, trial: Trial) -> None:
-        """Let the candidate replace the version in use; with the lock of `model` held."""
+        """Replace the version in use by the candidate; called with the lock of `model` held."""
         _logger.info("%s %s takes over from %s", model.name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
         if trial.options.rollout == "shadow" and fresh.loaded.remote is None:

@@ -65,7 +65,7 @@ class TracebackLimiter(logging.Filter):
         return left_out
 
     def _write(self, record: logging.LogRecord) -> None:
-        """Do what is left of `Handler.handle` after its filters."""
+        """Do what `Handler.handle` does after its filters."""
         self._handler.acquire()
         try:
             self._handler.emit(record)

@@ -271,7 +271,7 @@ def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
 
 
 def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
-    """Hold against each other how often each version alone was slow; where both were, it was neither's fault.
+    """Compare how often each version alone was slow; pairs in which both were slow do not count.
 
     A candidate that takes up to `limit` times as long as the current version is slow alone no more often.
     """

@@ -17,7 +17,7 @@ class ForwardedRegions(Regions):
     __slots__ = ("_channel", "_missing")
 
     def __init__(self, limits: RegionLimits, channel: Channel) -> None:
-        """Begin with none; further ones come through `channel`."""
+        """Begin without regions; `channel` brings them."""
         super().__init__(limits)
         self._channel = channel
         self._missing: dict[str, bool] = {}  # name -> is_mapped

@@ -114,7 +114,7 @@ class RemoteModel(RemoteVersion):
         return self._package
 
     def add_region(self, region: Region) -> None:
-        """Let requests name `region`."""
+        """Allow requests to name `region`."""
         for worker in self.workers:
             worker.add_region(region)
 
@@ -219,7 +219,7 @@ class RemoteModel(RemoteVersion):
     # As the owner of its workers
 
     def on_ready(self, worker: WorkerHandle) -> None:
-        """Let it answer, or stand by."""
+        """Use a worker that has loaded its model, to answer or to stand by."""
         self.workers.remove(worker)
         self.workers.append(worker)  # behind those that were ready before
         is_first = not self._policy.has_started
@@ -231,7 +231,7 @@ class RemoteModel(RemoteVersion):
         self._fill()
 
     def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
-        """Take what it knows of this version and of the one that it tries.
+        """Store a worker's figures on this version and on the one that it tries.
 
         Raises:
             ChannelError: it cannot be read.

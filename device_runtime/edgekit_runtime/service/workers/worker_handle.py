@@ -166,7 +166,7 @@ class WorkerHandle:
         self._channel.send(Kind.MAIN_RETIRE)
 
     def add_region(self, region: Region) -> None:
-        """Let requests name `region`."""
+        """Allow requests of the worker to name `region`."""
         name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))
         words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
         self._channel.send(Kind.MAIN_REGION, words + name + key, region)
@@ -176,7 +176,7 @@ class WorkerHandle:
         self._channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
     def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
-        """Let it try a version beside the one that it serves.
+        """Make the worker try a version beside the one that it serves.
 
         Args:
             candidate: the package.
@@ -186,7 +186,7 @@ class WorkerHandle:
         self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
-        """Let it go on with `version` alone, or without it."""
+        """Make the worker end its trial: continue with `version` alone, or without it."""
         self._channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def send_energy(self, candidate_j: float, current_j: float) -> None:

@@ -97,7 +97,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
             self.worker = worker
 
     def add_rollout(self, found: dict[str, JsonValue] | None) -> None:
-        """Take what the worker knows of the rollout, if anything."""
+        """Store the worker's figures on the rollout, if it sent any."""
         self._found = found or self._found
 
     def handle_message(self, message: TrialMessage) -> None:

@@ -109,7 +109,7 @@ def _set_precision(trt: Any, config: Any, precision: str) -> None:
 
 
 def _add_timing(config: Any, folder: Path) -> Any:
-    """Give `config` the timings that are there; those of another version or GPU it refuses by itself.
+    """Add the stored timings to `config`; TensorRT itself refuses those of another version or GPU.
 
     `timing.cache` are those of the engines before in this process, `timing-*.cache` were given.
     """

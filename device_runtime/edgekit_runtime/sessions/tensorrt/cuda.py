@@ -101,7 +101,7 @@ class Cuda:
             raise BackendError(f"backend 'tensorrt': {function} failed with {code} ({text})")
 
     def enter(self) -> None:
-        """Make the context that of the calling thread; every thread must before its other calls."""
+        """Set the context of the calling thread; every thread must do so before its other calls."""
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:

@@ -112,7 +112,7 @@ def _layers(network: Any) -> Iterator[Any]:
 
 
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
-    """Make a quantized network a float one, in place; returns what must live until the engine is built.
+    """Make a quantized network a float one, in place; returns what to keep until the engine is built.
 
     An activation goes past its Q/DQ pair, and stored codes become float constants. That is the network which
     shows whether half precision is faster than int8 on this GPU.

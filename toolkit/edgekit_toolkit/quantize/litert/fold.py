@@ -202,6 +202,6 @@ def _values(model: Model, tensor: Tensor) -> NDArray[Any]:
 
 
 def _store(model: Model, tensor: Tensor, value: NDArray[Any]) -> None:
-    """Give a tensor other values; as prepared, its buffer is its own."""
+    """Replace the values of a tensor, whose buffer no other tensor uses after `prepare`."""
     tensor.shape = list(value.shape)
     model.buffers[tensor.buffer].data = np.frombuffer(value.tobytes(), np.uint8)

@@ -1,4 +1,4 @@
-"""Short names for what nobody outside the graph sees: in a 50 kB model, names are a quarter of the file."""
+"""Short names for tensors inside the graph: in a 50 kB model, names are a quarter of the file."""
 
 import itertools
 import string

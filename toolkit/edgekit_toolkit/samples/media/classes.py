@@ -18,7 +18,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
     """Return the class names that folders or lists under `paths` use, sorted; none where there are none.
 
     Raises:
-        DataError: see `find_media`; or the names are numbers of which nobody can say how they are sorted.
+        DataError: see `find_media`; or the names are numbers whose order is unclear.
     """
     names = {
         label

@@ -183,7 +183,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _no_preprocessing(path: Path, inputs: Sequence[TensorSpec], kind: str) -> str:
-    """Say what a preprocessing file for this model looks like."""
+    """Return the message for a missing preprocessing file, with an example for this model."""
     spec = inputs[0]
     takes = f"{path}: the model takes {spec.dtype} {list(spec.shape)}"
     example = example_for(inputs, kind)
