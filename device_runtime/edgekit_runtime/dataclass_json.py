@@ -167,7 +167,7 @@ class _Kind:
         type: type of a value, or of each in a list.
         is_list: whether it is one.
         range: range of numbers.
-        choices: all that a string may be, or empty where it may be any.
+        choices: all that a string may be, or empty if it may be any.
     """
 
     type: type
@@ -176,7 +176,7 @@ class _Kind:
     choices: tuple[str, ...]
 
     def find_fault(self, value: Any) -> str | None:
-        """Return what was expected instead of `value`, or None where it is right."""
+        """Return what was expected instead of `value`, or None if it is right."""
         values = value if isinstance(value, list) and self.is_list else [value]
         if isinstance(value, list) != self.is_list or not all(map(self._is_of_type, values)):
             return _TYPE_NAMES[self.type, self.is_list]

@@ -77,7 +77,7 @@ class SignatureError(PackageError):
     """The signature is missing, malformed, wrong, or by a key that is not trusted.
 
     Attributes:
-        key_id: id of the key that the envelope names, or None where there is none.
+        key_id: id of the key that the envelope names, or None if there is none.
     """
 
     exit_code = 8

@@ -109,7 +109,7 @@ class Measure(Protocol):
 
 
 def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = None) -> Measure:
-    """Return what measures settings of `package`, in a new process at each call.
+    """Return a function that measures settings of `package`, in a new process at each call.
 
     Args:
         package: verified.

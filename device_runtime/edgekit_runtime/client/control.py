@@ -20,7 +20,7 @@ _OK: Final = 200
 
 
 def load_installed(socket_path: Path, model: str) -> bool:
-    """Make the service load the installed versions of `model`; return False where no service listens.
+    """Make the service load the installed versions of `model`; return False if no service listens.
 
     Args:
         socket_path: socket of the service.

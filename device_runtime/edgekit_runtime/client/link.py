@@ -115,7 +115,7 @@ class Link:
         known: Layout | None = None,
         ancillary: Sequence[Any] = (),
     ) -> Any:
-        """Send a request and return its `Response`, or None where the service had closed an idle connection.
+        """Send a request and return its `Response`, or None if the service had closed an idle connection.
 
         Args:
             parts: parts of the request, C-contiguous.

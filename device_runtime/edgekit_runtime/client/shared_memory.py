@@ -75,7 +75,7 @@ class SharedMemory:
             timeout_s: time limit for the answer.
 
         Returns:
-            Whether the service answered; False where it had closed an idle connection.
+            Whether the service answered; False if it had closed an idle connection.
 
         Raises:
             RequestError: the service refused it.

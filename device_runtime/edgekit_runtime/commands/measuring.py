@@ -41,7 +41,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Return where `write` has kept a result; None where it cannot: what was measured is worth printing."""
+    """Return where `write` has kept a result; None if it cannot: what was measured is worth printing."""
     try:
         return str(write())
     except OutputError as cause:

@@ -84,7 +84,7 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     from edgekit_runtime.system.paths import find_device_target, find_state_folder
 
     # The stack of a crash in an engine bears the model's name, see `name_frame`. By number, since
-    # `sys.stderr` is None where this process was started without it.
+    # `sys.stderr` is None if this process was started without it.
     faulthandler.enable(2)
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
     config = ServiceConfig() if arguments.config is None else read_config(arguments.config)

@@ -93,7 +93,7 @@ def check_variants(variants: tuple[Variant, ...]) -> None:
 
 
 def parse_variants(fields: Fields) -> tuple[Variant, ...]:
-    """Return what a manifest lists under `variants`; nothing where it has no such field.
+    """Return what a manifest lists under `variants`; nothing if it has no such field.
 
     Raises:
         ManifestError: a field is missing or wrong.

@@ -63,7 +63,7 @@ class InferTensor:
 
     @property
     def binary_bytes(self) -> int:
-        """The size of its binary data, 0 where its values stand elsewhere."""
+        """The size of its binary data, 0 if its values stand elsewhere."""
         is_elsewhere = self.shared is not None or self.values is not None
         return 0 if is_elsewhere else math.prod(self.shape) * self.dtype.itemsize
 

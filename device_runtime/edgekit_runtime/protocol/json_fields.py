@@ -63,7 +63,7 @@ def take_field(
         name: name of the field.
         where: the object, for messages.
         kind: exactly this type; whole numbers start at 0.
-        default: None where the field must be there.
+        default: None if the field must be there.
 
     Raises:
         RequestError: it is of another type, or missing without a default.

@@ -74,7 +74,7 @@ def encode_error(error: EdgekitError) -> dict[str, Any]:
 
 
 def decode_error(body: bytes) -> str | None:
-    """Return the message in the body of an error response, or None where there is none."""
+    """Return the message in the body of an error response, or None if there is none."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

@@ -112,7 +112,7 @@ class LoadedWay:
         instances: its sessions, which proved themselves.
         warm_runs: what was measured before there was traffic.
         figures: figures of the variant, from the manifest.
-        max_batch: rows that it may take in one run; 1 where they change each other's answers.
+        max_batch: rows that it may take in one run; 1 if they change each other's answers.
     """
 
     variant: str

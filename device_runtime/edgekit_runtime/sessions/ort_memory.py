@@ -40,7 +40,7 @@ def lean_loading() -> Iterator[None]:
 
     Blocks from 64 KiB are mapped one by one while the body runs, and free pages are given back at its end.
     The thresholds are those of the whole process, so one body runs at a time; one that hangs holds up another
-    for ten seconds at most. Does nothing where the C library is not glibc.
+    for ten seconds at most. Does nothing if the C library is not glibc.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

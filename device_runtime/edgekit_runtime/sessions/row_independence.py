@@ -69,7 +69,7 @@ def _vary(
     mixed = {name: random.permutation(a.reshape(-1)).reshape(a.shape) for name, a in first.items()}
 
     def scale(row: _Row, factor: float, pick: "Callable[[Array], Any] | None" = None) -> _Row:
-        """Return a row of other size; `pick` returns what integers become, which else stay."""
+        """Return a row with scaled values; `pick` returns new integers, which otherwise stay as they are."""
         scaled = {}
         for name, array in row.items():
             if array.dtype.kind != "f":

@@ -108,7 +108,7 @@ def hold_for_service(folder: Path) -> Iterator[None]:
 
 
 def _name_holder(descriptor: int) -> str:
-    """Return which process has locked a file, to follow the word 'service'; empty where that is not known.
+    """Return which process has locked a file, to follow the word 'service'; empty if that is not known.
 
     Source: proc_locks(5).
     """

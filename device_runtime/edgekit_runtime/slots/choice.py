@@ -110,7 +110,7 @@ def open_first(
 
 
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
-    """Open the first that is whole of what `decide` gives, and record its state and the start.
+    """Open the first candidate of `decide` whose package is whole; record its state and the start.
 
     Where that cannot be recorded, it is the first of the versions that have proved themselves, if any.
 

@@ -47,7 +47,7 @@ class Reading:
     Attributes:
         trust: whose signatures.
         limits: bounds on sizes and counts.
-        target: target of this device, or None where it is not known.
+        target: target of this device, or None if it is not known.
     """
 
     trust: Verifier

@@ -152,7 +152,7 @@ def _corners(boxes: Array, reference: Array) -> Array:
 
 
 def _overlaps(box: Array, others: Array) -> Array:
-    """Return the intersection over union of a box [4] and others [K, 4]; 0 where a box is not finite."""
+    """Return the intersection over union of a box [4] and others [K, 4]; 0 if a box is not finite."""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     inside = np.clip(sides, 0, None).prod(axis=1)
     areas = np.clip(others[:, 2:] - others[:, :2], 0, None).prod(axis=1)

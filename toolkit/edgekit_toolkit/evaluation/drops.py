@@ -76,7 +76,7 @@ class PairedDrop:
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return how many samples with these shares of losses and gains show the drop to be within a limit.
 
-        None where no number does: the drop is not below the limit.
+        None if no number does: the drop is not below the limit.
         """
         z = _quantile(1 - (1 - confidence) / 2)
         losses, gains = self.losses / self.samples, self.gains / self.samples
@@ -177,7 +177,7 @@ class ResampledDrop:
         return Interval(ends[0], ends[1], confidence)
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return about how many such samples show the drop to be within a limit, or None where none do."""
+        """Return about how many such samples show the drop to be within a limit, or None if none do."""
         room, rare = limit_points - self.points, self._rare()
         if room <= 0:
             return None
@@ -239,7 +239,7 @@ def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats],
     Args:
         source: score, 0..1.
         candidate: score, 0..1.
-        replicates: those of both on the same resamples; NaN where there is none.
+        replicates: those of both on the same resamples; NaN if there is none.
         samples: how many there are.
     """
     changes = 100 * (replicates[0] - replicates[1])

@@ -43,8 +43,8 @@ class MemoryHere:
     """Memory of a model on this machine.
 
     Attributes:
-        peak: peak memory of a fresh process that opens the model; None where it could not be measured.
-        service_bytes: estimated peak of the service with it; None where memory is not limited.
+        peak: peak memory of a fresh process that opens the model; None if it could not be measured.
+        service_bytes: estimated peak of the service with it; None if memory is not limited.
         notes: warnings, a sentence each.
     """
 
@@ -68,7 +68,7 @@ def measure_memory_here(
         known: its memory as it was held against the limit, or why that is not known.
         feeds: inputs of one inference.
         target: that the package is for.
-        limit_bytes: memory limit, infinite where there is none.
+        limit_bytes: memory limit, infinite if there is none.
     """
     notes = []
     peak = known if isinstance(known, PeakMemory) else None

@@ -25,7 +25,7 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """Latency and energy on the target, modelled; None where the model's work cannot be counted."""
+    """Latency and energy on the target, modelled; None if the model's work cannot be counted."""
 
     latency_ms: float | None
     energy_mj: float | None
@@ -42,7 +42,7 @@ def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Mo
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
-    """Return the work of each kernel, or nothing where it cannot be counted."""
+    """Return the work of each kernel, or nothing if it cannot be counted."""
     try:
         return model.node_costs(dims)
     except ModelError:

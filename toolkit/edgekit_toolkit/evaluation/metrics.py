@@ -173,7 +173,7 @@ def _similarity(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArra
 
 
 def _equal_values(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
-    """Share of equal values of each sample; 0 where the shapes differ."""
+    """Share of equal values of each sample; 0 if the shapes differ."""
     samples = want.shape[0] if want.ndim else 1
     if got.shape != want.shape:
         return np.zeros(samples)

@@ -103,7 +103,7 @@ class Scores:
 
     @property
     def stated(self) -> PartScores:
-        """What a package states: on the samples that chose nothing, where there are any."""
+        """The scores that a package states: on the held-back samples, if there are any."""
         return self.confirmation or self.choosing
 
     def without(self, places: Collection[int]) -> "Scores":
@@ -314,7 +314,7 @@ def _score_set(
     labels: NDArray[np.int64] | None,
     part: Places,
 ) -> tuple[float, Floats]:
-    """Return the score on a part of the samples and on its resamples; NaN where one has no score.
+    """Return the score on a part of the samples and on its resamples; NaN if one has no score.
 
     AUC has none on a resample in which a class was not drawn.
 

@@ -70,7 +70,7 @@ def describe_folder(path: Path) -> str:
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return what a file is by its first bytes; None where they are not known."""
+    """Return what a file is by its first bytes; None if they are not known."""
     found = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
     return next(found, None)
 

@@ -48,7 +48,7 @@ def main(program: str, result: str) -> int:
 
 
 def _output_names(program: Any) -> list[str] | None:
-    """The keys of the flat dictionary of tensors that the program returns; None where it returns another."""
+    """The keys of the flat dictionary of tensors that the program returns; None if it returns another."""
     tree = program.call_spec.out_spec
     keys = tree.context if tree is not None and tree.type is dict else []
     flat = all(child.is_leaf() for child in tree.children()) if keys else False

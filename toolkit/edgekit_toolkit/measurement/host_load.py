@@ -27,10 +27,10 @@ class HostLoad:
 
     Attributes:
         cores: that this process may use.
-        load_average: load average of the last minute, at the end, own work included; None where the system
+        load_average: load average of the last minute, at the end, own work included; None if the system
             has none.
-        others_share: share of these cores' time that other processes used; None where it is not counted.
-        stolen_share: share of that time that the hypervisor gave to other machines; None where it is not
+        others_share: share of these cores' time that other processes used; None if it is not counted.
+        stolen_share: share of that time that the hypervisor gave to other machines; None if it is not
             counted.
         spread: distance of the quartiles of one model's runs, as a share of their median.
     """

@@ -135,7 +135,7 @@ def _state_count(node: onnx.NodeProto) -> int:
 
 
 def sizes_of(kind: onnx.TypeProto) -> tuple[int, ...] | None:
-    """Return the shape of a tensor type; None where a size is not known."""
+    """Return the shape of a tensor type; None if a size is not known."""
     tensor = kind.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return None

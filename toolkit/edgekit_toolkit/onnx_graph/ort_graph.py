@@ -36,7 +36,7 @@ class EngineTensor:
     """What is known of a tensor.
 
     Attributes:
-        shape: number of elements on each axis; None where it depends on the data.
+        shape: number of elements on each axis; None if it depends on the data.
         item_bytes: size of one element; 0 for strings and what is no plain tensor.
     """
 
@@ -45,7 +45,7 @@ class EngineTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Size, 0 where the shape is not known."""
+        """Size, 0 if the shape is not known."""
         return 0 if self.shape is None else math.prod(self.shape) * self.item_bytes
 
 

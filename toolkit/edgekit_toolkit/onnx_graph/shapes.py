@@ -128,7 +128,7 @@ def _bind(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
 
 
 def _fold(model: onnx.ModelProto) -> bool:
-    """Replace shape arithmetic whose inputs are known by constants, in place; False where there is none."""
+    """Replace shape arithmetic whose inputs are known by constants, in place; False if there is none."""
     graph = model.graph
     shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info)}
     values = {

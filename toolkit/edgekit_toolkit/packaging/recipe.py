@@ -53,7 +53,7 @@ class Recipe:
         name, version, target: name, version and target of the package.
         backend: engine that the target prefers.
         source_sha256: digest of the source model.
-        batch: what the batch was fixed to, or None where it was left as it is.
+        batch: what the batch was fixed to, or None if it was left as it is.
         dims: sizes of free dimensions with which golden outputs were made.
         steps: optimisation passes that were applied, each with its form.
         form: form of the weights and arithmetic.

@@ -122,7 +122,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(index: GraphIndex, node: onnx.NodeProto) -> _Weights | None:
-    """Weights of a convolution that is theirs alone, or None where they cannot be rewritten."""
+    """Weights of a convolution that is theirs alone, or None if they cannot be rewritten."""
     group = attribute(node, "group", 1)
     if node.op_type not in {"Conv", "ConvTranspose"} or (node.op_type == "ConvTranspose" and group != 1):
         return None

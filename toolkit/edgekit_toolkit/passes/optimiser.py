@@ -44,7 +44,7 @@ class PassResult:
         name: the pass.
         applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
-        max_error: largest absolute difference of any output from the source model's; None where the result
+        max_error: largest absolute difference of any output from the source model's; None if the result
             could not be compared.
         bytes_before, bytes_after: size of the model; equal where the pass was not kept.
         nodes_before, nodes_after: nodes of the model, those inside control flow included.

@@ -42,10 +42,10 @@ class Parity:
     """The verdict on a candidate's outputs.
 
     Attributes:
-        max_abs_error: largest absolute difference over all outputs; infinite where outputs do not line up.
+        max_abs_error: largest absolute difference over all outputs; infinite if outputs do not line up.
         relative_to_range: the same as a fraction of each output's own range, largest over the outputs.
         argmax_agreement: share of rows whose largest element is at the same place, over the rows where the
-            reference leads by more than twice the allowed error; None where there is no such row.
+            reference leads by more than twice the allowed error; None if there is no such row.
         ok: whether every output is within the tolerance.
         reason: why not; empty when ok.
     """

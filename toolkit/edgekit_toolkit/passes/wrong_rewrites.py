@@ -80,7 +80,7 @@ class WrongRewrites:
 
 
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
-    """Return what of onnxruntime's optimiser has to be off for `model`, or None where nothing has.
+    """Return what of onnxruntime's optimiser has to be off for `model`, or None if nothing has.
 
     The outputs of a session as a device opens it are compared with those of one without optimisation: on
     `feeds`, on the first of them with the opposite sign, and on it beyond the samples' range. Inputs on which
@@ -126,7 +126,7 @@ class _Plain:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return how a session with these options differs; nothing where it does not."""
+        """Return how a session with these options differs; nothing if it does not."""
         try:
             session = OrtSession(content, options)
             for case in list(self._cases):

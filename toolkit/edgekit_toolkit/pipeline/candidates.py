@@ -67,7 +67,7 @@ class CandidateSet:
     Attributes:
         candidates: the float model first.
         noises: noise of single blocks, as far as they were measured.
-        noise_samples: calibration samples on which output noise was measured; 0 where it was not.
+        noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
         set_aside: forms that were built and that a near relative beats, with by how much; without data also
             those that differ from the float model on generated inputs.
@@ -303,7 +303,7 @@ class _Search:
         return variants
 
     def _clipped(self, kernels: Sequence[str], whole: Ranges) -> dict[str, Ranges]:
-        """Return ranges without rare extremes, by what they are called."""
+        """Return ranges without rare extremes, by label."""
         self.progress("counting values", None, None)
         samples = list(islice(self.calibration(), _HISTOGRAM_SAMPLES))
         histograms = self.quantizer.histograms(kernels, samples, whole)

@@ -134,7 +134,7 @@ def _figures(
 
 
 def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
-    """The score on samples that chose nothing, where there are any, and without data no drop."""
+    """The score on the held-back samples, if there are any; without data it has no drop."""
     evaluation, stated = prepared.samples.evaluation, scores.stated.of(place)
     interval = stated.drop.interval()
     drop = {

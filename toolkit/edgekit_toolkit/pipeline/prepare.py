@@ -270,7 +270,7 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
 
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
-    """Return the first output's name where something else than its shape says that it is class scores."""
+    """Return the first output's name if more than its shape shows that it holds class scores."""
     output = class_output(floats.specs()[1])
     if output is None:
         return None

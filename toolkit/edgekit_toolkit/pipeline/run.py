@@ -31,7 +31,7 @@ class JudgedCandidate(Candidate):
 
     Attributes:
         score: score on the samples by which candidates are chosen.
-        confirmation: score on the samples held back; None where there are too few.
+        confirmation: score on the samples held back; None if there are too few.
         latency: here, measured in turns with all others.
         modelled: latency and energy on the target.
         memory: memory of a process that runs it, or a text that says why it is not known.
@@ -57,7 +57,7 @@ class JudgedCandidate(Candidate):
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on samples that chose nothing, where there are any; None without data."""
+        """The drop on the held-back samples, if there are any; None without data."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
@@ -69,7 +69,7 @@ class EngineResult:
 
     Attributes:
         backend: its name.
-        candidate: that was chosen for it; None where none was.
+        candidate: that was chosen for it; None if none was.
         latency_ms: latency of that candidate, measured here in turns in several fresh processes, of whose
             medians it is the median.
         reason: why there is none.

@@ -17,7 +17,7 @@ from edgekit_toolkit.selection.choice import rank_further
 
 
 def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
-    """Return the first run with the variants in its package that its request asks for and its limits allow.
+    """Return the first run, with the variants in its package that the request wants and the limits allow.
 
     The choice of each further run comes first, then by `rank_further` what else keeps all limits. The limit
     on size holds for the whole package.

@@ -131,7 +131,7 @@ def _factor(name: str, text: Any) -> NDArray[np.float32]:
 
 
 def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
-    """Return the form's model, or None where the model has no layer that the form changes.
+    """Return the form's model, or None if the model has no layer that the form changes.
 
     Args:
         model: the optimised float model, with shapes inferred where that is possible.
@@ -170,7 +170,7 @@ def _quantized(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
 
 
 def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx.ModelProto | None:
-    """Weights and tables of `layers` as int8, the rest in half precision; None where none is int8."""
+    """Weights and tables of `layers` as int8, the rest in half precision; None if none is int8."""
     known = frozenset(int8_layers(model))
     if layers is not None and not layers <= known:
         raise RecipeError(
@@ -184,7 +184,7 @@ def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx
 def _changed(
     model: onnx.ModelProto, *changes: Callable[[onnx.ModelProto], onnx.ModelProto | None]
 ) -> onnx.ModelProto | None:
-    """Apply changes one after the other; None where none of them changes anything."""
+    """Apply changes one after the other; None if none of them changes anything."""
     result = None
     for change in changes:
         result = change(result or model) or result

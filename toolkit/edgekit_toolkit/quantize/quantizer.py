@@ -57,10 +57,10 @@ class Quantizer(Protocol):
         """Return what the model is called, and the model to package in its own precision."""
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None where some may be."""
+        """Return why no other form is made of this model; None if some may be."""
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None where some may be."""
+        """Return why no static int8 form is made of it; None if some may be."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the layers of the float model, by the name of their first output."""
@@ -75,7 +75,7 @@ class Quantizer(Protocol):
         """Return for each output the axis of the softmax that makes it, or None."""
 
     def build(self, form: Form) -> Model | None:
-        """Return the form's model, or None where the model has no layer that the form changes.
+        """Return the form's model, or None if the model has no layer that the form changes.
 
         Raises:
             EdgekitError: it cannot be made.

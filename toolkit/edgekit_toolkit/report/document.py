@@ -14,7 +14,7 @@ State = Literal["ok", "over", "not resolved", "not checked"]
 
 
 class ReportedFigure(TypedDict):
-    """A number with its origin; `value` is None where there is no figure."""
+    """A number with its origin; `value` is None if there is no figure."""
 
     value: float | None
     label: Label
@@ -202,7 +202,7 @@ class Host(TypedDict):
 
 
 class Load(TypedDict):
-    """What else the host did while latency was measured; shares of its cores, None where not counted."""
+    """What else the host did while latency was measured; shares of its cores, None if not counted."""
 
     cores: int
     load_average: float | None

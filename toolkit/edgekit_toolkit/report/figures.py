@@ -51,7 +51,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
     """Return a value with its unit, `n/a` for None.
 
     Args:
-        value: the number, or None where there is no figure.
+        value: the number, or None if there is no figure.
         unit: "bytes" (decimal prefixes), "share" (0..1, shown in %), "points" (two decimals, as a share) or
             any other unit, shown as it is.
         digits: significant digits, for bytes and plain units.
@@ -168,12 +168,12 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 
 def show_sizes(sizes: Sequence[Size]) -> str:
-    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty where none is free."""
+    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty if none is free."""
     return ", ".join(f"{one['name']}={one['size']} ({one['from']})" for one in sizes)
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return a figure whose label and place all figures with a value share, or None where they differ."""
+    """Return a figure whose label and place all figures with a value share, or None if they differ."""
     known = [figure for figure in figures if figure["value"] is not None]
     return known[0] if known and len({origin(figure) for figure in known}) == 1 else None
 

@@ -55,7 +55,7 @@ class Batching:
     Attributes:
         stacked: samples are stacked along a leading batch axis that all inputs share; otherwise a feed is
             one sample, with the inputs' own shapes.
-        size: the batch that the model fixes, or None where the caller chooses.
+        size: the batch that the model fixes, or None if the caller chooses.
     """
 
     stacked: bool

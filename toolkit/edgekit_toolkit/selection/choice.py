@@ -28,9 +28,9 @@ class Measured:
         label: what a report calls it.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
             known is infinite, so that no limit on it is kept.
-        latency_uncertainty: factor by which the latency may be off against another candidate's; 1 where it
+        latency_uncertainty: factor by which the latency may be off against another candidate's; 1 if it
             was measured on the target.
-        host_ratio: latency measured on this machine as a multiple of the source model's; infinite where it
+        host_ratio: latency measured on this machine as a multiple of the source model's; infinite if it
             was not.
         host_uncertainty: factor by which chance may have moved `host_ratio` either way.
     """
@@ -74,7 +74,7 @@ class Choice:
     """The outcome of the search.
 
     Attributes:
-        chosen: id, or None where no candidate keeps all limits.
+        chosen: id, or None if no candidate keeps all limits.
         binding: limits that stand in the way: every candidate that keeps the others exceeds one of these.
         closest: id of the candidate that exceeds its limits least, where none is chosen.
         reason: one sentence.

@@ -47,7 +47,7 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many evaluation samples would show the limit to be kept, or None where none do."""
+        """Return about how many evaluation samples would show the limit to be kept, or None if none do."""
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
@@ -58,7 +58,7 @@ class Accepted:
 
     Attributes:
         choice: among the candidates that are not refused.
-        check: TensorRT's check of the chosen candidate, or None where none was checked.
+        check: TensorRT's check of the chosen candidate, or None if none was checked.
         notes: what was refused or not checked, for the report.
     """
 

@@ -11,7 +11,7 @@ class FloatRatio:
     """Latency of a candidate as a multiple of that of the float model.
 
     Attributes:
-        modelled: ratio modelled for the target; None where either cannot be modelled, or where this machine
+        modelled: ratio modelled for the target; None if either cannot be modelled, or if this machine
             stands for the target.
         uncertainty: factor by which `modelled` may be off.
         here: against the float candidate of the same engine, measured in turns on this machine.

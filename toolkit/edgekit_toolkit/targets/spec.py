@@ -70,7 +70,7 @@ class PowerMode:
         active: draw of the whole board while it runs a network, watts (idle draw included).
         compute_scale: speed of arithmetic against the figures in `Costs`.
         bandwidth_scale: memory bandwidth against the figure in `Costs`.
-        limit: the cap that the vendor names, watts, or None where there is none.
+        limit: the cap that the vendor names, watts, or None if there is none.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Costs:
 
     Attributes:
         fp32, int8: effective multiply-accumulates per second in large kernels.
-        fp16: the same in half precision, or None where the backend has no such kernels (it casts to fp32).
+        fp16: the same in half precision, or None if the backend has no such kernels (it casts to fp32).
         memory: effective bytes per second to and from where activations and weights lie.
         kernel_overhead: seconds to start one kernel.
         uncertainty: factor by which a modelled latency may be off either way, at least 1.

@@ -128,13 +128,13 @@ def stored_bytes(model: Model, tensor: Tensor) -> int:
 
 
 def expected_bytes(tensor: Tensor) -> int | None:
-    """Bytes that the tensor's values take, or None where its type has no fixed size."""
+    """Bytes that the tensor's values take, or None if its type has no fixed size."""
     bits = BITS.get(tensor.type)
     return None if bits is None else (math.prod(shape_of(tensor)) * bits + 7) // 8
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Values that the file holds for a tensor; None where it holds none, or of a type that numpy lacks."""
+    """Values that the file holds for a tensor; None if it holds none, or of a type that numpy lacks."""
     if not stored_bytes(model, tensor) or tensor.type not in DTYPES:
         return None
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)

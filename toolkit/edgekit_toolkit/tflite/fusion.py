@@ -203,7 +203,7 @@ def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _Joined | None
 
 
 def _factors(product: Node, before: Node, x: str, graph: Graph) -> set[str] | None:
-    """Return which factors of a Gelu a node multiplies with; None where it does something else."""
+    """Return which factors of a Gelu a node multiplies with; None if it does something else."""
     if product.op_type != "Mul":
         return None
     other = _other(product, before)
@@ -221,7 +221,7 @@ def _other(node: Node, before: Node) -> str:
 
 
 def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
-    """Return what a node multiplies by `factor`; None where it does something else."""
+    """Return what a node multiplies by `factor`; None if it does something else."""
     if node.op_type not in {"Mul", "Div"}:
         return None
     for place in (1, 0) if node.op_type == "Mul" else (1,):

@@ -35,7 +35,7 @@ class ConversionError(ModelError):
     """The model cannot be written as TFLite, or what was written does not compute the same.
 
     Attributes:
-        refusals: every node that is not covered; empty where the reason is not a node.
+        refusals: every node that is not covered; empty if the reason is not a node.
     """
 
     def __init__(self, message: str, refusals: tuple[Refusal, ...] = ()) -> None:

@@ -64,7 +64,7 @@ class Step:
         return self.graph.dtype(self.node.outputs[place])
 
     def value(self, place: int) -> NDArray[Any] | None:
-        """Return the value of a constant input; None where it is left out or not constant."""
+        """Return the value of a constant input; None if it is left out or not constant."""
         return self.graph.constants.get(self.node.input(place))
 
     def constant(self, place: int, what: str) -> NDArray[Any]:

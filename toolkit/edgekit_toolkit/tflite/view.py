@@ -53,7 +53,7 @@ class Node:
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def input(self, place: int) -> str:
-        """Return the name of an input; empty where it is left out."""
+        """Return the name of an input; empty if it is left out."""
         return self.inputs[place] if place < len(self.inputs) else ""
 
 
@@ -94,7 +94,7 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`, once; None where others or the caller see it too."""
+        """Return the only node that reads `name`, once; None if others or the caller see it too."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 

@@ -25,7 +25,7 @@ class Option:
     Attributes:
         setting: setting of the model.
         power_w: above the idle power.
-        loss: share of its accuracy that the model loses; over 1 where it misses its deadline.
+        loss: share of its accuracy that the model loses; over 1 if it misses its deadline.
     """
 
     setting: ModelSetting
@@ -82,7 +82,7 @@ def choose_turns(
         most_w: no plan over it gets a turn.
 
     Returns:
-        A plan under `allowed_w` and the next one over it; the first is None where no plan is under it, the
+        A plan under `allowed_w` and the next one over it; the first is None if no plan is under it, the
         second where none is over it or turns of it would lose more.
     """
     hull: list[Plan] = []

@@ -27,7 +27,7 @@ class Sensors:
     Attributes:
         families: what was searched for, with what is missing and why.
         probes: all that were found.
-        source: source of power and energy, or None where nothing measures them.
+        source: source of power and energy, or None if nothing measures them.
     """
 
     families: tuple[Family, ...]

@@ -77,7 +77,7 @@ def find_raspberry(sysfs: Sysfs, vcgencmd: str | None) -> Family:
 
     Args:
         sysfs: where to look.
-        vcgencmd: path of the program, or None where there is none.
+        vcgencmd: path of the program, or None if there is none.
     """
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []

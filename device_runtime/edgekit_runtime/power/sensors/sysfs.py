@@ -16,7 +16,7 @@ class Sysfs:
     root: Path = SYSFS_ROOT
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return the paths that match, in natural order; nothing where a folder is absent or closed to us."""
+        """Return the paths that match, in natural order; nothing if a folder is absent or closed to us."""
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:

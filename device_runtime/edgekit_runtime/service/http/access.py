@@ -15,7 +15,7 @@ def check_access(head: RequestHead, token: bytes | None) -> None:
 
     Args:
         head: head of a request over TCP.
-        token: the expected header `Authorization`, as `read_token` returns it; None where no token is set.
+        token: the expected header `Authorization`, as `read_token` returns it; None if no token is set.
 
     Raises:
         RequestError: the request is refused.

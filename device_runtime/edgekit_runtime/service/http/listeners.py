@@ -19,7 +19,7 @@ _MODE: Final = 0o660  # the user and the group of the service
 _LOCK_TRIES: Final = 100
 _LOCK_PAUSE_S: Final = 0.01
 _FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
-_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group; 0 where there is no peer
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group; 0 if there is no peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SocketFile:
 
 
 def find_peer(connected: socket.socket) -> int:
-    """Return the process at the other end of a Unix socket; 0 where that is not known, as in a container."""
+    """Return the process at the other end of a Unix socket; 0 if that is not known, as in a container."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid: int = _CREDENTIALS.unpack(credentials)[0]
     return pid

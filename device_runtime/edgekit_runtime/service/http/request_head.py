@@ -25,7 +25,7 @@ _ONE_OF_A_KIND: Final = frozenset(
 
 
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
-    """Return where the head ends with which `data` begins, or None where its end has not arrived.
+    """Return where the head ends with which `data` begins, or None if its end has not arrived.
 
     Args:
         data: what was received.
@@ -59,9 +59,9 @@ class RequestHead:
         has_origin: whether a web page sent it.
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
-        data: the bytes of the head; empty where it is too long to be remembered.
+        data: the bytes of the head; empty if it is too long to be remembered.
         size_bytes: length of the head.
-        request_bytes: length of a request with this head in one piece; -1 where it never comes in one piece.
+        request_bytes: length of a request with this head in one piece; -1 if it never comes in one piece.
         route: handles all requests with this head; None until the first one was routed.
         clearance: the server's `clearance` under which requests with this head need no screening.
     """

@@ -17,7 +17,7 @@ class Request(NamedTuple):
 
     Attributes:
         head: its head.
-        body: its body, empty where it has none.
+        body: its body, empty if it has none.
     """
 
     head: RequestHead
@@ -81,7 +81,7 @@ class RequestParser:
         self.unread = b""
 
     def next_event(self) -> Event | None:
-        """Return a head, then its request, or None where more bytes are needed.
+        """Return a head, then its request, or None if more bytes are needed.
 
         Raises:
             RequestError: malformed, or over a limit. Where the next request begins is not known then.

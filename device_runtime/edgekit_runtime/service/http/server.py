@@ -36,7 +36,7 @@ class HttpServer:
         handle_request: gets a connection, a head and the whole body; it, or what it starts, calls
             `connection.respond` once. An `EdgekitError` that it raises becomes the response.
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
-            True where it has released the connection. It sets `head.clearance` to that of the server where no
+            True if it has released the connection. It sets `head.clearance` to that of the server where no
             further request with this head needs screening.
         clearance: changes when heads that were cleared must be screened again.
         loop, limits: shared by the connections.

@@ -95,7 +95,7 @@ class Status:
     """One line of the repository's index.
 
     Attributes:
-        name, version: name and version of the model; the version is empty where none was ever loaded.
+        name, version: name and version of the model; the version is empty if none was ever loaded.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
         reason: why it is not ready, or what is special about it, or empty.
     """

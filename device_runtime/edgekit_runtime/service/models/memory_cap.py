@@ -174,7 +174,7 @@ class MemoryCap:
             self._reserved.remove(reserved)
 
     def _choose_victim(self, plan: LoadPlan, *, without: str = "") -> str | None:
-        """Return the model to unload next, or None where there is room.
+        """Return the model to unload next, or None if there is room.
 
         Args:
             plan: how the model is loaded.

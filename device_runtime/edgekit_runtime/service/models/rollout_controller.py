@@ -46,7 +46,7 @@ class RolloutController:
         """Put the newest version on trial, with the lock of `model` held.
 
         Returns:
-            False where there is nothing to try: no version in use, none newer, or the same one.
+            False if there is nothing to try: no version in use, none newer, or the same one.
 
         Raises:
             EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.

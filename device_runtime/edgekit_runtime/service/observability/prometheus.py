@@ -140,7 +140,7 @@ def service_families(service: ServiceMetrics) -> list[MetricFamily]:
 
 
 def read_memory(path: Path = _STATUS) -> dict[str, int]:
-    """Return the resident (`rss`) and the proportional (`pss`) memory in bytes; empty where unknown."""
+    """Return the resident (`rss`) and the proportional (`pss`) memory in bytes; empty if unknown."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -132,7 +132,7 @@ class LogHistogram:
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return between which values the true quantile lies; infinite where that is still open.
+        """Return between which values the true quantile lies; infinite if that is still open.
 
         Args:
             quantile: 0..1, the ends excluded.
@@ -144,7 +144,7 @@ class LogHistogram:
         return self._bounds(low)[0] if low else 0.0, self._bounds(high + 1)[1]
 
     def quantile(self, quantile: float) -> float | None:
-        """Return the quantile of the values themselves, to 1 %; None where there are none."""
+        """Return the quantile of the values themselves, to 1 %; None if there are none."""
         if not self.count:
             return None
         low, high = self._bounds(max(1, math.ceil(quantile * self.count)))

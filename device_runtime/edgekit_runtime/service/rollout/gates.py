@@ -27,7 +27,7 @@ class Arm:
         answers: all of them, failed ones included.
         failed: errors, and answers with NaN or infinity.
         latency: latency of answers that did not fail, in seconds.
-        energy: per request, in joules; empty where it is not measured.
+        energy: per request, in joules; empty if it is not measured.
     """
 
     answers: int = 0

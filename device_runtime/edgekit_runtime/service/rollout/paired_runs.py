@@ -70,7 +70,7 @@ def run_pair(
     flip: Callable[[], int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pair | None:
-    """Run both versions in random order; return None where one fails or answers NaN or infinity.
+    """Run both versions in random order; return None if one fails or answers NaN or infinity.
 
     Args:
         current: session of the version in use.
@@ -160,7 +160,7 @@ class PairedRuns:
 
         Args:
             inputs: that stay as they are.
-            done: takes the pair, or None where a run failed, on the loop's thread; not after `close`.
+            done: takes the pair, or None if a run failed, on the loop's thread; not after `close`.
         """
         if self._is_over:
             return

@@ -156,7 +156,7 @@ def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return in which inputs or outputs two versions differ, the candidate's first; None where in none."""
+    """Return in which inputs or outputs two versions differ, the candidate's first; None if in nothing."""
     for what in ("inputs", "outputs"):
         old, new = ([_describe(spec) for spec in getattr(one, what)] for one in (current, candidate))
         if old != new:

@@ -144,7 +144,7 @@ class Batch:
 
 
 def _split(outputs: Mapping[str, Array], rows: Sequence[int]) -> tuple[Answer, ...] | None:
-    """Return views of the outputs for each call, or None where the outputs have other rows."""
+    """Return views of the outputs for each call, or None if the outputs have other rows."""
     total = sum(rows)
     if any(array.ndim == 0 or len(array) != total for array in outputs.values()):
         return None

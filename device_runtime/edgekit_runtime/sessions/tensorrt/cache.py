@@ -81,7 +81,7 @@ class CacheEntry:
         precision: precision of the engine that was kept.
         seconds: precision -> median latency, for each precision that was measured.
         notes: why other engines were not kept.
-        plan: the engine, or None where TensorRT or the golden outputs refused every one, for the reasons in
+        plan: the engine, or None if TensorRT or the golden outputs refused every one, for the reasons in
             `notes`: building again would end the same.
     """
 

@@ -1,7 +1,7 @@
 """The process in which `trial` runs a model: `python -m edgekit_toolkit.importers.tflite.child BYTES`.
 
 It reads `model.tflite` in the working folder, loads it and runs it on zeros, with at most BYTES of address
-space. It exits with 0 where that worked, or prints why not to the standard error and exits with 1. Outputs
+space. It exits with 0 if that worked, or prints why not to the standard error and exits with 1. Outputs
 that came out in another shape than the file records go to the standard output as JSON, a list of
 `trial.MadeOutput`; for them it runs once more, on noise. It imports nothing of ours, so
 that it starts fast.

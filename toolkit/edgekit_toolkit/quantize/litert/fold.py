@@ -85,7 +85,7 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
 
 
 def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fold | None:
-    """How to fold an operator; None where that cannot be or does not pay."""
+    """How to fold an operator; None if that cannot be or does not pay."""
     options, kind = operator.builtinOptions, operator_name(model, operator)
     if (
         kind not in {"CONV_2D", "DEPTHWISE_CONV_2D"}
@@ -119,7 +119,7 @@ def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fol
 
 
 def _along(row: int, width: int, stride: int, made: int) -> _Fold | None:
-    """The folding of rows of `row` pixels; None where groups or padding do not come out even."""
+    """The folding of rows of `row` pixels; None if groups or padding do not come out even."""
     pixels = stride * made
     if row % pixels:
         return None

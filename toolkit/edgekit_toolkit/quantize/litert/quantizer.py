@@ -55,7 +55,7 @@ class LiteRtQuantizer:
         return "as it is" if self._find_codes() else "float32", self.model
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None where some may be."""
+        """Return why no other form is made of this model; None if some may be."""
         if (reason := self._find_codes()) is not None:
             return reason
         if find_spec("ai_edge_quantizer") is None:
@@ -63,7 +63,7 @@ class LiteRtQuantizer:
         return None
 
     def _find_codes(self) -> str | None:
-        """Return what the model has in place of float32 weights; None where it has those."""
+        """Return what the model has in place of float32 weights; None if it has those."""
         summary = self.model.summary
         if summary.quantized:  # codes of codes would only lose
             return "the model is already quantized"
@@ -75,7 +75,7 @@ class LiteRtQuantizer:
         return None
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None where some may be."""
+        """Return why no static int8 form is made of it; None if some may be."""
         count = len(parsed(self._content).subgraphs)
         return f"the model has {count} sub-graphs (control flow)" if count > 1 else None
 
@@ -122,7 +122,7 @@ class LiteRtQuantizer:
         return [-1 if tensors[spec.name] in made else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
-        """Return the form's model, or None where the form changes nothing."""
+        """Return the form's model, or None if the form changes nothing."""
         made = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
         return None if made is None else TfliteModel(made)
 

@@ -53,7 +53,7 @@ _LAYERS: Final = frozenset(
 
 
 def build(prepared: bytes, form: Form) -> bytes | None:
-    """Return the form's model, or None where the model has no layer that the form changes.
+    """Return the form's model, or None if the model has no layer that the form changes.
 
     Args:
         prepared: the float model as `litert.prepare.prepare` made it.

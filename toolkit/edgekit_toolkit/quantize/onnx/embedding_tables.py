@@ -48,7 +48,7 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
         layers: first outputs of the lookups to change; None for all.
 
     Returns:
-        None where the model has no table that this fits.
+        None if the model has no table that this fits.
     """
     result = copy_model(model)
     graph = result.graph

@@ -12,7 +12,7 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
-    """Tensor names: codes, their scale, and their zero point; it is empty where it is 0 and left out."""
+    """Tensor names: codes, their scale, and their zero point; it is empty if it is 0 and left out."""
 
     codes: str
     scale: str

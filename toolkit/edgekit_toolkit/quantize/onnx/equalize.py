@@ -118,7 +118,7 @@ def _balance(
 
 
 def _readers(index: GraphIndex, name: str, tensors: list[str]) -> list[onnx.NodeProto] | None:
-    """Convolutions that read tensor `name` through homogeneous operators; None where anything else does.
+    """Convolutions that read tensor `name` through homogeneous operators; None if anything else does.
 
     The names of the tensors on the way are added to `tensors`.
     """

@@ -122,7 +122,7 @@ class _Writer:
         return node.op_type != "Resize" or node.input[0] not in self.rereads
 
     def _reread(self, node: onnx.NodeProto) -> bool:
-        """Note an operator whose output is a kernel's codes read with other parameters; return if it is one."""
+        """Note an operator whose output is a kernel's codes with other parameters; return if it is one."""
         found = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
         if found is None:
             return False

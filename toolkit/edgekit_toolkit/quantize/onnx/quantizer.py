@@ -59,7 +59,7 @@ class OnnxQuantizer:
         return label, self.build(Form(forms.FLOAT32)) or self.model
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None where some may be."""
+        """Return why no other form is made of this model; None if some may be."""
         if self._is_quantized():  # codes of codes would only lose
             return "the model is already quantized"
         types = float_types(self._proto)
@@ -76,7 +76,7 @@ class OnnxQuantizer:
         )
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None where some may be."""
+        """Return why no static int8 form is made of it; None if some may be."""
         version = opset(self._proto)
         if version >= _MIN_QDQ_OPSET:
             return None
@@ -108,7 +108,7 @@ class OnnxQuantizer:
         return softmax_axes(self._proto)
 
     def build(self, form: Form) -> OnnxModel | None:
-        """Return the form's model, or None where the form changes nothing."""
+        """Return the form's model, or None if the form changes nothing."""
         made = build(self._proto, form)
         return None if made is None else OnnxModel(made)
 

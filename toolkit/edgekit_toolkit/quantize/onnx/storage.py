@@ -49,7 +49,7 @@ def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Weights that the bodies of control flow hold, or read from outside, are among them.
 
     Returns:
-        None where the model has no weight that this fits.
+        None if the model has no weight that this fits.
     """
     result = copy_model(model)
     names = GraphIndex(result.graph)
@@ -59,7 +59,7 @@ def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def _halve(graph: onnx.GraphProto, names: GraphIndex) -> bool:
-    """Store the weights of one graph as float16, in place; False where it has none."""
+    """Store the weights of one graph as float16, in place; False if it has none."""
     index = GraphIndex(graph)
     casts, tensors = [], []
     for tensor in graph.initializer:
@@ -125,7 +125,7 @@ def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) 
         layers: first outputs of the products to change; None for all.
 
     Returns:
-        None where the model has no layer that this fits, or an operator set without a scale a channel.
+        None if the model has no layer that this fits, or an operator set without a scale a channel.
     """
     if opset(model) < OPSET_INT8:
         return None
@@ -166,7 +166,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     kernel for MatMul.
 
     Returns:
-        None where the model has no layer that this fits.
+        None if the model has no layer that this fits.
     """
     index = GraphIndex(model.graph)
     chosen = [node for node in model.graph.node if _fits_blocks(index, node)]
@@ -238,7 +238,7 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return `model` with int8 matrix products whose input ranges are taken at run time; never convolutions.
 
     Returns:
-        None where the model has no MatMul or LSTM for it.
+        None if the model has no MatMul or LSTM for it.
 
     Raises:
         BackendError: onnxruntime's quantizer fails on the model.

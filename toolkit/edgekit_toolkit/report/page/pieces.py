@@ -88,7 +88,7 @@ def figure_cell(
         unit: unit of the figure, as for `show`.
         labelled: whether it needs a badge.
         broken: whether it is over its limit.
-        interval: interval of a drop, or None where there is none.
+        interval: interval of a drop, or None if there is none.
     """
     own = badge(figure) if labelled and figure["value"] is not None else None
     return number(

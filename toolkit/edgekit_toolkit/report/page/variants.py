@@ -9,7 +9,7 @@ _SHOWN = ("latency", "host_latency", "size", "drop")
 
 
 def variant_table(found: list[CarriedVariant]) -> Markup | None:
-    """Return the table of the variants, or nothing where the package has one only."""
+    """Return the table of the variants, or nothing if the package has one only."""
     if not found:
         return None
     rows = [

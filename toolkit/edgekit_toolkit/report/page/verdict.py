@@ -36,7 +36,7 @@ def heading(report: Report) -> Markup:
 
 
 def warnings(report: Report) -> Markup | None:
-    """Return all warnings, loud, or None where there are none."""
+    """Return all warnings, loud, or None if there are none."""
     found = report["warnings"]
     if not found:
         return None

@@ -18,7 +18,7 @@ class Quantity:
         title: `Size`.
         unit: `MB`.
         values: one a point, in display units.
-        reaches: confidence interval of each value, or None; empty where there are none.
+        reaches: confidence interval of each value, or None; empty if there are none.
         limit: the budget's limit, or None.
         limit_text: the limit as the rest of the page shows it.
         baseline: the source model's value, or None.

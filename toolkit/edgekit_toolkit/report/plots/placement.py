@@ -49,7 +49,7 @@ class Room:
         self.taken.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Return where the label of a point stands; None where no place is left."""
+        """Return where the label of a point stands; None if no place is left."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):

@@ -27,8 +27,8 @@ class Decoding:
     """How files of images and sound become samples.
 
     Attributes:
-        preprocessing: fields of the preprocessing file, or None where there is none.
-        classes: names in the order of the model's outputs; empty where they are not known.
+        preprocessing: fields of the preprocessing file, or None if there is none.
+        classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders or lists.
         progress: called with the number of decoded files and of all, the first time.
     """

@@ -135,7 +135,7 @@ def _no_media(others: "Counter[str]") -> str:
 
 
 def _by_folder(root: Path, found: Sequence[Path]) -> dict[Path, Label] | None:
-    """Return the name of each file's sub-folder of `root`; None where files lie in `root` itself."""
+    """Return the name of each file's sub-folder of `root`; None if files lie in `root` itself."""
     parts = {one: one.relative_to(root).parts for one in found}
     flat = [one for one, names in parts.items() if len(names) == 1]
     if flat and len(flat) < len(found):

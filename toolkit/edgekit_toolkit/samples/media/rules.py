@@ -79,7 +79,7 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return a preprocessing file for a model with these inputs, on one line; None where none can fit.
+    """Return a preprocessing file for a model with these inputs, on one line; None if none can fit.
 
     Args:
         inputs: what the model takes.
@@ -168,14 +168,14 @@ def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
 
 
 def _layout(spec: TensorSpec) -> str | None:
-    """Where the channels of an image input are, by its shape; None where it takes no images."""
+    """Where the channels of an image input are, by its shape; None if it takes no images."""
     if len(spec.shape) != 4:
         return None
     return next((one for one in LAYOUTS if spec.shape[one.index("C")] in (1, 3)), None)
 
 
 def _audio_length(spec: TensorSpec) -> int | str | None:
-    """The number of samples that a sound input takes, or its name; None where it takes no sound."""
+    """The number of samples that a sound input takes, or its name; None if it takes no sound."""
     if not spec.dtype.startswith("float") or len(spec.shape) not in (2, 3):
         return None
     rest = spec.shape[1:]

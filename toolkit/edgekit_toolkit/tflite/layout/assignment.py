@@ -23,7 +23,7 @@ def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, V
 
     Args:
         graph: the ONNX model.
-        rules: one for each node; None where a node is refused or makes only views.
+        rules: one for each node; None if a node is refused or makes only views.
         views: what `values.find_views` returned.
     """
     plan = _Plan(graph, rules, views)

@@ -52,7 +52,7 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(held: Form, wanted: Form, shape: Shape) -> float:
-    """Return what it costs to read a tensor held as `held` in the form `wanted`; 0 where nothing is to do."""
+    """Return what it costs to read a tensor held as `held` in the form `wanted`; 0 if nothing is to do."""
     size_bytes = 4 * math.prod(shape)
     if core(held, shape) != core(wanted, shape):
         return OPERATOR_COST + size_bytes
@@ -83,7 +83,7 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 
 
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
-    """Return the form in which the same bytes are the reshaped tensor; None where they would be out of order.
+    """Return the form in which the same bytes are the reshaped tensor; None if they would be out of order.
 
     Sizes are matched in groups, as few as possible each: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. A group
     of several axes must be held side by side and in order.

@@ -30,7 +30,7 @@ class Rule:
         shape: sizes of the axes that a work form orders.
         reads: form in which each input is read, from the work form.
         writes: form in which each output is left.
-        allows: whether a work form is possible; None where only `start` is.
+        allows: whether a work form is possible; None if only `start` is.
         proposes: the work form that leaves the result in a given form, where ranks differ.
     """
 

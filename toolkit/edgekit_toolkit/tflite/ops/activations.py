@@ -39,7 +39,7 @@ CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_
 
 
 def clip_limits(step: Step) -> tuple[float, float] | None:
-    """Return the limits of a Clip; None where they are computed."""
+    """Return the limits of a Clip; None if they are computed."""
     found = []
     for place, default in ((1, -math.inf), (2, math.inf)):
         value = step.value(place)

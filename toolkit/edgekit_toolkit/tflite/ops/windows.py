@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """TFLite's word for the padding; None where it has none and the input must be padded first."""
+        """TFLite's word for the padding; None if it has none and the input must be padded first."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -103,7 +103,7 @@ def windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowAttributes:
-    """What an ONNX node says of its windows; None where it says nothing."""
+    """What an ONNX node says of its windows; None if it says nothing."""
 
     strides: Sequence[int] | None
     dilations: Sequence[int] | None
