@@ -30,7 +30,7 @@ MAX_DIMENSION: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What an input or output holds.
+    """Name, dtype and shape of an input or output.
 
     Attributes:
         name: the name in the model graph.

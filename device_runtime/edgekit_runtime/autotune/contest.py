@@ -65,7 +65,7 @@ def _format(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeasureOrder:
-    """What one process is to measure.
+    """An order to one process: what to measure, and how.
 
     Attributes:
         package: absolute path.
@@ -172,7 +172,7 @@ def _run_child(order: MeasureOrder) -> list[float | str]:
 
 @dataclass(frozen=True, slots=True)
 class ContestLimits:
-    """When a contest ends.
+    """Limits of a contest.
 
     Attributes:
         fewest: processes, unless the time is over.

@@ -24,7 +24,7 @@ _PAUSE_S: Final = 2e-3  # until the neighbour's threads have stopped spinning
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """What takes turns.
+    """Sessions that are timed in turns with others.
 
     Attributes:
         sessions: sessions of one model, which run at once; at least one.

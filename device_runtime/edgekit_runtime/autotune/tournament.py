@@ -31,7 +31,7 @@ _ROUNDS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """How one backend of one variant of a package did.
+    """The result of one backend of one variant of a package.
 
     Attributes:
         name: backend and artifact, unique within the package.
@@ -50,7 +50,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Tournament:
-    """How the backends of a package did on this machine.
+    """The results of all backends of a package on this machine.
 
     Attributes:
         entrants: entrants in the order of the package.

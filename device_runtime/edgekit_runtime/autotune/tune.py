@@ -50,7 +50,7 @@ _FINAL_SHARE: Final = 0.4  # of the time, for the last comparison
 
 @dataclass(frozen=True, slots=True)
 class SettingResult:
-    """How a setting did.
+    """The result of one setting.
 
     Attributes:
         setting: that was tried.
@@ -70,7 +70,7 @@ class SettingResult:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         objective: objective of the search.

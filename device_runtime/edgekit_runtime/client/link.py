@@ -23,7 +23,7 @@ _MAX_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a service is.
+    """The address of a service.
 
     Attributes:
         path: path of a Unix socket, or None.

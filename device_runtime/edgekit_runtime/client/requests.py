@@ -39,7 +39,7 @@ class RequestTemplate:
 
 
 class InferOptions(NamedTuple):
-    """Which model to run, and when.
+    """The model of an inference request, its priority and its time limit.
 
     Attributes:
         name, version: name and version of the model; version None for the one that the service prefers.

@@ -20,7 +20,7 @@ from edgekit_runtime.tensors import Array
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What stands before the body of a response.
+    """The head of a response.
 
     Attributes:
         status: the HTTP status.
@@ -76,7 +76,7 @@ def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
 
 
 class Layout:
-    """Where the outputs lie in a response that begins as one that was read before.
+    """Positions of the outputs in a response with the same beginning as an earlier one.
 
     Attributes:
         start: the response's head and JSON.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
         document: document for `--json`, one object.

@@ -45,7 +45,7 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a reader accepts; all are checked before anything of that size is read.
+    """Size limits of a reader, each checked before anything of that size is read.
 
     Raises:
         ValueError: a limit is not positive, or beyond what the format can hold.
@@ -211,7 +211,7 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedManifest:
-    """What a package says of itself. Its form and digests are right, but anybody can have written it.
+    """The claims of a package. Its form and digests are right, but anybody can have written it.
 
     It gives no access to artifacts, so nothing can be run from it.
 
@@ -227,7 +227,7 @@ class UnverifiedManifest:
 def read_unverified_manifest(
     path: Path, limits: Limits = DEFAULT_LIMITS, *, check_artifacts: bool = True
 ) -> UnverifiedManifest:
-    """Return what the package at `path` says of itself, WITHOUT verifying who signed it.
+    """Return the claims of the package at `path`, WITHOUT verifying who signed it.
 
     For showing it to a user who decides whether to trust that key, and for listing packages; use
     `read_package` for everything else. All other checks of `read_package` are made.

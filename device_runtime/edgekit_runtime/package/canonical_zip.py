@@ -56,7 +56,7 @@ _HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where one member lies.
+    """The position of one member in the archive.
 
     Attributes:
         name: its path.

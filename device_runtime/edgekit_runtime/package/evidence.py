@@ -55,7 +55,7 @@ def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
 
 
 def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
-    """Return what the evidence file at `path` says about `subject_path`, WITHOUT verifying who signed it.
+    """Return the claims of the evidence at `path` about `subject_path`, WITHOUT verifying who signed it.
 
     Anybody can have written it. This is for showing it to people who decide whether to trust its key.
 

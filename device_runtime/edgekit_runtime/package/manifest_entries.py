@@ -132,7 +132,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """Which engine runs which artifact, with which options, and what to take when that engine is missing.
+    """The engine that runs an artifact, its options, and the fallback if that engine is missing.
 
     Attributes:
         name: name of the backend, such as `ort`.

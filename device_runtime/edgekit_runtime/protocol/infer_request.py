@@ -85,7 +85,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferRequest:
-    """What a request asks for.
+    """An inference request.
 
     Attributes:
         inputs: the tensors, in the order of their binary data.
@@ -169,7 +169,7 @@ def _encode_input(tensor: InferTensor) -> dict[str, Any]:
 def decode_request(
     document: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> InferRequest:
-    """Return what a request asks of a model with these inputs and outputs.
+    """Return the request in a JSON document to a model with these inputs and outputs.
 
     Args:
         document: the object in its JSON, maybe with a `NumberArray` instead of a list.

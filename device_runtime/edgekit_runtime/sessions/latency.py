@@ -18,7 +18,7 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """When `measure_latency` stops.
+    """Limits of `measure_latency`.
 
     Attributes:
         warmup_rounds: rounds that are run first and not counted.

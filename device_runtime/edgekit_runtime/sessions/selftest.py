@@ -19,7 +19,7 @@ _EXACT_KINDS = "biu"  # bool and integers, of which float64 cannot hold all
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """How one output compares.
+    """The comparison of one output.
 
     Attributes:
         name: name of the output.

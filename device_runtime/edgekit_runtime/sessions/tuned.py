@@ -30,7 +30,7 @@ _ENGINES: Final = {"ort": ("onnxruntime",), "litert": ("ai_edge_litert", "tflite
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found best.
+    """The best options that were found.
 
     Attributes:
         objective: `latency` or `throughput`.
@@ -83,7 +83,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
-    """Return what was kept for a backend of a package, or None.
+    """Return the stored options for a backend of a package, or None.
 
     Args:
         manifest: manifest of the package.

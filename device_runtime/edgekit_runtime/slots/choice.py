@@ -27,7 +27,7 @@ class NothingToOpenError(SlotError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """What to open now. Close `package` when the session is open.
+    """The version to open now. Close `package` when the session is open.
 
     Attributes:
         model, version: name and version of the package.

@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Which packages are accepted.
+    """Rules by which packages are accepted.
 
     Attributes:
         trust: whose signatures.

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What an installation did.
+    """The result of an installation.
 
     Attributes:
         model, version: name and version of the package.
@@ -128,7 +128,7 @@ class Slots:
         return loaded, tuple(_examine(folder, loaded.state))
 
     def choose(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
-        """Return what to open, and record nothing.
+        """Return the version to open, and record nothing.
 
         Args:
             model: its name.

@@ -25,7 +25,7 @@ _Change: TypeAlias = Callable[[Installed], Installed]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What an installation may do that is refused otherwise.
+    """Permissions of an installation that are off by default.
 
     Attributes:
         pin: stay at this version from now on, also where another is pinned.
@@ -51,7 +51,7 @@ def find_previous(state: ModelState) -> Installed | None:
 
 
 def list_candidates(state: ModelState) -> tuple[Installed, ...]:
-    """Return what may be opened, best first.
+    """Return the versions that may be opened, the best first.
 
     Rejected versions come last of all: a start with one of them is worth a try where nothing else is whole.
     """

@@ -10,7 +10,7 @@ _NUMBER, _WORD = 0, 1
 
 
 def sort_key(version: str) -> SortKey:
-    """Return what sorts versions from old to new.
+    """Return a key that sorts versions from old to new.
 
     Runs of digits count as numbers (`1.10` after `1.9`, `rc10` after `rc9`), numbers come before words, zeros
     at the end do not count (`1.0` is `1`), and what follows the first `-` makes a version earlier than the

@@ -13,7 +13,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return what can still be used: of the machine, or of this process's limit if that is less."""
+    """Return the free memory: of the machine, or of this process's limit if that is less."""
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():

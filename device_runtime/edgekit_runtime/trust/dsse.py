@@ -163,7 +163,7 @@ class Envelope:
 
 
 def encode_signed(payload: bytes) -> bytes:
-    """Return what the signature of a payload is over: DSSE's pre-authentication encoding."""
+    """Return the bytes that are signed for a payload: DSSE's pre-authentication encoding."""
     kind = PAYLOAD_TYPE.encode("ascii")
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 

@@ -176,7 +176,7 @@ def _ask_child(child: JsonChild, question: _Question, about: str, limit_s: float
 
 
 def _name(envelope: bytes, predicate_type: str) -> str:
-    """Return what names a question in its answer."""
+    """Return the name by which an answer refers to its question."""
     return f"{hashlib.sha256(envelope).hexdigest()} {predicate_type}"
 
 

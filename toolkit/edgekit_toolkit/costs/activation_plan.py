@@ -32,7 +32,7 @@ _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take c
 
 @dataclass(frozen=True, slots=True)
 class ActivationMemory:
-    """What the activations need.
+    """Memory of the activations.
 
     Attributes:
         resident_bytes: resident memory of the arena after a few runs: activations, scratch of the kernels and
@@ -45,7 +45,7 @@ class ActivationMemory:
 
 
 def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
-    """Return what the activations of `graph` need.
+    """Return the memory of the activations of `graph`.
 
     Args:
         graph: see `optimise_as_engine`.

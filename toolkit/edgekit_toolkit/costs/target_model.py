@@ -15,7 +15,7 @@ from edgekit_toolkit.targets.spec import PowerMode, Precision, Target
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What one kernel computes and moves, whatever it runs on.
+    """Arithmetic and memory traffic of one kernel, on any device.
 
     Attributes:
         name: the node's name, or that of its first output where it has none.

@@ -30,7 +30,7 @@ from edgekit_toolkit.samples.source import open_data
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What came out of a file of samples.
+    """The outputs for a file of samples.
 
     Attributes:
         samples: how many there were.

@@ -32,7 +32,7 @@ class Modelled:
 
 
 def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
-    """Return what one inference would take on the target."""
+    """Return latency and energy of one inference on the target, modelled."""
     try:
         work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
     except ModelError:

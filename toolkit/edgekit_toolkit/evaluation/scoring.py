@@ -66,7 +66,7 @@ class PartScores:
     drops: tuple[Drop, ...]
 
     def of(self, place: int) -> Score:
-        """Return what one candidate has."""
+        """Return the score of one candidate."""
         return Score(self.scores[place], self.baseline, self.drops[place])
 
     def without(self, places: Collection[int]) -> "PartScores":

@@ -63,20 +63,20 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return what a folder is where a model was expected."""
+    """Return a description of a folder that was given as a model."""
     if (path / "saved_model.pb").exists():
         return "a TensorFlow SavedModel; export it first: python -m tf2onnx.convert --saved-model"
     return "a folder; give the model file in it"
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return what a file is by its first bytes; None if they are not known."""
+    """Return a description of a file by its first bytes; None if they are unknown."""
     found = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
     return next(found, None)
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return what a file is whose content is no ONNX model."""
+    """Return a description of a file that is not an ONNX model."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":

@@ -20,7 +20,7 @@ Specs: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 class ModelSize(NamedTuple):
-    """How large a model is.
+    """The size of a model.
 
     Attributes:
         opset: ONNX operator set; None for other formats.
@@ -63,7 +63,7 @@ class Model(Protocol):
     def size(self) -> ModelSize: ...  # noqa: D102  # see the class
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return what the model takes and gives; formats without an order of outputs follow `outputs`.
+        """Return the specs of inputs and outputs; formats without an order of outputs follow `outputs`.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -117,7 +117,7 @@ class Model(Protocol):
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return what the model adds to the engine's memory; None if only a measurement can tell.
+        """Return the memory that the model adds to the engine's; None if it must be measured.
 
         Args:
             dims: sizes of free dimensions.

@@ -61,7 +61,7 @@ class OnnxModel:
         return ModelSize(opset(self.proto), len(graph.node), parameters)
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:  # noqa: ARG002  # the graph has an order
-        """Return what the model takes and gives, in the graph's order."""
+        """Return the specs of inputs and outputs, in the graph's order."""
         return tensor_specs(self.proto)
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:

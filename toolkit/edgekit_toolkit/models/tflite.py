@@ -59,7 +59,7 @@ class TfliteModel:
         return ModelSize(None, sum(1 for _ in operators(model)), parameters)
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return what the model takes and gives, the outputs in the order of `outputs`."""
+        """Return the specs of inputs and outputs, the outputs in the order of `outputs`."""
         with closing(LiteRtSession(self.content)) as session:
             named = {spec.name: spec for spec in session.outputs}
             return session.inputs, tuple(named[name] for name in outputs or named)

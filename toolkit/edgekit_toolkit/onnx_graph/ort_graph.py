@@ -33,7 +33,7 @@ _LOG_FATAL_ONLY: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineTensor:
-    """What is known of a tensor.
+    """A tensor of the engine's graph.
 
     Attributes:
         shape: number of elements on each axis; None if it depends on the data.

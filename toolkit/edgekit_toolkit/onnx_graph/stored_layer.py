@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """How one layer with weights is stored and computed in a form's model.
+    """One layer with weights: how a form's model stores and computes it.
 
     Attributes:
         precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.

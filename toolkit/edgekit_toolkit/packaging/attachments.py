@@ -39,7 +39,7 @@ def class_names(labels: str) -> tuple[str, ...]:
 
 
 def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | None:
-    """Return what is odd about labels for a model with these outputs, or None.
+    """Return why labels do not suit a model with these outputs, or None.
 
     It is a warning at most: the classes of a detector may be a part of an axis only.
     """

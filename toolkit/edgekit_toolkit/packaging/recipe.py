@@ -36,7 +36,7 @@ _OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
 
 @dataclass(frozen=True, slots=True)
 class RecipeVariant:
-    """What differs in a further variant of the package; attributes are those of `Recipe`."""
+    """The part of a recipe that is a further variant's own; attributes are those of `Recipe`."""
 
     name: str
     backend: str
@@ -47,7 +47,7 @@ class RecipeVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What was decided for one package.
+    """All decisions for one package.
 
     Attributes:
         name, version, target: name, version and target of the package.

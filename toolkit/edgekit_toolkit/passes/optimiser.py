@@ -38,7 +38,7 @@ NOTHING_TO_CHANGE: Final = "nothing to change"
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What became of one pass.
+    """The result of one pass.
 
     Attributes:
         name: the pass.

@@ -16,7 +16,7 @@ Outputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far an output may move.
+    """Limits of the difference of an output.
 
     Attributes:
         range_fraction: allowed error as a fraction of the output's range (largest less smallest finite

@@ -16,7 +16,7 @@ Progress = Callable[[str, int | None, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for.
+    """A request of the user for one package.
 
     Attributes:
         model: path of the source model.

@@ -65,7 +65,7 @@ class JudgedCandidate(Candidate):
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """How one engine did in a tournament.
+    """The result of one engine in a tournament.
 
     Attributes:
         backend: its name.
@@ -98,7 +98,7 @@ class Carried:
     candidate: JudgedCandidate
 
     def __str__(self) -> str:
-        """Return what warnings call it."""
+        """Return the name that warnings use."""
         return f"{self.run.request.backend} {self.candidate.label}"
 
 

@@ -22,7 +22,7 @@ class ReportedFigure(TypedDict):
 
 
 class ReportedTarget(TypedDict):
-    """What the model was compiled for."""
+    """The target of the package."""
 
     name: str
     title: str
@@ -222,7 +222,7 @@ class Provenance(TypedDict):
 
 
 class ReportedStanding(TypedDict):
-    """How one engine did in a tournament."""
+    """The result of one engine in a tournament."""
 
     backend: str
     label: str | None

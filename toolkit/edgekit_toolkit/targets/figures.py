@@ -13,7 +13,7 @@ Status = Literal["datasheet", "published", "measured", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures come from.
+    """A source of figures.
 
     Attributes:
         key: what figures call it by.

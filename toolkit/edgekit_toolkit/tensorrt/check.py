@@ -39,7 +39,7 @@ _INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that kno
 
 @dataclass(frozen=True, slots=True)
 class TensorRtCheck:
-    """What TensorRT said about a model.
+    """TensorRT's verdict on a model.
 
     Attributes:
         errors: why the model is not accepted: operator, node name and message. An error next to `built` names

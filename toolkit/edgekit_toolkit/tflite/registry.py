@@ -12,7 +12,7 @@ Emit: TypeAlias = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """How an ONNX operator is written.
+    """The function that writes an ONNX operator, and its rule.
 
     Attributes:
         emit: writes one node; raises RefusedError where it cannot.

@@ -55,7 +55,7 @@ class InterfaceTensor:
 
 @dataclass(frozen=True, slots=True)
 class TfliteSummary:
-    """What a model holds.
+    """Content of a model.
 
     Attributes:
         operators: name -> how many, most frequent first.
@@ -86,7 +86,7 @@ class TfliteSummary:
 
 
 def summarise(model: Model) -> TfliteSummary:
-    """Return what a screened model holds."""
+    """Return the content of a screened model."""
     counts = Counter(operator_name(model, operator) for _, _, operator in operators(model))
     main = model.subgraphs[0]
     return TfliteSummary(

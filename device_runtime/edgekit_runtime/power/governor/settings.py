@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelSetting:
-    """How a model is run.
+    """One way to run a model.
 
     Attributes:
         variant: variant of the package, by name.

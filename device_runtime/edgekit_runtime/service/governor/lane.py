@@ -92,7 +92,7 @@ class GovernedLane(Lane):
             lane.drain(count)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what is in force, for `/v2` statistics."""
+        """Return the setting in force, for the `/v2` statistics."""
         return {
             "variant": self.setting.variant,
             "batch": self.setting.batch,

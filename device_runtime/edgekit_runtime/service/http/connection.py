@@ -41,7 +41,7 @@ Screen: TypeAlias = Callable[["Connection", RequestHead], bool]
 
 
 class ConnectionOwner(Protocol):
-    """What all connections of a server share; see `HttpServer`."""
+    """The part of a server that all its connections share; see `HttpServer`."""
 
     loop: AbstractEventLoop
     limits: HttpLimits

@@ -44,7 +44,7 @@ def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
 
 
 class RequestHead:
-    """What a request states before its body.
+    """The head of a request.
 
     Attributes:
         method: `GET`, `POST`, ...
@@ -137,7 +137,7 @@ class HeadCache:
 
 
 class _Collector:
-    """What llhttp finds, through its callbacks."""
+    """Collects what llhttp finds, through its callbacks."""
 
     __slots__ = ("count", "fields", "is_complete", "repeated", "url")
 

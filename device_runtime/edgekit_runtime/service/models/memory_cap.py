@@ -41,7 +41,7 @@ def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How a model is to be loaded.
+    """A plan for loading one model.
 
     Attributes:
         order: order of a swap.

@@ -14,7 +14,7 @@ Load: TypeAlias = Callable[[OpenedPackage], Loaded]
 
 
 class Source(Protocol):
-    """Where packages lie; all of it may wait for the disk and for engines, and runs on threads.
+    """A place of packages. Every method may wait for the disk and for engines, so it runs on a thread.
 
     Attributes:
         limits: limits of reading packages.

@@ -19,7 +19,7 @@ _BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """How many values lie in each of some ranges, and their sum.
+    """Counts of values by range, and their sum.
 
     Attributes:
         bounds: upper ends of the ranges, each included, growing; the last range has none.
@@ -46,7 +46,7 @@ class Histogram:
 
 
 class RunCount:
-    """What is counted of the runs of the engine that served equally many calls and rows.
+    """Counts of the engine's runs with one number of calls and rows.
 
     Attributes:
         count: number of runs.
@@ -69,7 +69,7 @@ class RunCount:
 
 
 class LaneMetrics:
-    """What is counted of one version of a model.
+    """Counts and times of one version of a model.
 
     Attributes:
         model, version: whose.
@@ -196,7 +196,7 @@ class LaneMetrics:
 
 
 class ServiceMetrics:
-    """What is counted and measured of the whole service.
+    """Counts and measurements of the whole service.
 
     Attributes:
         swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.

@@ -107,7 +107,7 @@ _SERVICE_METRICS: Final[tuple[tuple[str, Kind, str, str, tuple[str, ...]], ...]]
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
-    """Return what is counted of versions of models."""
+    """Return the metrics of versions of models."""
     labelled = [({"model": lane.model, "version": lane.version}, lane) for lane in lanes]
     requests = tuple(
         ({**labels, "outcome": outcome}, getattr(lane, field))
@@ -126,7 +126,7 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
 
 
 def service_families(service: ServiceMetrics) -> list[MetricFamily]:
-    """Return what is counted and measured of the whole service, and the memory that it takes now."""
+    """Return the metrics of the whole service, with its present memory."""
     families = []
     for name, kind, text, field, labels in _SERVICE_METRICS:
         values: Mapping[tuple[str, ...], float] = getattr(service, field)

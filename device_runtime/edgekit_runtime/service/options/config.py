@@ -26,7 +26,7 @@ _MAX_FILE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where the service can be reached.
+    """Addresses of the service, TLS and the token.
 
     Attributes:
         unix_socket: path of the Unix socket, or empty for none.

@@ -18,7 +18,7 @@ SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulingLimits:
-    """How the calls of one model are scheduled.
+    """Scheduling of one model's calls.
 
     Attributes:
         max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do

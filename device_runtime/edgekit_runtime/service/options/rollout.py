@@ -57,7 +57,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryOptions:
-    """How a canary serves a part of the calls.
+    """Options of a canary.
 
     Attributes:
         share: share of the calls, more than 0 and at most 1.
@@ -83,7 +83,7 @@ class CanaryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowOptions:
-    """When a call is copied for the candidate.
+    """Options of a shadow.
 
     Attributes:
         share: share of the calls, more than 0 and at most 1.

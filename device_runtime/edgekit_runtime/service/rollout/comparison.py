@@ -36,7 +36,7 @@ class Comparison:
     compare: Compare
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what it is, for `/v2` statistics."""
+        """Return the comparison, for the `/v2` statistics."""
         return {"name": self.name, "reason": self.reason, "guessed": self.is_guess}
 
 

@@ -21,7 +21,7 @@ _LEAST_FOR_P99: Final = 100  # pairs before one in a hundred is known
 
 @dataclass(slots=True)
 class Arm:
-    """What one version did.
+    """Counts and latencies of one version.
 
     Attributes:
         answers: all of them, failed ones included.
@@ -76,7 +76,7 @@ class PairedLatency:
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen since the candidate came; it takes a few kilobytes, however long that is.
+    """All observations since the trial began; a few kilobytes, however long it lasts.
 
     Attributes:
         elapsed_s: since then.
@@ -149,7 +149,7 @@ class _Finding:
 
 
 def judge(observed: Observed, gates: Gates) -> Verdict:
-    """Return what to do with the candidate.
+    """Return the verdict on the candidate.
 
     NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
     back, and all gates shown to be kept promote. At the end of time agreement and errors must have been shown

@@ -36,7 +36,7 @@ Inputs: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What two runs with the same inputs showed.
+    """The result of two runs with the same inputs.
 
     Attributes:
         agreement: agreement of their answers, 0..1.

@@ -41,7 +41,7 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a run returned.
+    """The result of one run.
 
     Attributes:
         answers: one for each call.

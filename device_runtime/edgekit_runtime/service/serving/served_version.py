@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrialView(Protocol):
-    """What a version shows of the trial that it takes part in."""
+    """A trial as the versions in it show it."""
 
     @property
     def current(self) -> "Served":

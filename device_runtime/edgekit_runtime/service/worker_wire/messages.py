@@ -35,7 +35,7 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is to do; it gets this as JSON in a file, with the package and the memory of the leases.
+    """The order to a worker; it gets this as JSON in a file, with the package and the memory of the leases.
 
     Attributes:
         config: configuration of the service in the worker, which does not listen.
@@ -61,7 +61,7 @@ TrialOutcome: TypeAlias = Literal["tried", "refused", "unavailable", "promote", 
 
 @dataclass(frozen=True, slots=True)
 class TrialMessage:
-    """What a worker reports of a version that it tries.
+    """A worker's report on a version that it tries.
 
     Attributes:
         version: that it tries.

@@ -23,7 +23,7 @@ _MAX_ANSWERS: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a worker knows of one version.
+    """A worker's figures on one version.
 
     Attributes:
         counted: since its start.
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
-    """Return what is known of all `versions`."""
+    """Return the figures on all `versions`, as one message."""
     document = {one.version: [_write(one.metrics), one.to_json()] for one in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 

@@ -23,7 +23,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """How often in a row a worker has crashed.
+    """The number of crashes of a worker in a row.
 
     Attributes:
         count: number of crashes with less than `healthy_s` from each start to the crash.
@@ -48,7 +48,7 @@ class Crashes:
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What follows the end of a worker.
+    """The decision after the end of a worker.
 
     Attributes:
         delay_s: before the next start.
@@ -79,7 +79,7 @@ class RestartPolicy:
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Return what follows the end of a worker that had been ready for `lived_s`."""
+        """Return the decision after the end of a worker that had been ready for `lived_s`."""
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

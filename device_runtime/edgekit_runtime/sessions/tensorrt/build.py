@@ -20,7 +20,7 @@ _POLL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngines:
-    """What building gave.
+    """The result of a build.
 
     Attributes:
         plans: precision -> serialized engine.

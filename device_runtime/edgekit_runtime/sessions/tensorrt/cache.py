@@ -75,7 +75,7 @@ def _digest(fields: Mapping[str, JsonValue]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What is known of one key.
+    """The entry of one key: an engine, or why there is none.
 
     Attributes:
         precision: precision of the engine that was kept.

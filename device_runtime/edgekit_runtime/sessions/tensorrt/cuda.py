@@ -41,7 +41,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Which GPU an engine is made for.
+    """The GPU that an engine is made for.
 
     Attributes:
         name: as the driver states it, such as `Orin`.

@@ -33,7 +33,7 @@ class Engine(Session, Protocol):
 
 
 class BuildEngines(Protocol):
-    """What `build.build_engines` does."""
+    """Signature of `build.build_engines`."""
 
     def __call__(
         self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
@@ -43,7 +43,7 @@ class BuildEngines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What engines are built for and run on.
+    """The machine that engines are built for and run on.
 
     Attributes:
         version: TensorRT's version.
@@ -64,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildJob:
-    """Which engine to build; it outlives the package.
+    """The engine to build; the job outlives the package.
 
     Attributes:
         key: key of the engine.

@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """How far the engine is.
+    """The state of the engine.
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
@@ -76,7 +76,7 @@ class TensorRtSession:
 
     @property
     def state(self) -> EngineState:
-        """How far the engine is."""
+        """The state of the engine."""
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:

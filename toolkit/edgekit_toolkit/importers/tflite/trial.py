@@ -18,7 +18,7 @@ _MODULE: Final = "edgekit_toolkit.importers.tflite.child"
 
 
 class MadeOutput(TypedDict):
-    """What two runs with different values made of one output.
+    """The shapes of one output in two runs with different values.
 
     Attributes:
         index: index of the tensor in the first subgraph.

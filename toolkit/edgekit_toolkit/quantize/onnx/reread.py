@@ -20,7 +20,7 @@ _MAX_WIDENING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """How codes are read again.
+    """Codes of a kernel, read with other parameters.
 
     Attributes:
         source: parameters that the codes themselves get.

@@ -19,7 +19,7 @@ SUFFIXES: Final = frozenset({".wav"})
 
 @dataclass(frozen=True, slots=True)
 class AudioRules:
-    """What happens to a recording.
+    """The preprocessing of a recording.
 
     Attributes:
         sample_rate: sample rate in Hz, which each file must have.

@@ -29,7 +29,7 @@ _ARRAYS: Final = frozenset({".npz", ".npy"})
 
 @dataclass(frozen=True, slots=True)
 class MediaFiles:
-    """What was found under a path.
+    """Files of images or sound under a path, with their labels.
 
     Attributes:
         kind: `image` or `audio`.

@@ -30,7 +30,7 @@ INTERPOLATIONS: Final = ("bilinear", "nearest", "bicubic", "lanczos")
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """What happens to a photograph, in this order.
+    """The preprocessing of a photograph, in this order.
 
     Attributes:
         resize: length of the shorter side in pixels, or (height, width); None leaves the size.

@@ -23,7 +23,7 @@ from edgekit_toolkit.tflite.view import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operator can work in.
+    """The forms in which an operator can work.
 
     Attributes:
         start: a work form that is always possible.

@@ -80,7 +80,7 @@ def _is_idle(node: Node, graph: Graph) -> bool:
 
 
 class Values:
-    """What is held of the model's values.
+    """The tensors that hold the model's values.
 
     Args:
         graph: the ONNX model.

@@ -103,7 +103,7 @@ def windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowAttributes:
-    """What an ONNX node says of its windows; None if it says nothing."""
+    """An ONNX node's attributes of its windows; None for those that it leaves out."""
 
     strides: Sequence[int] | None
     dilations: Sequence[int] | None
