@@ -73,7 +73,7 @@ class MeasureOrder:
         keys: folder of the trusted keys.
         settings: settings of the package.
         threads: threads of one inference, or None for those of the options.
-        rounds: most of them.
+        rounds: limit of rounds.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
     """
@@ -98,7 +98,7 @@ class Measure(Protocol):
 
         Args:
             settings: settings to measure.
-            rounds: most of them; fewer where the medians are certain.
+            rounds: limit of rounds; fewer if the medians are certain.
             seconds: no round but the first starts later than that from now.
             seed: seed of the random orders.
 
@@ -177,7 +177,7 @@ class ContestLimits:
     Attributes:
         fewest: processes, unless the time is over.
         most: processes.
-        rounds: most in each process.
+        rounds: limit of rounds in each process.
         end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
     """
 

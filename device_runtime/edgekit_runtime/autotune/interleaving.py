@@ -29,7 +29,7 @@ class Runner:
     Attributes:
         sessions: sessions of one model, which run at once; at least one.
         inputs: inputs of a run.
-        rows: that a run of all sessions counts for.
+        rows: number of rows that a run of all sessions counts for.
     """
 
     sessions: Sequence[Session]

@@ -53,7 +53,7 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        setting: that was tried.
+        setting: the setting that was tried.
         latency: medians of seconds a row, one a process, of the last contest that it took part in; None where
             it failed.
         ratio: ratio of its latency to the package's own setting in that contest.
@@ -95,7 +95,7 @@ def list_settings(
     Args:
         choice: the backend, with its options in the package.
         objective: what counts.
-        processors: that may be used.
+        processors: number of processors that may be used.
         may_batch: whether rows are independent.
     """
     most = min(processors, MAX_THREADS)

@@ -167,7 +167,7 @@ class Link:
         Args:
             head: head with `Expect: 100-continue`.
             body: body of the request.
-            descriptor: that goes with the first byte of the body.
+            descriptor: the descriptor that goes with the first byte of the body.
             timeout_s: time limit for the response.
 
         Raises:

@@ -71,7 +71,7 @@ def make_template(
         options: which model to run, and when.
         inputs: input name -> array.
         places: places of each input in shared memory, None for one that is sent.
-        outputs: those that go to shared memory; none for all outputs as binary data.
+        outputs: the outputs that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
 
     Raises:

@@ -69,7 +69,7 @@ class ValueSketch:
     """Summary of the values of one tensor.
 
     Attributes:
-        reference: that they are compared with, or None.
+        reference: the reference that they are compared with, or None.
         moments: moments of the values.
         bins: values between the reference's bounds; empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
@@ -144,7 +144,7 @@ class ClassSketch:
 
     Attributes:
         count: number of its classes.
-        reference: that they are compared with, or None.
+        reference: the reference that they are compared with, or None.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
         confidence: number of outputs by the probability of the best class.
         classes: number of outputs by best class.

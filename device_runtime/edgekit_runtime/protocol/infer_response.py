@@ -20,7 +20,7 @@ def encode_response(
 
     Args:
         names: `model_name` and `model_version`.
-        request: that is answered.
+        request: the request that is answered.
         arrays: the outputs that it names.
         limit_bytes: limit of the JSON.
 

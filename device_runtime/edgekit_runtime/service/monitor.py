@@ -38,7 +38,7 @@ class Monitor:
         """Start the timer.
 
         Args:
-            models: whose trials, energy and settings are looked after.
+            models: the models whose trials, energy and settings are managed.
             metrics: where power, energy and temperature go.
             power: options of sensors and limits.
             loop: runs the tick on its thread.

@@ -45,7 +45,7 @@ class OrtOptions:
     """How onnxruntime runs a model; the `backend.options` of a manifest.
 
     Attributes:
-        threads: that share one inference; None leaves it to onnxruntime (one a core).
+        threads: number of threads that share one inference; None leaves it to onnxruntime (one a core).
         spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
         arena: whether the memory of activations is kept for the next run; off is for models whose activations
             vary greatly in size, and slower and larger in those of docs/explanation/memory.md.

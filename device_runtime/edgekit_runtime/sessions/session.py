@@ -127,7 +127,7 @@ def open_session(
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
         variant: name of the variant; by default what `open_preferred` takes.
-        trust: whose packages are accepted; by default the keys in `find_keys_folder()`.
+        trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: limits of reading the package.
         threads: threads of one inference; by default as the manifest's options say.
 
@@ -281,8 +281,8 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
 
     Args:
         session: session of `choice.artifact`.
-        package: that holds it.
-        choice: that was opened.
+        package: the package that holds it.
+        choice: the choice that was opened.
 
     Raises:
         BackendError: it has others by name or dtype, or takes inputs of other shapes.

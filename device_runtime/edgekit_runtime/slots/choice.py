@@ -78,7 +78,7 @@ def open_first(
 
     Args:
         folder: folder of the model.
-        state: that the candidates are of.
+        state: the state that the candidates are of.
         candidates: best first.
         problem: what is wrong with the state file, or None.
 

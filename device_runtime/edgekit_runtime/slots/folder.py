@@ -45,7 +45,7 @@ class Reading:
     """Rules by which packages are accepted.
 
     Attributes:
-        trust: whose signatures.
+        trust: the verifier of signatures.
         limits: bounds on sizes and counts.
         target: target of this device, or None if it is not known.
     """

@@ -76,7 +76,7 @@ class Slots:
     fault of any version, and is not recorded.
 
     Attributes:
-        folder: that `find_state_folder` names; it need not exist.
+        folder: the folder that `find_state_folder` names; it need not exist.
         trust: keys whose packages are accepted.
         target: target of this device; packages for another one are refused. None accepts all.
         limits: limits of reading packages.
@@ -248,7 +248,7 @@ class Slots:
 
         Args:
             model: its name.
-            version: that failed; the active one or another.
+            version: the version that failed; the active one or another.
             reason: text to show, such as the finding of the self-test.
             counted: as for `begin_start`.
             without: as for `begin_start`.

@@ -239,7 +239,7 @@ def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats],
     Args:
         source: score, 0..1.
         candidate: score, 0..1.
-        replicates: those of both on the same resamples; NaN if there is none.
+        replicates: the scores of both on the same resamples; NaN if there is none.
         samples: how many there are.
     """
     changes = 100 * (replicates[0] - replicates[1])

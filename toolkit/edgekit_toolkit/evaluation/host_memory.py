@@ -67,7 +67,7 @@ def measure_memory_here(
         model: model to measure.
         known: its memory as it was held against the limit, or why that is not known.
         feeds: inputs of one inference.
-        target: that the package is for.
+        target: the target that the package is for.
         limit_bytes: memory limit, infinite if there is none.
     """
     notes = []
@@ -111,7 +111,7 @@ def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> in
     """Return the peak memory of a service that serves one model to one client.
 
     Args:
-        engine: that runs the model.
+        engine: the engine that runs the model.
         model_bytes: what the model adds to a process that runs it, as estimated or measured.
         feeds: the inputs of one call.
 

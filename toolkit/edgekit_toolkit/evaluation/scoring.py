@@ -84,7 +84,7 @@ class Scores:
     """Scores on the evaluation samples.
 
     Attributes:
-        metric: that was used.
+        metric: the metric that was used.
         choosing: scores on the samples by which candidates are chosen.
         confirmation: scores on the samples held back, which choose nothing; None with too few samples.
         spoiled: place of each candidate whose outputs are NaN or infinite where those of the source model are
@@ -246,7 +246,7 @@ def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores
     """Return the scores of a table of outcomes, half of them held back where there are enough.
 
     Args:
-        metric: that they are of.
+        metric: the metric of the scores.
         table: [models, samples], 0..1, the source model first.
         hold_back: whether samples may be held back.
     """

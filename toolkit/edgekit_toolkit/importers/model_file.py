@@ -46,7 +46,7 @@ def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
     Args:
         path: the file.
         ending: ending of the files that the caller reads, for the message.
-        max_bytes: that it may have.
+        max_bytes: size limit of the file.
 
     Raises:
         ModelError: there is no such file, it is no regular file, or it is too large.

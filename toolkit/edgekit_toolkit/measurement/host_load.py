@@ -26,7 +26,7 @@ class HostLoad:
     """The load of this machine during a measurement.
 
     Attributes:
-        cores: that this process may use.
+        cores: number of cores that this process may use.
         load_average: load average of the last minute, at the end, own work included; None if the system
             has none.
         others_share: share of these cores' time that other processes used; None if it is not counted.

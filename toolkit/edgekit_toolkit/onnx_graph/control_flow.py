@@ -52,8 +52,8 @@ def body_model(
     """Return a body with all that it reads: captured constants as initializers, the rest as inputs.
 
     Args:
-        model: whose operator sets it uses.
-        node: that holds the body.
+        model: the model whose operator sets it uses.
+        node: the node that holds the body.
         body: one of its graphs.
         types: types of the tensors outside, as far as they are known.
         initializers: constants outside.

@@ -69,7 +69,7 @@ class EngineResult:
 
     Attributes:
         backend: its name.
-        candidate: that was chosen for it; None if none was.
+        candidate: the candidate that was chosen for it; None if none was.
         latency_ms: latency of that candidate, measured here in turns in several fresh processes, of whose
             medians it is the median.
         reason: why there is none.
@@ -89,7 +89,7 @@ class Carried:
 
     Attributes:
         name: name in the package.
-        run: that it was found in.
+        run: the run that it was found in.
         candidate: the candidate of that run.
     """
 

@@ -27,7 +27,7 @@ def choose_accepted(
     """Choose; for TensorRT, choose again without the candidates that its parser or builder refuses.
 
     Args:
-        backend: that the package is for.
+        backend: the backend that the package is for.
         budget: limits.
         measured: candidates, at least one.
         models: candidate id -> model.

@@ -24,7 +24,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
 
     Args:
         run: what was found.
-        command: that made it.
+        command: the command that made it.
         published: files written, or None after a refusal.
     """
     return {

@@ -26,7 +26,7 @@ class _Joined:
     Attributes:
         new: the nodes that take the place of the last of the old ones.
         old: the nodes that they stand for, in order.
-        constants: that the new ones read.
+        constants: the constants that the new ones read.
         alike: new value -> an old one of the same shape and dtype.
     """
 

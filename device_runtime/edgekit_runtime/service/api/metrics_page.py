@@ -26,7 +26,7 @@ def write_metrics(
     Args:
         served: all versions that accept calls.
         service: metrics of the whole service.
-        connections: that are open now, to the service or to its workers.
+        connections: number of connections that are open now, to the service or to its workers.
         restarts: restarts of workers.
         errors: status -> answers of this process with it.
     """

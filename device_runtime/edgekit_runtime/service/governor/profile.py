@@ -56,7 +56,7 @@ class GovernedModel:
     """One loaded version under a governor.
 
     Attributes:
-        lane: that applies the decisions.
+        lane: the lane that applies the decisions.
     """
 
     __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
@@ -65,7 +65,7 @@ class GovernedModel:
         """Start counting.
 
         Args:
-            lane: that applies the decisions.
+            lane: the lane that applies the decisions.
             metrics: metrics of the version.
             profile: settings that may be chosen.
         """

@@ -55,7 +55,7 @@ class RequestHead:
         expects_continue: whether the client waits for `100 Continue` before it sends the body.
         passes_descriptor: whether the body comes with a file descriptor.
         is_http_1_0: whether the response must state that the connection stays open.
-        authorization: that header, or None.
+        authorization: the header `Authorization`, or None.
         has_origin: whether a web page sent it.
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.

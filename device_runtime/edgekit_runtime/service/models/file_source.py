@@ -39,7 +39,7 @@ class PackageFiles:
 
         Args:
             paths: paths of files and folders.
-            trust: whose packages are accepted.
+            trust: the verifier whose packages are accepted.
 
         Raises:
             PackageError: one of them is not there.

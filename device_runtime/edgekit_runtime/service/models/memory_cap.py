@@ -108,7 +108,7 @@ class MemoryCap:
         """Reserve memory for a model during the block, after its old versions were unloaded.
 
         Args:
-            model: that is loaded.
+            model: the model that is loaded.
             plan: how the model is loaded.
 
         Raises:

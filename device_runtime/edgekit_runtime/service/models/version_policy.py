@@ -30,7 +30,7 @@ class VersionPolicy:
     """Which versions are served; of several, the newest answers requests that name none.
 
     Attributes:
-        latest: so many of the newest, where `specific` is empty.
+        latest: how many of the newest versions, if `specific` is empty.
         specific: these and no others.
     """
 

@@ -15,7 +15,7 @@ def name_frame(function: Callable[_Parameters, _Result], name: str) -> Callable[
 
     Args:
         function: a plain function at the top level of a module.
-        name: that replaces the function's.
+        name: the name that replaces the function's.
     """
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"{function!r} is no plain function")

@@ -24,7 +24,7 @@ class TracebackLimiter(logging.Filter):
         """Let everything through once.
 
         Args:
-            handler: whose filter this is; it writes the records with a count.
+            handler: the handler that this filters; it writes the records with a count.
             clock: seconds since any moment.
         """
         super().__init__()

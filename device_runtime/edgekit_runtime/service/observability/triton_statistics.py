@@ -25,7 +25,7 @@ def describe_statistics(
 
     Args:
         lanes: lanes of the models and versions that were asked for.
-        clock: that of the schedulers.
+        clock: the clock of the schedulers.
         wall_clock: seconds since 1970.
     """
     offset_s = wall_clock() - clock()

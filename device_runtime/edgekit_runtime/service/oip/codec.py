@@ -143,7 +143,7 @@ class Codec:
         """Return the parts of the response: its head with the JSON, and the binary data that follow.
 
         Args:
-            request: that is answered.
+            request: the request that is answered.
             outputs: all outputs of the model.
             held: regions from `hold`.
 

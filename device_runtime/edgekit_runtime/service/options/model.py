@@ -102,7 +102,7 @@ class GovernorOptions:
     """What a governor may change about one model to hold the limits of the device.
 
     Attributes:
-        deadline_ms: that 99 of 100 requests must keep, from arrival to response; or None.
+        deadline_ms: time limit that 99 of 100 requests must keep, from arrival to response; or None.
         variants: variants of the package that it may choose, the preferred first; empty for all.
         threads: numbers of threads that it may choose; empty for the number that the package states.
         batches: batch sizes that it may choose, each at most `scheduling.max_batch`.

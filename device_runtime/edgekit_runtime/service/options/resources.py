@@ -58,7 +58,7 @@ class RegionLimits:
     """Bounds of the shared memory that clients register.
 
     Attributes:
-        max_regions: that are registered at one time.
+        max_regions: limit of regions that are registered at one time.
         max_region_bytes: size limit of all regions together.
         allows_posix: whether clients may register POSIX segments by name; any client of this user can then
             register any segment of this user.

@@ -65,7 +65,7 @@ class CanaryLane(Lane):
             compared_share: share of those calls that both versions run again.
             retry: whether a failed answer of the candidate is replaced by one of the current version, where
                 the call's deadline has not passed.
-            clock: that of the deadlines.
+            clock: the clock of the deadlines.
 
         Raises:
             ManifestError: a share is out of range.

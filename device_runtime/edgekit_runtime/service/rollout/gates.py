@@ -24,7 +24,7 @@ class Arm:
     """Counts and latencies of one version.
 
     Attributes:
-        answers: all of them, failed ones included.
+        answers: number of answers, failed ones included.
         failed: errors, and answers with NaN or infinity.
         latency: latency of answers that did not fail, in seconds.
         energy: per request, in joules; empty if it is not measured.

@@ -159,7 +159,7 @@ class PairedRuns:
         """Make a pair.
 
         Args:
-            inputs: that stay as they are.
+            inputs: the inputs that stay as they are.
             done: takes the pair, or None if a run failed, on the loop's thread; not after `close`.
         """
         if self._is_over:

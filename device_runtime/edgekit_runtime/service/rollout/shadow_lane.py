@@ -79,7 +79,7 @@ class ShadowLane(Lane):
             comparison: how they compare answers, see `agreement.choose_comparison`.
             options: when calls are copied.
             defer: calls something later on the loop's thread.
-            clock: that of the deadlines.
+            clock: the clock of the deadlines.
         """
         self._current = current
         self._candidate = candidate

@@ -90,7 +90,7 @@ class Batch:
             session: session to run.
             queued: calls of one kind, at least one.
             estimate_s: how long it is expected to take.
-            clock: that of the calls' deadlines.
+            clock: the clock of the calls' deadlines.
             run_one: returns what a session answers to one call, and raises nothing.
             trim: gives back what the session keeps after a run as large as this one, or None.
         """

@@ -33,7 +33,7 @@ class DriftLane(Lane):
 
         Args:
             drift: drift statistics of the version behind this lane.
-            lane: that answers.
+            lane: the lane that answers.
             budget_s: mean time per call that counting may take.
             clock: in seconds.
         """

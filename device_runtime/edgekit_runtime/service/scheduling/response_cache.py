@@ -135,7 +135,7 @@ class CacheLane(Lane):
             loop: event loop on whose thread all this happens.
             metrics: metrics of that version, where hits and misses are counted too, or None.
             max_waiting: most calls that wait for equal ones under way; further ones are shed.
-            clock: that of the calls' deadlines.
+            clock: the clock of the calls' deadlines.
         """
         self._cache, self._lane = cache, lane
         self._number = cache.add_lane()
@@ -268,7 +268,7 @@ class _UnderWay:
     """The first of some equal calls, and those that wait for its answer.
 
     Attributes:
-        call: that is computed.
+        call: the call that is computed.
         since_s: when it came.
         waiting: each with when it came.
     """

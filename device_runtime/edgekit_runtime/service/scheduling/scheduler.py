@@ -66,9 +66,9 @@ class Scheduler(Lane):
             pool: pool of threads, shared by all models.
             loop: event loop on whose thread all this happens.
             metrics: metrics of the model.
-            memory: that runs take, by which sessions are trimmed after large ones; None for never.
+            memory: the memory that runs take, by which sessions are trimmed after large ones; None for never.
             max_batch_bytes: size limit of the inputs that run together.
-            clock: that of the calls' deadlines.
+            clock: the clock of the calls' deadlines.
         """
         self._memory = memory
         self._session = instances[0]

@@ -51,7 +51,7 @@ class Served:
         drift: what watches its inputs and outputs, or None.
         cache: the response cache of this version, or None.
         governed: what a governor directs, where one chooses how the model is run, or None.
-        trial: that this version takes part in, or None.
+        trial: the trial that this version takes part in, or None.
     """
 
     loaded: Loaded

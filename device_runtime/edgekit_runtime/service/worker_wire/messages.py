@@ -41,9 +41,9 @@ class WorkerSpec:
         config: configuration of the service in the worker, which does not listen.
         isolation: limits of this process.
         name: name of the model.
-        package: that it loads.
+        package: the package that it loads.
         limits: limits of reading packages.
-        token: that clients over TCP must send, or None.
+        token: the token that clients over TCP must send, or None.
         connections: how many may be lent at one time.
     """
 
@@ -64,10 +64,10 @@ class TrialMessage:
     """A worker's report on a version that it tries.
 
     Attributes:
-        version: that it tries.
+        version: the version that it tries.
         outcome: `tried` once its trial has begun, `refused` if it cannot be loaded, `unavailable` if the
             machine lacks memory or descriptors for it now; after `tried`, the verdict.
-        gate: that was missed, if it is rolled back.
+        gate: the gate that was missed, if it is rolled back.
         reason: why it is not tried or rolled back.
     """
 

@@ -28,7 +28,7 @@ class Snapshot:
     Attributes:
         counted: since its start.
         details: what `Served.to_json` returns there beyond that, but for the rollout.
-        rollout: that it takes part in, or None.
+        rollout: the rollout that it takes part in, or None.
     """
 
     counted: LaneMetrics

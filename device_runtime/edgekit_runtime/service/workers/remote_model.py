@@ -49,7 +49,7 @@ class RemoteModel(RemoteVersion):
         manifest: manifest of the version.
         spec: what each worker is started with.
         hosted: the trial of another version in one of its workers, or None.
-        workers: those that run or start; the ready ones are in the order in which they became so.
+        workers: the workers that run or start; the ready ones are in the order in which they became so.
         restarts: how often a worker was started again after it was lost.
         is_ended: whether `end` was called.
     """
@@ -68,7 +68,7 @@ class RemoteModel(RemoteVersion):
         """Begin without workers; call `begin` or `begin_trial` next.
 
         Args:
-            http: whose connections the workers are lent.
+            http: the HTTP server whose connections the workers are lent.
             regions: shared memory of clients.
             manifest: manifest of the version.
             spec: what each worker is started with.

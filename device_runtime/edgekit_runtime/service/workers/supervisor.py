@@ -53,7 +53,7 @@ class Supervisor:
     """The isolated models of one service; on the thread of its loop but for `open`.
 
     Attributes:
-        versions: that requests are for; None until the service has them.
+        versions: the versions that requests are for; None until the service has them.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Supervisor:
         """Begin without workers.
 
         Args:
-            http: whose connections are lent.
+            http: the HTTP server whose connections are lent.
             regions: shared memory of clients.
             config: configuration of the service.
             limits: limits of reading packages.
-            token: that clients over TCP must send, or None.
+            token: the token that clients over TCP must send, or None.
         """
         self._http, self._regions, self._config = http, regions, config
         self._limits, self._token = limits, token

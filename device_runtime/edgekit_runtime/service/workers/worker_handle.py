@@ -86,7 +86,7 @@ class WorkerHandle:
         """Start the process.
 
         Args:
-            http: whose connections it is lent.
+            http: the HTTP server whose connections it is lent.
             owner: is called back.
             spec: what it is to do.
             package: descriptor of the package; stays the caller's.

@@ -47,7 +47,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
         deadline_s: until when it must be open, on the clock of the loop.
         has_begun: whether `begin` was called.
         is_open: whether the candidate is loaded and gets calls.
-        worker: that tries it, or None as long as none was ready.
+        worker: the worker that tries it, or None as long as none was ready.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class WorkerTrial(RemoteTrial, Generic[CandidateT]):
             model: the candidate.
             host: the version in use.
             opened: gets `model` once it is open, or why it cannot be tried.
-            gates: that a promotion must agree with.
+            gates: the gates that a promotion must agree with.
             deadline_s: see the attribute.
         """
         self.model, self._host, self._opened, self._gates = model, host, opened, gates

@@ -33,7 +33,7 @@ class LiteRtOptions:
     """How LiteRT runs a model; the `backend.options` of a manifest.
 
     Attributes:
-        threads: that share one inference; None leaves it to the engine, which takes one.
+        threads: number of threads that share one inference; None leaves it to the engine, which takes one.
         xnnpack: whether XNNPACK runs what it can; without it the engine's own kernels do.
         float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
     """
