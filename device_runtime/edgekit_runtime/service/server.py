@@ -79,8 +79,9 @@ class Service:
         router = Router(self.registry, self._regions, self._write_metrics, slicer)
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
-        self.workers = Supervisor(self.http, self._regions, config, source.limits, self._token)
-        self.workers.versions = self.registry
+        self.workers = Supervisor(
+            *(self.http, self._regions, config, self.registry), limits=source.limits, token=self._token
+        )
         self._socket_file: SocketFile | None = None
         self._tls: TlsListener | None = None
 
@@ -144,10 +145,7 @@ class Service:
         """Refuse clients without access; return whether the connection was passed to a worker."""
         if not connection.is_local:
             check_access(head, self._token)
-        if self.workers.may_take(head):
-            return self.workers.pass_on(connection, head)
-        head.clearance = self.http.clearance
-        return False
+        return self.workers.pass_on(connection, head)
 
     def _write_metrics(self) -> bytes:
         connections = self.http.connection_count + self.http.lent

@@ -40,7 +40,7 @@ class RemoteVersion(DrainingLane, Protocol):
 
     @property
     def trial(self) -> RemoteTrial | None:
-        """The trial in which this version is the candidate, until `RemoteTrial.begin`; or None."""
+        """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the present request of `connection`; returns whether one does."""

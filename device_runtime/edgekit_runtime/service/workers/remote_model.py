@@ -8,9 +8,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, UnavailableError
@@ -18,14 +17,20 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.oip.shared_memory import Region, Regions
+from edgekit_runtime.service.oip.shared_memory import Regions
+from edgekit_runtime.service.rollout.gates import Arm, Promote, Rollback, may_be_promoted
 from edgekit_runtime.service.scheduling.call import Call
 from edgekit_runtime.service.serving.remote import RemoteTrial, RemoteVersion
-from edgekit_runtime.service.worker_wire.messages import HEARTBEAT_S, TrialMessage, WorkerSpec
+from edgekit_runtime.service.worker_wire.channel import ChannelError
+from edgekit_runtime.service.worker_wire.messages import (
+    HEARTBEAT_S,
+    TrialMessage,
+    VerifiedPackage,
+    WorkerSpec,
+)
 from edgekit_runtime.service.worker_wire.snapshots import Snapshot, add_up, read_snapshots
 from edgekit_runtime.service.workers.restart_policy import End, RestartPolicy
 from edgekit_runtime.service.workers.worker_handle import WorkerHandle
-from edgekit_runtime.service.workers.worker_trial import WorkerTrial, set_outcome
 
 _RESTART_S: Final = 1.0  # about how long a start takes, for `Retry-After`
 _DRAIN_POLL_S: Final = 0.01
@@ -48,10 +53,11 @@ class RemoteModel(RemoteVersion):
     Attributes:
         manifest: manifest of the version.
         spec: what each worker is started with.
+        opened: done once a worker is ready or the candidate gets calls; has an error if that cannot be, and
+            is cancelled by `end`.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
         restarts: how often a worker was started again after it was lost.
-        is_ended: whether `end` was called.
     """
 
     def __init__(
@@ -62,8 +68,7 @@ class RemoteModel(RemoteVersion):
         spec: WorkerSpec,
         *,
         package: int,
-        opened: "Future[RemoteModel]",
-        report_crash: "Callable[[RemoteModel, str, bool], None]",
+        report_crash: Callable[..., None],
     ) -> None:
         """Begin without workers; call `begin` or `begin_trial` next.
 
@@ -72,23 +77,21 @@ class RemoteModel(RemoteVersion):
             regions: shared memory of clients.
             manifest: manifest of the version.
             spec: what each worker is started with.
-            package: descriptor of the package; owned by this, -1 if no worker is to open it.
-            opened: gets this once a worker is ready or the trial has begun, or why that cannot be.
-            report_crash: called with this, the reason, and whether it crashes again and again.
+            package: descriptor of the package; owned by this.
+            report_crash: called as `Versions.report_crash` of the supervisor.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
-        self._package, self._opened, self._report_crash = package, opened, report_crash
+        self._package, self._report_crash = package, report_crash
         self._loop = http.loop
-        self._trial: WorkerTrial[RemoteModel] | None = None
-        self._host: RemoteModel | None = None
-        self.hosted: WorkerTrial[RemoteModel] | None = None
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self._trial: WorkerTrial | None = None
+        self.hosted: WorkerTrial | None = None
         self.workers: list[WorkerHandle] = []
-        self._ending: list[WorkerHandle] = []
         self.restarts = 0
         self._policy = RestartPolicy(spec.isolation)
         self._restart_s = 0.0  # when the next start may be, on the clock of the loop
-        self._is_draining = self.is_ended = False
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self._is_draining = self._is_ended = False
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._check_heartbeats)
         self._metrics: LaneMetrics | None = None
         self._past = LaneMetrics("", "")  # of workers that have ended, and of calls that none could take
         self._snapshots: dict[WorkerHandle, Snapshot] = {}
@@ -96,77 +99,76 @@ class RemoteModel(RemoteVersion):
     @property
     def ready(self) -> list[WorkerHandle]:
         """The workers that have loaded the model, its own or its host's; the last one may stand by."""
-        workers = self.workers if self._host is None else self._host.workers
+        workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
         """Whether it has, or is to have, workers of its own."""
-        return self._host is None and not self.is_ended
+        return self._trial is None and not self._is_ended
 
     @property
     def is_over(self) -> bool:
         """Whether it was ended and so have all its processes."""
-        return self.is_ended and all(worker.is_over for worker in self._ending)
+        return self._is_ended and all(worker.is_over for worker in self.workers)
 
     def fileno(self) -> int:
         """Return the descriptor of the package, or -1 once it is closed."""
         return self._package
 
-    def add_region(self, region: Region) -> None:
-        """Allow requests to name `region`."""
-        for worker in self.workers:
+    def begin(self) -> None:
+        """Start a worker; the first one from outside, all others by itself."""
+        try:
+            worker = WorkerHandle(self._http, self, self.spec, self._package)
+        except (OSError, MemoryError, ImportError) as cause:
+            self._restart(End.UNAVAILABLE, repr(cause))
+            return
+        self.workers.append(worker)
+        for region in self._regions:
             worker.add_region(region)
-
-    def remove_region(self, name: str) -> None:
-        """Forget a region."""
-        for worker in self.workers:
-            worker.remove_region(name)
 
     def begin_trial(self, host: "RemoteModel") -> None:
         """Try this version in the first ready worker of `host`."""
-        self._host = host
         if host._is_draining:
-            self._opened.cancel()
             self.end()
             return
-        gates = self.spec.config.models[self.manifest.name].gates
-        deadline_s = self._loop.time() + self.spec.isolation.start_timeout_s
-        host.hosted = self._trial = WorkerTrial(self, host, self._opened, gates, deadline_s)
+        self._trial = host.hosted = WorkerTrial(self, host)
         if ready := host.ready:
-            host.hosted.start(ready[0])
+            self._trial.start(ready[0])
 
     def begin_stop(self) -> None:
         """Request all connections back, if a worker was ever ready; else end at once."""
-        if self._opened.done():
+        if self.opened.done():
             self.drain(lambda: None)
         else:
             self.end()
-            self._opened.cancel()
+
+    def fail(self, error: EdgekitError) -> None:
+        """End it, since it cannot be opened."""
+        if not self.opened.done():
+            self.opened.set_exception(error)
+        self.end()
 
     def end(self) -> None:
         """End all processes at once; the connections that they were lent come back."""
-        if self.is_ended:
+        if self._is_ended:
             return
         if self.hosted is not None:
             self.drop(self.hosted)
-        self._is_draining = self.is_ended = True
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-        self._ending, self.workers = self.workers, []
-        for worker in self._ending:
+        self._is_draining = self._is_ended = True
+        self._heartbeat.cancel()
+        self.opened.cancel()
+        for worker in self.workers:
             worker.end()
-        if self._package >= 0:
-            os.close(self._package)
-            self._package = -1
+        os.close(self._package)
+        self._package = -1
 
     # As a `RemoteVersion`
 
     @property
-    def trial(self) -> RemoteTrial | None:
-        """The trial in which this is the candidate, until that has begun; or None."""
-        trial = self._trial
-        return None if trial is None or trial.has_begun else trial
+    def trial(self) -> "WorkerTrial | None":
+        """The trial in which this is the candidate, or None."""
+        return self._trial
 
     @property
     def is_idle(self) -> bool:
@@ -222,12 +224,11 @@ class RemoteModel(RemoteVersion):
         """Use a worker that has loaded its model, to answer or to stand by."""
         self.workers.remove(worker)
         self.workers.append(worker)  # behind those that were ready before
-        is_first = not self._policy.has_started
         self._policy.note_ready()
         if self.hosted is not None and self.hosted.worker is None:
             self.hosted.start(worker)
-        if is_first and not set_outcome(self._opened, self):
-            self.end()  # no thread waits for it any more
+        if not self.opened.done():
+            self.opened.set_result(None)
         self._fill()
 
     def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
@@ -236,14 +237,13 @@ class RemoteModel(RemoteVersion):
         Raises:
             ChannelError: it cannot be read.
         """
-        snapshots, trial = read_snapshots(payload), self.hosted
-        if trial is not None and trial.worker is worker and trial.version in snapshots:
-            found = snapshots[trial.version]
-            trial.add_rollout(found.rollout)
-            trial.model.add_snapshot(worker, found)
-        own = snapshots.get(self.manifest.version)
-        if own is not None:
-            self.add_snapshot(worker, own)
+        trial = self.hosted
+        for version, snapshot in read_snapshots(payload).items():
+            if version == self.manifest.version:
+                self.add_snapshot(worker, snapshot)
+            elif trial is not None and trial.worker is worker and trial.version == version:
+                trial.found = snapshot.rollout or trial.found
+                trial.model.add_snapshot(worker, snapshot)
 
     def on_trial_message(self, worker: WorkerHandle, message: TrialMessage) -> None:
         """Act on what it reports of a trial, unless that is over.
@@ -252,11 +252,8 @@ class RemoteModel(RemoteVersion):
             ChannelError: it makes no sense now.
         """
         trial = self.hosted
-        if trial is None or trial.worker is not worker or trial.version != message.version:
-            return
-        trial.handle_message(message)
-        if message.outcome in ("refused", "unavailable"):
-            self._end_trial(trial)
+        if trial is not None and trial.worker is worker and trial.version == message.version:
+            trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
         """Start another one, when and if the policy says so."""
@@ -272,31 +269,34 @@ class RemoteModel(RemoteVersion):
         trial = self.hosted
         if trial is not None and trial.worker is worker:
             trial.crash(reason)
-            self._end_trial(trial)
             end = End.TRIAL
         self._restart(end, reason, worker.ready_for_s)
 
     # As the host of a trial
 
-    def promote(self, trial: "WorkerTrial[RemoteModel]") -> bool:
+    def promote(self, trial: "WorkerTrial") -> bool:
         """Put the candidate in use if its worker still runs, which goes on with it alone."""
         if self.hosted is not trial or trial.worker is None:
             return False
-        self.hosted = None
-        trial.stop()
+        self.hosted = trial.report = None
         trial.worker.end_trial(trial.version, is_promoted=True)
         self.workers.remove(trial.worker)
         trial.model._take_over(trial.worker, self)
         self.end()  # also the other workers, which have the old version
         return True
 
-    def drop(self, trial: "WorkerTrial[RemoteModel]") -> None:
+    def drop(self, trial: "WorkerTrial") -> None:
         """End the trial without the candidate; does nothing if it is over."""
         if self.hosted is not trial:
             return
         if trial.worker is not None:
             trial.worker.end_trial(trial.version, is_promoted=False)
-        self._end_trial(trial)
+        self.end_trial(trial)
+
+    def end_trial(self, trial: "WorkerTrial") -> None:
+        """End the trial, of which its worker knows already, if it has one."""
+        self.hosted = trial.report = None
+        trial.model.end()
 
     def add_snapshot(self, worker: WorkerHandle, snapshot: Snapshot) -> None:
         """Replace what is known of `worker`, which counts since its start."""
@@ -305,30 +305,11 @@ class RemoteModel(RemoteVersion):
 
     # Starts
 
-    def begin(self) -> None:
-        """Start a worker; the first one from outside, all others by itself."""
-        self._restart_s = 0.0
-        if self._heartbeat is None:
-            self._check_heartbeats()
-        try:
-            worker = WorkerHandle(self._http, self, self.spec, self._package)
-        except (OSError, MemoryError, ImportError) as cause:
-            self._loop.call_soon(self._on_start_failed, repr(cause))
-            return
-        self.workers.append(worker)
-        for region in self._regions:
-            worker.add_region(region)
-
     def _take_over(self, worker: WorkerHandle, host: "RemoteModel") -> None:
-        self._host, self._trial = None, None
+        self._trial = None
         self._policy, self.restarts = host._policy, host.restarts
         self.workers, worker.owner = [worker], self
-        self._check_heartbeats()
         self._fill()
-
-    def _on_start_failed(self, reason: str) -> None:
-        if not self._is_draining:
-            self._restart(End.UNAVAILABLE, reason)
 
     def _restart(self, end: End, reason: str, ready_for_s: float = 0.0) -> None:
         decision = self._policy.decide(end, ready_for_s)
@@ -338,13 +319,13 @@ class RemoteModel(RemoteVersion):
             error: EdgekitError = BackendError(text)
             if end is End.UNAVAILABLE:
                 error = UnavailableError(f"{text}; load it again later", _RESTART_S)
-            set_outcome(self._opened, error)
-            self.end()
+            self.fail(error)
             return
         if end is not End.TRIAL:
             _logger.error("%s: %s: %s", what, _EVENTS[end], reason)
         if end in (End.CRASH, End.REFUSED) and self._policy.has_started:
-            self._report_crash(self, reason, decision.is_loop)
+            name, version = self.manifest.name, self.manifest.version
+            self._report_crash(name, version, reason, is_loop=decision.is_loop)
         if not self._is_draining:
             self._restart_s = self._loop.time() + decision.delay_s
             self._loop.call_later(decision.delay_s, self._fill)
@@ -356,11 +337,6 @@ class RemoteModel(RemoteVersion):
         is_waiting = self._restart_s > self._loop.time() + 1e-3
         if len(self.workers) < wanted and not self._is_draining and not is_waiting:
             self.begin()
-
-    def _end_trial(self, trial: "WorkerTrial[RemoteModel]") -> None:
-        self.hosted = None
-        trial.stop()
-        trial.model.end()
 
     def _await_returns(self, done: Callable[[], None], end_s: float) -> None:
         is_late = self._loop.time() > end_s
@@ -377,14 +353,135 @@ class RemoteModel(RemoteVersion):
         for worker in self.workers:
             worker.check_heartbeat()
         trial = self.hosted
-        if trial is None or trial.is_open or self._loop.time() < trial.deadline_s:
+        if trial is None or trial.model.opened.done() or self._loop.time() < trial.deadline_s:
             return
         if trial.worker is not None:
             trial.worker.kill(f"it did not load version {trial.version} in time")
         else:
             trial.give_up("no process of the version in use is ready")
-            self._end_trial(trial)
 
     def _add_up(self) -> None:
         if self._metrics is not None:
             add_up(self._metrics, [self._past, *(one.counted for one in self._snapshots.values())])
+
+
+class WorkerTrial(RemoteTrial):
+    """The trial of a candidate in a worker of the version in use; it ends with that worker.
+
+    The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
+
+    Attributes:
+        model: the candidate.
+        host: the version in use.
+        deadline_s: until when the candidate must be open, on the clock of the loop.
+        worker: the worker that tries it, or None as long as none was ready.
+        found: what the worker knows of the rollout; empty before it has sent any.
+        report: gets the verdict; None before `begin` and after the end.
+    """
+
+    def __init__(self, model: RemoteModel, host: RemoteModel) -> None:
+        self.model, self.host = model, host
+        self.deadline_s = asyncio.get_running_loop().time() + model.spec.isolation.start_timeout_s
+        self.worker: WorkerHandle | None = None
+        self.found: dict[str, JsonValue] = {}
+        self.report: Callable[[Any], None] | None = None
+        self._verdict: Promote | Rollback | None = None
+
+    @property
+    def version(self) -> str:
+        """Version of the candidate."""
+        return self.model.manifest.version
+
+    def start(self, worker: WorkerHandle) -> None:
+        """Make `worker` load and try the candidate; give the trial up if the message cannot be sent."""
+        try:
+            worker.start_trial(VerifiedPackage(self.version, self.model.manifest.sha256), self.model)
+        except Exception as cause:  # the thread that loads all models waits for an outcome
+            _logger.exception("%s: cannot send its worker the version to try", self.model.manifest.name)
+            self.give_up(repr(cause))
+        else:
+            self.worker = worker
+
+    def handle_message(self, message: TrialMessage) -> None:
+        """Act on what the worker reports of the candidate.
+
+        Raises:
+            ChannelError: it makes no sense now.
+        """
+        outcome, is_open = message.outcome, self.model.opened.done()
+        if outcome == "refused" and not is_open:
+            self._fail(BackendError(message.reason))
+        elif outcome == "unavailable" and not is_open:
+            self._fail(UnavailableError(message.reason, _RESTART_S))
+        elif outcome == "tried" and not is_open and self.found:
+            self.model.opened.set_result(None)
+        elif outcome == "promote" and is_open and not self._may_be_promoted():
+            raise ChannelError(
+                f"it promotes version {message.version} against its own counts: {self.found}"[:300]
+            )
+        elif outcome in ("promote", "rollback") and is_open and self._verdict is None:
+            self._decide(Promote() if outcome == "promote" else Rollback(message.gate, message.reason))
+        else:
+            raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
+
+    def give_up(self, reason: str) -> None:
+        """End it: the candidate cannot be tried now, which says nothing of it."""
+        text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
+        self._fail(UnavailableError(text, _RESTART_S))
+
+    def crash(self, reason: str) -> None:
+        """Blame the candidate for the end of the worker: the version in use has served without it."""
+        name = self.model.manifest.name
+        _logger.error("%s: its worker is lost with %s: %s", name, self.version, reason)
+        if self.model.opened.done():  # also if it was to be promoted: it has not been yet
+            self._decide(Rollback("crash", f"the process in which it was tried is lost: {reason}"))
+            self.host.end_trial(self)
+        else:
+            self._fail(BackendError(f"{name} {self.version}, in its worker: {reason}"))
+
+    # As a `RemoteTrial`
+
+    def begin(self, report: Callable[[Any], None]) -> None:
+        """Pass the verdict to `report`, at once if it has fallen already."""
+        if self._verdict is None:
+            self.report = report
+        else:
+            report(self._verdict)
+
+    def look(self) -> None:
+        """Do nothing: the worker judges by itself."""
+
+    def add_energy(self, candidate_j: float, current_j: float) -> None:
+        """Send the worker the energy of a request to each version, in joules."""
+        if self.worker is not None:
+            self.worker.send_energy(candidate_j, current_j)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what the worker sent last."""
+        return self.found
+
+    def take_over(self) -> bool:
+        """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
+        return self.host.promote(self)
+
+    def end(self) -> None:
+        """End the trial without the candidate."""
+        self.host.drop(self)
+
+    def _fail(self, error: EdgekitError) -> None:
+        self.model.fail(error)
+        self.host.end_trial(self)
+
+    def _may_be_promoted(self) -> bool:
+        """Return whether the counts that the worker sent allow a promotion."""
+        arms: dict[str, Any] = self.found
+        current, candidate = (
+            Arm(arms[name]["answers"], arms[name]["failed"]) for name in ("current", "candidate")
+        )
+        gates = self.model.spec.config.models[self.model.manifest.name].gates
+        return may_be_promoted(current, candidate, gates)
+
+    def _decide(self, verdict: Promote | Rollback) -> None:
+        self._verdict = verdict
+        if self.report is not None:
+            self.report(verdict)

@@ -2,14 +2,12 @@
 
 import asyncio
 import dataclasses
-import functools
 import logging
 import os
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as WaitedTooLong
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Final, Protocol
 
-from edgekit_runtime.errors import PackageError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
 from edgekit_runtime.package.archive import Limits, OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.protocol.rest import parse_infer_path
@@ -29,6 +27,7 @@ from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.workers.remote_model import RemoteModel
+    from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
 _POLL_S: Final = 0.005
 OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
@@ -50,14 +49,17 @@ class Versions(Protocol):
 
 
 class Supervisor:
-    """The isolated models of one service; on the thread of its loop but for `open`.
-
-    Attributes:
-        versions: the versions that requests are for; None until the service has them.
-    """
+    """The isolated models of one service; on the thread of its loop but for `open`."""
 
     def __init__(
-        self, http: HttpServer, regions: Regions, config: ServiceConfig, limits: Limits, token: bytes | None
+        self,
+        http: HttpServer,
+        regions: Regions,
+        config: ServiceConfig,
+        versions: Versions,
+        *,
+        limits: Limits,
+        token: bytes | None,
     ) -> None:
         """Begin without workers.
 
@@ -65,15 +67,15 @@ class Supervisor:
             http: the HTTP server whose connections are lent.
             regions: shared memory of clients.
             config: configuration of the service.
+            versions: the versions that requests are for.
             limits: limits of reading packages.
             token: the token that clients over TCP must send, or None.
         """
         self._http, self._regions, self._config = http, regions, config
-        self._limits, self._token = limits, token
+        self._versions, self._limits, self._token = versions, limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
         self._models: list[RemoteModel] = []  # also those on trial, and those of which a process still ends
         self._is_over = False
-        self.versions: Versions | None = None
         regions.on_add, regions.on_remove = self._add_region, self._remove_region
 
     @property
@@ -95,31 +97,34 @@ class Supervisor:
             UnavailableError: it cannot be loaded now, which says nothing of the package.
         """
         manifest = package.manifest
+        host: RemoteModel | None = None
         if beside is None:
             spec = self._make_spec(package, options)
-            return self._open(package, spec, _TRIES * spec.isolation.start_timeout_s)
-        host = next((model for model in self.models if model is beside.remote), None)
-        if host is None:
-            reason = "it needs a process of its own, and the version in use has none to try it in"
-            raise _unavailable(manifest, f"{reason}; set isolated = true, or rollout to swap")
-        spec = dataclasses.replace(host.spec, package=VerifiedPackage(manifest.version, manifest.sha256))
-        if manifest.version == beside.manifest.version or find_difference(beside.manifest, manifest):
-            return self._make_model(
-                manifest, spec, -1, Future()
-            )  # there is nothing to try, as the caller finds
-        return self._open(package, spec, spec.isolation.start_timeout_s, host)
-
-    def may_take(self, head: RequestHead) -> bool:
-        """Return whether requests with this head can be for an isolated model."""
-        target = parse_infer_path(head.path)
-        return target is not None and target[0] in self._names
+            limit_s = _TRIES * spec.isolation.start_timeout_s
+        else:
+            host = next((model for model in self.models if model is beside.remote), None)
+            if host is None:
+                reason = "it needs a process of its own, and the version in use has none to try it in"
+                raise _unavailable(manifest, f"{reason}; set isolated = true, or rollout to swap")
+            spec = dataclasses.replace(host.spec, package=VerifiedPackage(manifest.version, manifest.sha256))
+            limit_s = spec.isolation.start_timeout_s
+        descriptor = _open_again(package)
+        opening = self._open(manifest, spec, descriptor, limit_s + _SPARE_S, host)
+        try:
+            return asyncio.run_coroutine_threadsafe(opening, self._http.loop).result()
+        except CancelledError:
+            raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Return whether the request was passed to a worker, together with its connection."""
+        """Return whether the request was passed to a worker, together with its connection.
+
+        It clears `head` if no request with it can be for an isolated model.
+        """
         target = parse_infer_path(head.path)
-        if target is None or self.versions is None:
+        if target is None or target[0] not in self._names:
+            head.clearance = self._http.clearance
             return False
-        remote = self.versions.find_remote(*target)
+        remote = self._versions.find_remote(*target)
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
@@ -147,72 +152,45 @@ class Supervisor:
             ),
         )
 
-    def _open(
-        self, package: OpenedPackage, spec: WorkerSpec, limit_s: float, host: "RemoteModel | None" = None
+    async def _open(
+        self, manifest: Manifest, spec: WorkerSpec, package: int, limit_s: float, host: "RemoteModel | None"
     ) -> "RemoteModel":
         """Return a version that has begun within `limit_s`: in workers of its own, or on trial in `host`."""
-        opened: Future[RemoteModel] = Future()
-        begin = functools.partial(self._begin, package.manifest, spec, _open_again(package), opened, host)
-        self._http.loop.call_soon_threadsafe(begin)
-        limit_s += _SPARE_S
-        try:
-            return opened.result(limit_s)
-        except CancelledError:
-            raise _unavailable(package.manifest, "the service, or the version in use, is ending") from None
-        except WaitedTooLong:
-            if not opened.cancel():
-                return opened.result()  # it came just now
-            raise _unavailable(package.manifest, f"no answer for {limit_s:g} s") from None
+        from edgekit_runtime.service.workers.remote_model import RemoteModel  # most services have none
 
-    def _begin(
-        self,
-        manifest: Manifest,
-        spec: WorkerSpec,
-        package: int,
-        opened: "Future[RemoteModel]",
-        host: "RemoteModel | None",
-    ) -> None:
         if self._is_over:
             os.close(package)
-            opened.cancel()
-            return
+            raise asyncio.CancelledError
         if manifest.name not in self._names:  # isolated for what the package holds, not by the configuration
             self._names.add(manifest.name)
             self._http.clearance += 1
         self._models = [model for model in self._models if not model.is_over]
         model: RemoteModel | None = None
         try:
-            model = self._make_model(manifest, spec, package, opened)
+            report_crash = self._versions.report_crash
+            model = RemoteModel(
+                self._http, self._regions, manifest, spec, package=package, report_crash=report_crash
+            )
+            if host is not None and _has_no_trial(host.manifest, manifest):
+                return model
             self._models.append(model)
             if host is None:
                 model.begin()
             else:
                 model.begin_trial(host)
-        except Exception as cause:  # the thread that loads all models waits for an outcome
-            _logger.exception("%s %s: its process cannot be started", manifest.name, manifest.version)
+            await asyncio.wait_for(model.opened, limit_s)
+        except BaseException as cause:
             if model is None:
                 os.close(package)
             else:
                 model.end()
-            if opened.set_running_or_notify_cancel():
-                opened.set_exception(_unavailable(manifest, repr(cause)))
-
-    def _make_model(
-        self, manifest: Manifest, spec: WorkerSpec, package: int, opened: "Future[RemoteModel]"
-    ) -> "RemoteModel":
-        from edgekit_runtime.service.workers.remote_model import RemoteModel  # most services have none
-
-        return RemoteModel(
-            *(self._http, self._regions, manifest, spec),
-            package=package,
-            opened=opened,
-            report_crash=self._on_crash,
-        )
-
-    def _on_crash(self, model: "RemoteModel", reason: str, is_loop: bool) -> None:
-        if self.versions is not None:
-            name, version = model.manifest.name, model.manifest.version
-            self.versions.report_crash(name, version, reason, is_loop=is_loop)
+            if isinstance(cause, asyncio.TimeoutError):
+                raise _unavailable(manifest, f"no answer for {limit_s:g} s") from None
+            if isinstance(cause, EdgekitError) or not isinstance(cause, Exception):
+                raise
+            _logger.exception("%s %s: its process cannot be started", manifest.name, manifest.version)
+            raise _unavailable(manifest, repr(cause)) from cause
+        return model
 
     def _make_spec(self, package: OpenedPackage, options: ModelOptions) -> WorkerSpec:
         # Less than the process has, which then reports why it refuses a version, and need not be killed.
@@ -237,12 +215,20 @@ class Supervisor:
         )
 
     def _add_region(self, region: Region) -> None:
-        for model in self.models:
-            model.add_region(region)
+        for worker in self._workers():
+            worker.add_region(region)
 
     def _remove_region(self, name: str) -> None:
-        for model in self.models:
-            model.remove_region(name)
+        for worker in self._workers():
+            worker.remove_region(name)
+
+    def _workers(self) -> "list[WorkerHandle]":
+        return [worker for model in self.models for worker in model.workers]
+
+
+def _has_no_trial(current: Manifest, candidate: Manifest) -> bool:
+    """Return whether there is nothing to try, as the caller of `Supervisor.open` finds."""
+    return candidate.version == current.version or find_difference(current, candidate) is not None
 
 
 def _open_again(package: OpenedPackage) -> int:

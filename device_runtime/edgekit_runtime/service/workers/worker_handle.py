@@ -253,9 +253,8 @@ class WorkerHandle:
         if self._states[index] == HANDED:  # it had no descriptor for it
             error = UnavailableError("the model's process has no descriptor free; try again", _RETRY_AFTER_S)
             self._adopt(lent).refuse(error)
-            return
-        _close(lent)
-        self._http.take_back(is_local=lent.is_local)
+        else:
+            self._close(lent)
 
     def _pop_lent(self, payload: bytes) -> tuple[int, _Lent]:
         if len(payload) < INDEX.size:
@@ -297,13 +296,18 @@ class WorkerHandle:
 
     def _recover(self, lent: _Lent, state: int) -> None:
         if state == RESPONDING:
-            _close(lent)
-            self._http.take_back(is_local=lent.is_local)
+            self._close(lent)
             return
         connection = self._adopt(lent)
         if state != IDLE:
             error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
             connection.refuse(error)
+
+    def _close(self, lent: _Lent) -> None:
+        lent.connected.close()
+        if lent.on_close is not None:
+            lent.on_close()
+        self._http.take_back(is_local=lent.is_local)
 
 
 def _start(spec: WorkerSpec, package: int, leases: int) -> tuple[ChildProcess, socket.socket]:
@@ -328,9 +332,3 @@ def _start(spec: WorkerSpec, package: int, leases: int) -> tuple[ChildProcess, s
         process = ChildProcess(_MODULE, output="log", channel=far)
         undo.pop_all()
     return process, near
-
-
-def _close(lent: _Lent) -> None:
-    lent.connected.close()
-    if lent.on_close is not None:
-        lent.on_close()
