@@ -151,46 +151,39 @@ def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[Edgek
                 for number, each in enumerate(value)
             )
         return value
-    checked = _Kind(kind, is_list, allowed or _range_of_unit(name), choices)
-    if (expected := checked.find_fault(value)) is not None:
+    expected = _find_fault(value, kind, is_list, allowed or _range_of_unit(name), choices)
+    if expected is not None:
         shown = repr(value)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
         raise error(f"{where}{': ' * bool(where)}{name} is {shown}, expected {expected}")
     return tuple(value) if is_list else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The values that a field accepts.
+def _find_fault(
+    value: Any, kind: type, is_list: bool, allowed: Range, choices: tuple[str, ...]
+) -> str | None:
+    """Return what was expected instead of `value`, or None if it is right.
 
-    Attributes:
-        type: type of a value, or of each in a list.
-        is_list: whether it is one.
-        range: range of numbers.
-        choices: all that a string may be, or empty if it may be any.
+    Args:
+        value: of a field.
+        kind: type of a value, or of each in a list.
+        is_list: whether it must be a list.
+        allowed: range of numbers.
+        choices: all that a string may be, or empty where it may be any.
     """
-
-    type: type
-    is_list: bool
-    range: Range
-    choices: tuple[str, ...]
-
-    def find_fault(self, value: Any) -> str | None:
-        """Return what was expected instead of `value`, or None if it is right."""
-        values = value if isinstance(value, list) and self.is_list else [value]
-        if isinstance(value, list) != self.is_list or not all(map(self._is_of_type, values)):
-            return _TYPE_NAMES[self.type, self.is_list]
-        if self.type in (int, float) and not all(each in self.range for each in values):
-            return str(self.range)
-        if self.choices and not set(values) <= set(self.choices):
-            return f"one of {', '.join(self.choices)}"
-        if self.type is str and any("\0" in each for each in values):  # the system takes no such path
-            return "a string without NUL"
-        return None
-
-    def _is_of_type(self, value: object) -> bool:
-        allowed = (int, float) if self.type is float else (self.type,)
-        return isinstance(value, allowed) and isinstance(value, bool) == (self.type is bool)
+    values = value if isinstance(value, list) and is_list else [value]
+    types_of_kind = (int, float) if kind is float else (kind,)
+    if isinstance(value, list) != is_list or not all(
+        isinstance(each, types_of_kind) and isinstance(each, bool) == (kind is bool) for each in values
+    ):
+        return _TYPE_NAMES[kind, is_list]
+    if kind in (int, float) and not all(each in allowed for each in values):
+        return str(allowed)
+    if choices and not set(values) <= set(choices):
+        return f"one of {', '.join(choices)}"
+    if kind is str and any("\0" in each for each in values):  # the system takes no such path
+        return "a string without NUL"
+    return None
 
 
 def _range_of_unit(name: str) -> Range:

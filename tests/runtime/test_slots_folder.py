@@ -256,7 +256,7 @@ def test_choice_says_why_it_is_this_one(case: str, bench: Bench, place: Path) ->
     act(bench)
     choice = bench.slots.choose(MODEL)
     choice.package.close()
-    assert (choice.why, choice.path.parent) == (why, place)
+    assert (choice.why, choice.package.path.parent) == (why, place)
 
 
 def count_starts(bench: Bench) -> int:

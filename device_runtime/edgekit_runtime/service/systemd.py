@@ -125,11 +125,6 @@ class Notifier:
             notifier.sendto(message.encode(), self._address)
 
 
-def write_unit(command: str | None = None) -> str:
-    """Return the text of `edgekit.service`.
-
-    Args:
-        command: path of `edgekit-device`; by default the one beside this Python.
-    """
-    found = command or str(Path(sys.executable).parent / "edgekit-device")
-    return _UNIT.format(command=found)
+def write_unit() -> str:
+    """Return the text of `edgekit.service`, which runs the `edgekit-device` beside this Python."""
+    return _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")

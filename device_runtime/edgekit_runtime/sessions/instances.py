@@ -58,7 +58,6 @@ def warm_up(
     *,
     max_batch: int = 1,
     runs: int = 4,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> list[WarmRun]:
     """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
 
@@ -68,7 +67,6 @@ def warm_up(
         max_batch: the most rows of a batch; where rows are free, the powers of two up to it run too.
         runs: runs of each session with each size, at least 1; the first of each is not returned if there are
             more.
-        clock: seconds since any moment.
 
     Raises:
         DataError: the inputs do not fit.
@@ -80,9 +78,9 @@ def warm_up(
         for batch in sizes:
             seconds = []
             for _ in range(runs):
-                began_s = clock()
+                began_s = time.perf_counter()
                 session.run(batch)
-                seconds.append(clock() - began_s)
+                seconds.append(time.perf_counter() - began_s)
             found += [WarmRun(input_bytes(batch), s) for s in seconds[1:] or seconds]
     return found
 

@@ -21,7 +21,7 @@ def has_free_rows(session: Session) -> bool:
     return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*session.inputs, *session.outputs))
 
 
-def rows_are_independent(session: Session, inputs: Mapping[str, Array], seed: int = 0) -> bool:
+def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
     """Return whether a session answers rows beside much larger and smaller ones as it answers each alone.
 
     Rows of another size are what shows a scale, a norm or an extreme that is taken over the whole batch.
@@ -33,14 +33,13 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array], seed: in
         session: session to try; it runs four times.
         inputs: input name -> array of one row or more; the first row of each is judged, at most two others
             run beside it.
-        seed: seed of the order in which a row's values are mixed.
 
     Raises:
         DataError: the inputs do not fit.
     """
     if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
         return False
-    judged, company = _vary(inputs, np.random.default_rng(seed))
+    judged, company = _vary(inputs, np.random.default_rng(0))
     # On both sides, so that what is carried from row to row shows whichever way it goes.
     half = len(company) // 2
     rows = [*company[:half], *judged, *company[half:]]

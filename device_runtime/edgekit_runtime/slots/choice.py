@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
@@ -32,8 +31,7 @@ class Choice:
     Attributes:
         model, version: name and version of the package.
         sha256: digest of the package's manifest.
-        path: where it lies; an installation may remove it later, so open the model from `package`.
-        package: verified.
+        package: verified; an installation may remove its file later, so open the model from this.
         health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open such a one
             last, and in a process of its own if you can.
         begun: starts without a confirmation, with this one after `begin_start`.
@@ -44,7 +42,6 @@ class Choice:
     model: str
     version: str
     sha256: str
-    path: Path
     package: OpenedPackage
     health: str
     begun: int
@@ -99,7 +96,6 @@ def open_first(
             model=state.model,
             version=item.version,
             sha256=item.sha256,
-            path=package.path,
             package=package,
             health=item.health,
             begun=item.begun,

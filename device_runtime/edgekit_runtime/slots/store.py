@@ -127,14 +127,13 @@ class Slots:
         loaded = folder.load()
         return loaded, tuple(_examine(folder, loaded.state))
 
-    def choose(self, model: str, version: str | None = None, *, counted: Collection[str] = ()) -> Choice:
+    def choose(self, model: str, version: str | None = None) -> Choice:
         """Return the version to open, and record nothing.
 
         Args:
             model: its name.
             version: this one and no other, where it is installed and not rejected; None takes the active one,
                 else the best that is whole.
-            counted: as for `begin_start`.
 
         Raises:
             SlotError: no such model or version, or none of its packages can be opened; says why for each.
@@ -142,7 +141,7 @@ class Slots:
         folder = self._find(model)
         for _ in range(_READS):
             loaded = folder.load()
-            state = transitions.give_up(loaded.state, self.max_begun, counted)
+            state = transitions.give_up(loaded.state, self.max_begun)
             try:
                 return open_first(folder, state, select(state, version), loaded.problem)
             except NothingToOpenError:

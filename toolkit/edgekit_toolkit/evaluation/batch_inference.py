@@ -162,20 +162,17 @@ def package_decoding(package: OpenedPackage) -> Decoding:
     return Decoding(fields, labelled=False)
 
 
-def find_top_classes(
-    output: NDArray[Any], classes: int, count: int = 5
-) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the classes of the highest scores with these, for each sample; nothing for other outputs.
+def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the five classes of the highest scores with these, for each sample; nothing for other outputs.
 
     Args:
         output: class scores are numbers [N, classes]; NaN comes last.
         classes: how many there are.
-        count: how many to return at most.
     """
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()
     scores = output.astype(np.float64)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     return tuple(
         tuple((int(index), float(row[index])) for index in best)
         for row, best in zip(scores, order, strict=True)

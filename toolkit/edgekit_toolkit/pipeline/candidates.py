@@ -127,7 +127,6 @@ def find_candidates(
     kinds: frozenset[str],
     time_limit_s: float,
     progress: Progress,
-    clock: Callable[[], float] = time.monotonic,
 ) -> CandidateSet:
     """Return the candidates for a model.
 
@@ -139,9 +138,8 @@ def find_candidates(
         time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
             precisions are tried while there is time.
         progress: called with what is done now, how much of it is done and how much there is.
-        clock: seconds since any moment.
     """
-    end = clock() + time_limit_s
+    end = time.monotonic() + time_limit_s
     name, source = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))
     found = CandidateSet([floats])
@@ -152,7 +150,7 @@ def find_candidates(
     axes = quantizer.softmax_axes()
     fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
     found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
-    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, clock, end)
+    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, end)
     for kind, label in quantizer.labels.items():
         if kind in kinds:
             progress(f"building: {label}", None, None)
@@ -192,16 +190,15 @@ class _Search:
     per_channel: bool
     found: CandidateSet
     progress: Progress
-    clock: Callable[[], float]
     end_s: float
 
     def _part_of_time(self, share: float, end_s: float) -> float:
         """Return the moment at which this share of the time from now to `end_s` is over."""
-        now_s = self.clock()
+        now_s = time.monotonic()
         return now_s + share * (end_s - now_s)
 
     def _is_over(self, moment_s: float) -> Callable[[], bool]:
-        return lambda: self.clock() >= moment_s
+        return lambda: time.monotonic() >= moment_s
 
     def mix_weights(self) -> None:
         """Add forms whose noisiest layers keep float16 weights while the others have int8 weights."""
@@ -295,7 +292,7 @@ class _Search:
             if factors:
                 balanced = {name: item.whole() for name, item in scaled.items()}
                 variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
-        if self.clock() < self.end_s:
+        if time.monotonic() < self.end_s:
             for label, clipped in self._clipped(kernels, whole).items():
                 variants.append(_Variant(f"{scales}, {label}", per_channel, clipped))
         if per_channel:

@@ -59,9 +59,9 @@ class Step:
         """Return the ONNX sizes of an output."""
         return self.graph.shape(self.node.outputs[place])
 
-    def out_dtype(self, place: int = 0) -> "np.dtype[Any]":
-        """Return the element type of an output."""
-        return self.graph.dtype(self.node.outputs[place])
+    def out_dtype(self) -> "np.dtype[Any]":
+        """Return the element type of the first output."""
+        return self.graph.dtype(self.node.outputs[0])
 
     def value(self, place: int) -> NDArray[Any] | None:
         """Return the value of a constant input; None if it is left out or not constant."""

@@ -6,7 +6,6 @@ their `at_s` shows.
 
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -23,14 +22,9 @@ class Sampling:
         latest: the last readings. It is replaced as a whole, so any thread may read it without a lock.
     """
 
-    def __init__(
-        self,
-        sensors: Sensors,
-        period_s: float = DEFAULT_PERIOD_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.latest = Readings(at_s=clock())
-        self._sensors, self._period_s, self._clock = sensors, period_s, clock
+    def __init__(self, sensors: Sensors, period_s: float = DEFAULT_PERIOD_S) -> None:
+        self.latest = Readings(at_s=time.monotonic())
+        self._sensors, self._period_s = sensors, period_s
         self._stop = threading.Event()
         # A daemon: a read that hangs in the kernel must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="edgekit-sensors", daemon=True)
@@ -47,7 +41,7 @@ class Sampling:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.latest = self._sensors.read(self._clock())
+            self.latest = self._sensors.read(time.monotonic())
             self._stop.wait(self._period_s)
 
     def __enter__(self) -> "Sampling":

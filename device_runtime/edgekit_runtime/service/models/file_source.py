@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
-from edgekit_runtime.service.models.source import Load, open_listed
+from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.slots.versions import sort_key
@@ -24,7 +24,7 @@ _SUFFIX: Final = ".edgepkg"
 _logger = logging.getLogger(__name__)
 
 
-class PackageFiles:
+class PackageFiles(Source):
     """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
     Listing reads a package's name and version without verifying them; opening verifies everything. Once a
@@ -89,13 +89,6 @@ class PackageFiles:
         """Return the model of a package that was served before."""
         with open_listed(package, self._trust, self.limits) as opened:
             return load(opened)
-
-    def confirm(self, name: str, version: str) -> None:
-        """Nothing: files have no state."""
-
-    def find_proven(self, _name: str) -> Servable | None:
-        """Return None: files do not say which version was in use before."""
-        return None
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
         """Ignore a version's file until it changes or the service restarts, if there is another version."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
-from edgekit_runtime.service.models.source import Load
+from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.session import EngineMissingError, check_engines
@@ -19,7 +19,7 @@ from edgekit_runtime.slots.choice import NothingToOpenError
 _logger = logging.getLogger(__name__)
 
 
-class InstalledModels:
+class InstalledModels(Source):
     """A `Source` of the packages in the slots of this device."""
 
     __slots__ = ("_begun", "_slots", "limits")

@@ -20,6 +20,8 @@ class Source(Protocol):
         limits: limits of reading packages.
     """
 
+    __slots__ = ()
+
     limits: Limits
 
     def names(self) -> Sequence[str]:
@@ -36,12 +38,13 @@ class Source(Protocol):
             EdgekitError: there are none, or they cannot be listed.
         """
 
-    def find_proven(self, name: str) -> Servable | None:
+    def find_proven(self, _name: str) -> Servable | None:
         """Return the version that should serve while a newer one is on trial, or None; opens nothing.
 
         Raises:
             EdgekitError: the versions cannot be listed.
         """
+        return None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Verify the packages that `policy` chooses, each once, and return what `load` makes of them.
@@ -59,20 +62,22 @@ class Source(Protocol):
             EdgekitError: it cannot be opened any more.
         """
 
-    def confirm(self, name: str, version: str) -> None:
+    def confirm(self, _name: str, _version: str) -> None:
         """Record that a version is good.
 
         Raises:
             UnavailableError: it cannot be recorded now.
             EdgekitError: it cannot be recorded.
         """
+        return  # else it would be abstract, and most sources have no state
 
-    def reject(self, name: str, version: str, reason: str) -> bool:
+    def reject(self, _name: str, _version: str, _reason: str) -> bool:
         """Record that a version fails, and return whether another one should be opened instead.
 
         Raises:
             EdgekitError: it cannot be recorded.
         """
+        return False
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:

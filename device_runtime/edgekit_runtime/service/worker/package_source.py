@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits
-from edgekit_runtime.service.models.source import Load, open_listed
+from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage
@@ -27,7 +27,7 @@ class _Verdict:
         return statement, key_id
 
 
-class ReceivedPackages:
+class ReceivedPackages(Source):
     """A `Source` of packages of one model; the service itself records how they do."""
 
     __slots__ = ("_name", "_packages", "limits")
@@ -60,10 +60,6 @@ class ReceivedPackages:
         """Return the newest package."""
         return policy.choose(name, list(self._packages.values()))[:1]
 
-    def find_proven(self, _name: str) -> Servable | None:
-        """Return None: the first package serves already when another one comes."""
-        return None
-
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return the newest version, see `Source`."""
         return [self.open_again(package, load) for package in self.find(name, policy)]
@@ -72,10 +68,3 @@ class ReceivedPackages:
         """Return the model of a package, which must be unchanged."""
         with open_listed(package, _Verdict(package.sha256), self.limits) as opened:
             return load(opened)
-
-    def confirm(self, _name: str, _version: str) -> None:
-        """Do nothing: the service confirms."""
-
-    def reject(self, _name: str, _version: str, _reason: str) -> bool:
-        """Do nothing: the service rejects, and decides what comes next."""
-        return False
