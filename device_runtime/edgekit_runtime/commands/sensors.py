@@ -81,22 +81,22 @@ def _document(sensors: Sensors, readings: Readings) -> dict[str, Any]:
         **_describe(sensors, readings),
         "sensors": [
             {
-                "name": watched.probe.name,
-                "quantity": watched.probe.quantity,
-                "value": readings.values[watched.probe.name],
-                "fault": watched.fault,
+                "name": probe.name,
+                "quantity": probe.quantity,
+                "value": readings.values[probe.name],
+                "fault": probe.fault,
             }
-            for watched in sensors.probes
+            for probe in sensors.probes
         ],
         "missing": {family.name: family.missing for family in sensors.families if family.missing},
     }
 
 
 def _lines(sensors: Sensors, readings: Readings) -> Iterator[str]:
-    for watched in sensors.probes:
-        value, unit = readings.values[watched.probe.name], _UNITS[watched.probe.quantity]
-        shown = f"no reading: {watched.fault}" if value is None else f"{value:.3f} {unit}"
-        yield f"  {watched.probe.name:32} {shown}"
+    for probe in sensors.probes:
+        value, unit = readings.values[probe.name], _UNITS[probe.quantity]
+        shown = f"no reading: {probe.fault}" if value is None else f"{value:.3f} {unit}"
+        yield f"  {probe.name:32} {shown}"
     for family in sensors.families:
         if family.missing:
             yield f"  {family.name:32} {family.missing}"

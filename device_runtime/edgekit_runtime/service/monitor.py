@@ -131,14 +131,14 @@ class Monitor:
         metrics = self._metrics
         metrics.power_w.clear()
         metrics.temperature_c.clear()
-        for watched in sensors.probes:
-            value = readings.values.get(watched.probe.name)
+        for probe in sensors.probes:
+            value = readings.values.get(probe.name)
             if value is None:
                 continue
-            if watched.probe.quantity == "temperature_c":
-                metrics.temperature_c[watched.probe.name,] = value
-            elif watched.probe.quantity in ("power_w", "discharge_w"):
-                metrics.power_w[watched.probe.name,] = value
+            if probe.quantity == "temperature_c":
+                metrics.temperature_c[probe.name,] = value
+            elif probe.quantity in ("power_w", "discharge_w"):
+                metrics.power_w[probe.name,] = value
         if readings.power_w is not None:
             metrics.power_w["device",] = readings.power_w
         battery, bits = readings.battery, readings.throttle_bits
@@ -184,7 +184,7 @@ class Monitor:
 
 def _warn_of_limits(power: Power, sensors: "Sensors | None") -> None:
     """Warn of each limit on something that no sensor of this device measures."""
-    quantities = set() if sensors is None else {watched.probe.quantity for watched in sensors.probes}
+    quantities = set() if sensors is None else {probe.quantity for probe in sensors.probes}
     if power.power_w is not None and (sensors is None or sensors.source is None):
         _logger.warning("no power sensor: power_w is kept by estimates alone")
     if power.temperature_c is not None and "temperature_c" not in quantities:

@@ -12,7 +12,7 @@ from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.clocks import find_clocks
 from edgekit_runtime.power.sensors.ina3221 import find_rails
 from edgekit_runtime.power.sensors.power_source import Interval, PowerSource, choose_source
-from edgekit_runtime.power.sensors.probe import Family, Quantity, Watched
+from edgekit_runtime.power.sensors.probe import Family, Probe, Quantity
 from edgekit_runtime.power.sensors.rapl import find_counters
 from edgekit_runtime.power.sensors.raspberry import find_raspberry
 from edgekit_runtime.power.sensors.readings import Battery, Readings
@@ -31,7 +31,7 @@ class Sensors:
     """
 
     families: tuple[Family, ...]
-    probes: tuple[Watched, ...]
+    probes: tuple[Probe, ...]
     source: PowerSource | None
 
     def read(self, now_s: float) -> Readings:
@@ -40,12 +40,10 @@ class Sensors:
         Args:
             now_s: time on a monotonic clock; not before that of the last call.
         """
-        values = {watched.probe.name: watched.read(now_s) for watched in self.probes}
+        values = {probe.name: probe.read(now_s) for probe in self.probes}
 
         def numbers(quantity: Quantity) -> list[float]:
-            read = (
-                values[watched.probe.name] for watched in self.probes if watched.probe.quantity == quantity
-            )
+            read = (values[probe.name] for probe in self.probes if probe.quantity == quantity)
             return [value for value in read if value is not None]
 
         interval = Interval(0.0, None, None) if self.source is None else self.source.measure(values, now_s)
@@ -83,8 +81,8 @@ def discover(sysfs: Sysfs | None = None, vcgencmd: str | None = None) -> Sensors
         find_zones(sysfs),
         find_clocks(sysfs),
     )
-    probes = [probe for family in families for probe in family.probes]
-    return Sensors(families, tuple(Watched(probe) for probe in probes), choose_source(probes))
+    probes = tuple(probe for family in families for probe in family.probes)
+    return Sensors(families, probes, choose_source(probes))
 
 
 def _first(numbers: Iterable[float]) -> float | None:

@@ -1,6 +1,6 @@
 """The one interface of all sensors: a probe returns one number, or None with a reason.
 
-A fault never leaves `Watched.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
+A fault never leaves `Probe.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
 power domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop
 the service.
 """
@@ -38,19 +38,42 @@ _BOUNDS: Final[dict[Quantity, tuple[float, float]]] = {
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Probe:
-    """One number that a device can give.
+    """One number that a device can give; faults of its sensor are logged, and raised to nobody.
 
     Attributes:
         name: unique on the device, such as `ina3221/VDD_IN`.
         quantity: what the number is, and its unit.
-        read: returns it; takes the time on a monotonic clock, seconds. Raises OSError or ValueError.
+        ask: returns it; takes the time on a monotonic clock, seconds. Raises OSError or ValueError.
+        fault: why the last reading failed, or None.
     """
 
     name: str
     quantity: Quantity
-    read: Callable[[float], float]
+    ask: Callable[[float], float]
+    fault: str | None = None
+    _is_logged: bool = field(default=False, repr=False)
+
+    def read(self, now_s: float) -> float | None:
+        """Return the number, or None if the sensor fails or the number is impossible; raises nothing."""
+        low, high = _BOUNDS[self.quantity]
+        try:
+            value = self.ask(now_s)
+        except (OSError, ValueError) as cause:
+            self._fail(str(cause))
+            return None
+        if not low <= value <= high:  # nan, too
+            self._fail(f"{value:g} {self.quantity}, expected {low:g} to {high:g}")
+            return None
+        self.fault = None
+        return value
+
+    def _fail(self, reason: str) -> None:
+        self.fault = reason
+        if not self._is_logged:  # a sensor that comes and goes would fill the log
+            self._is_logged = True
+            _logger.warning("sensor %s: no reading: %s", self.name, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +89,3 @@ class Family:
     name: str
     probes: tuple[Probe, ...]
     missing: str = ""
-
-
-@dataclass(slots=True)
-class Watched:
-    """A probe that logs its faults and raises none.
-
-    Attributes:
-        probe: what is read.
-        fault: why the last reading failed, or None.
-    """
-
-    probe: Probe
-    fault: str | None = None
-    _is_logged: bool = field(default=False, repr=False)
-
-    def read(self, now_s: float) -> float | None:
-        """Return the number, or None if the sensor fails or the number is impossible; raises nothing."""
-        low, high = _BOUNDS[self.probe.quantity]
-        try:
-            value = self.probe.read(now_s)
-        except (OSError, ValueError) as cause:
-            self._fail(str(cause))
-            return None
-        if not low <= value <= high:  # nan, too
-            self._fail(f"{value:g} {self.probe.quantity}, expected {low:g} to {high:g}")
-            return None
-        self.fault = None
-        return value
-
-    def _fail(self, reason: str) -> None:
-        self.fault = reason
-        if not self._is_logged:  # a sensor that comes and goes would fill the log
-            self._is_logged = True
-            _logger.warning("sensor %s: no reading: %s", self.probe.name, reason)
