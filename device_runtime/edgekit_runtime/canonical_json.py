@@ -4,11 +4,13 @@ UTF-8, object keys sorted by code point, no white space, no NaN or infinity, no 
 Python's `json` writes them. It does not implement RFC 8785 (its number form differs).
 """
 
+import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, get_args, get_origin
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, ManifestError
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -87,11 +89,103 @@ class Fields:
         Raises:
             EdgekitError: of the class given to the constructor, when it is missing or no list.
         """
-        value = self.take(key)
+        value: list[Any] = self.take(key)
+        self.check_list(key, value)
+        return value
+
+    def check_list(self, key: str, value: object, most: int | None = None) -> None:
+        """Check that the value of the member `key` is a list, of no more than `most` items where that is set.
+
+        Raises:
+            EdgekitError: of the class given to the constructor, when it is not.
+        """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {type(value).__name__}, expected a list")
-        return value
+        if most is not None and len(value) > most:
+            raise self._error(f"{self.where}: {key} holds {len(value)}, expected at most {most}")
 
     def rest(self) -> dict[str, Any]:
         """Return the members that were not taken."""
         return self._left
+
+
+# Metadata of a field of a `Record`: the member is left out where it has its default.
+OPTIONAL: Final[Mapping[str, Any]] = {"optional": True}
+
+_Record = TypeVar("_Record", bound="Record")
+
+
+class Record:
+    """A frozen dataclass that is an object of a signed document, with a member for each field.
+
+    Its last field is `extra`: the members that this reader does not know, which are written again. A field's
+    metadata may hold `key` (the name of the member), `optional`, and `most` (how many a list may hold). The
+    dataclass itself checks types and values.
+    """
+
+    __slots__ = ()
+    _error: ClassVar[type[EdgekitError]] = ManifestError
+    extra: Mapping[str, JsonValue]
+
+    @classmethod
+    def from_json(cls: type[_Record], value: object, where: str = "") -> _Record:
+        """Return the record that a parsed JSON object states.
+
+        Args:
+            value: the object.
+            where: what error messages start with; the class by default.
+
+        Raises:
+            EdgekitError: of the record's class, when a member is missing or wrong.
+        """
+        where = where or cls.__name__
+        fields = Fields(value, where, cls._error)
+        prefix = f"{where}." if ": " in where else f"{where}: "
+        values: dict[str, Any] = {}
+        for field, kind, is_list in _list_members(cls):  # type: ignore[arg-type]  # classes can be hashed
+            key = field.metadata.get("key", field.name)
+            default: Any = field.default
+            found = fields.take_optional(key, default) if "optional" in field.metadata else fields.take(key)
+            if found is not default and is_list:
+                fields.check_list(key, found, field.metadata.get("most"))
+                found = tuple(_read(item, kind, f"{prefix}{key}[{at}]") for at, item in enumerate(found))
+            elif found is not default:
+                found = _read(found, kind, f"{prefix}{key}")
+            values[field.name] = found
+        values["extra"] = fields.rest()
+        return cls(**values)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the JSON object of this record."""
+        document = dict(self.extra)
+        for field, _, _ in _list_members(type(self)):  # type: ignore[arg-type]  # as above
+            value = getattr(self, field.name)
+            if "optional" not in field.metadata or value != field.default:
+                document[field.metadata.get("key", field.name)] = _write(value)
+        return document
+
+
+@functools.cache
+def _list_members(
+    record: type[Record],
+) -> tuple[tuple[dataclasses.Field[Any], type[Record] | None, bool], ...]:
+    """Return the fields but `extra`, with the class of the records in each, and whether they are several."""
+    found = []
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # a dataclass, see `Record`
+        parts = (field.type, *get_args(field.type))  # of `Golden`, `Codes | None` or `tuple[Variant, ...]`
+        classes = [part for part in parts if get_origin(part) is None and isinstance(part, type)]
+        kind = next((each for each in classes if issubclass(each, Record)), None)
+        found.append((field, kind, any(get_origin(part) is tuple for part in parts)))
+    return tuple(member for member in found if member[0].name != "extra")
+
+
+def _read(value: Any, kind: type[Record] | None, where: str) -> Any:
+    return value if kind is None else kind.from_json(value, where)
+
+
+def _write(value: Any) -> JsonValue:
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_write(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value

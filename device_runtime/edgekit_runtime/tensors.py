@@ -6,11 +6,11 @@ It does not convert arrays: a caller that passes float64 where float32 is expect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.canonical_json import JsonValue, Record
 from edgekit_runtime.errors import DataError
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -29,7 +29,7 @@ MAX_DIMENSION: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Record):
     """Name, dtype and shape of an input or output.
 
     Attributes:
@@ -41,6 +41,8 @@ class TensorSpec:
     Raises:
         DataError: a field has the wrong type or value.
     """
+
+    _error: ClassVar = DataError
 
     name: str
     dtype: str
@@ -89,21 +91,6 @@ class TensorSpec:
         if len(sizes) < len(self.shape):
             return None
         return math.prod(sizes) * DTYPES[self.dtype].itemsize
-
-    @classmethod
-    def from_json(cls, value: object, where: str = "tensor spec") -> "TensorSpec":
-        """Return the spec that a parsed JSON object states.
-
-        Raises:
-            DataError: a field is missing or wrong.
-        """
-        fields = Fields(value, where, DataError)
-        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
-        return cls(name, dtype, shape, fields.rest())
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this spec."""
-        return {**self.extra, "name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
 
 
 def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:

@@ -119,14 +119,14 @@ def test_missing_field_is_named(field: str, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("field", ["version", "sha256", "health", "begun"])
 def test_missing_field_of_a_package_is_named(field: str, body: dict[str, Any]) -> None:
     del body["spare"][field]
-    with pytest.raises(DamagedStateError, match=f"here: field '{field}' is missing"):
+    with pytest.raises(DamagedStateError, match=f"here: spare: field '{field}' is missing"):
         parse_state(encode(body), "here")
 
 
 @pytest.mark.parametrize("field", ["version", "sha256", "reason"])
 def test_missing_field_of_a_rejection_is_named(field: str, body: dict[str, Any]) -> None:
     del body["rejected"][0][field]
-    with pytest.raises(DamagedStateError, match=f"here: field '{field}' is missing"):
+    with pytest.raises(DamagedStateError, match=rf"here: rejected\[0\]: field '{field}' is missing"):
         parse_state(encode(body), "here")
 
 
@@ -136,9 +136,9 @@ def test_missing_field_of_a_rejection_is_named(field: str, body: dict[str, Any])
         (lambda body: body.update(model="../x"), "model is '../x'"),
         (lambda body: body.update(model=7), "model is 7"),
         (lambda body: body.update(pinned=""), "pinned is ''"),
-        (lambda body: body.update(active=[]), "here: is list, expected an object"),
+        (lambda body: body.update(active=[]), "here: active: is list, expected an object"),
         (lambda body: body.update(rejected={}), "field 'rejected' is dict, expected a list"),
-        (lambda body: body.update(rejected=[None]), "here: is NoneType, expected an object"),
+        (lambda body: body.update(rejected=[None]), r"here: rejected\[0\]: is NoneType, expected an object"),
         (lambda body: body["active"].update(version="x" * 65), "version is 'x"),
         (lambda body: body["active"].update(sha256="2" * 63), "sha256 is '2+', expected 64"),
         (lambda body: body["active"].update(sha256="2" * 65), "sha256 is '2+', expected 64"),

@@ -9,11 +9,11 @@ output only every k-th value may be stored.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
@@ -45,7 +45,7 @@ def _decode(
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class Codes(Record):
     """How 8-bit codes stand for float32 values: `float32(code) * float32(scale) + float32(offset)`.
 
     Attributes:
@@ -57,10 +57,12 @@ class Codes:
         DataError: a field has the wrong type or value.
     """
 
+    _error: ClassVar = DataError
+
     dtype: str
     scale: float
     offset: float
-    repeat: tuple[int, ...] | None = None
+    repeat: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -104,24 +106,9 @@ class Codes:
                 values = np.repeat(values, times, axis)
         return values
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this."""
-        stated: dict[str, JsonValue] = {"dtype": self.dtype, "scale": self.scale, "offset": self.offset}
-        return {**self.extra, **stated, **({} if self.repeat is None else {"repeat": list(self.repeat)})}
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "Codes":
-        """Return the codes that a parsed JSON object states."""
-        fields = Fields(value, where, DataError)
-        dtype, scale, offset = fields.take("dtype"), fields.take("scale"), fields.take("offset")
-        repeat = fields.take_optional("repeat", None)
-        if repeat is not None and not isinstance(repeat, list):
-            raise DataError(f"{where}: field 'repeat' is {type(repeat).__name__}, expected a list")
-        return cls(dtype, scale, offset, None if repeat is None else tuple(repeat), fields.rest())
-
 
 @dataclass(frozen=True, slots=True)
-class GoldenInput:
+class GoldenInput(Record):
     """One recorded input.
 
     Attributes:
@@ -132,6 +119,8 @@ class GoldenInput:
     Raises:
         DataError: a field has the wrong type or value.
     """
+
+    _error: ClassVar = DataError
 
     name: str
     dtype: str
@@ -173,23 +162,9 @@ class GoldenInput:
             return _decode(data, self.dtype, self.shape, self.name)
         return self.codes.decode(data, self.shape, self.name)
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this input."""
-        spec = TensorSpec(self.name, self.dtype, self.shape, self.extra).to_json()
-        return {**spec, "path": self.path, "codes": self.codes.to_json() if self.codes else None}
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "GoldenInput":
-        """Return the golden input that a parsed JSON object states."""
-        fields = Fields(value, where, DataError)
-        path, codes = fields.take("path"), fields.take("codes")
-        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
-        decoded = None if codes is None else Codes.from_json(codes, f"{where}.codes")
-        return cls(name, dtype, shape, path, decoded, fields.rest())
-
 
 @dataclass(frozen=True, slots=True)
-class GoldenOutput:
+class GoldenOutput(Record):
     """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
 
     Attributes:
@@ -203,13 +178,15 @@ class GoldenOutput:
         DataError: a field has the wrong type or value.
     """
 
+    _error: ClassVar = DataError
+
     name: str
     dtype: str
     shape: tuple[int, ...]
     path: str
     atol: float
     rtol: float
-    every: int = 1
+    every: int = field(default=1, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -247,21 +224,6 @@ class GoldenOutput:
         """
         return _decode(data, self.dtype, self.shape if self.every == 1 else (self.stored_count,), self.name)
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this output."""
-        spec = TensorSpec(self.name, self.dtype, self.shape, self.extra).to_json()
-        stated: dict[str, JsonValue] = {"path": self.path, "atol": self.atol, "rtol": self.rtol}
-        return {**spec, **stated, **({} if self.every == 1 else {"every": self.every})}
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "GoldenOutput":
-        """Return the golden output that a parsed JSON object states."""
-        fields = Fields(value, where, DataError)
-        path, atol, rtol = fields.take("path"), fields.take("atol"), fields.take("rtol")
-        name, dtype, shape = fields.take("name"), fields.take("dtype"), tuple(fields.take_list("shape"))
-        every = fields.take_optional("every", 1)
-        return cls(name, dtype, shape, path, atol, rtol, every, fields.rest())
-
 
 def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: object) -> None:
     spec = TensorSpec(name, dtype, shape)  # type: ignore[arg-type]  # it checks the types
@@ -274,8 +236,10 @@ def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: obj
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
+class Golden(Record):
     """The recorded inputs and outputs of one run."""
+
+    _error: ClassVar = DataError
 
     inputs: tuple[GoldenInput, ...]
     outputs: tuple[GoldenOutput, ...]
@@ -312,29 +276,6 @@ class Golden:
             raise DataError(
                 f"golden inputs take {decoded_bytes} bytes decoded, expected at most {MAX_INPUT_BYTES}"
             )
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this."""
-        inputs = [tensor.to_json() for tensor in self.inputs]
-        return {**self.extra, "inputs": inputs, "outputs": [tensor.to_json() for tensor in self.outputs]}
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "Golden":
-        """Return the golden tensors that a parsed JSON object states.
-
-        Raises:
-            DataError: a field is missing or wrong.
-        """
-        fields = Fields(value, where, DataError)
-        inputs = tuple(
-            GoldenInput.from_json(item, f"{where}.inputs[{index}]")
-            for index, item in enumerate(fields.take_list("inputs"))
-        )
-        outputs = tuple(
-            GoldenOutput.from_json(item, f"{where}.outputs[{index}]")
-            for index, item in enumerate(fields.take_list("outputs"))
-        )
-        return cls(inputs, outputs, fields.rest())
 
 
 def _check_fit(tensor: GoldenInput | GoldenOutput, spec: TensorSpec) -> None:

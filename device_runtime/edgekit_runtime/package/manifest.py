@@ -10,9 +10,9 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import DataError, ManifestError, PackageError
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest_entries import (
@@ -25,7 +25,7 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
-from edgekit_runtime.package.variants import DEFAULT_VARIANT, Variant, check_variants, parse_variants
+from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
 from edgekit_runtime.tensors import TensorSpec
 
 __all__ = [
@@ -44,7 +44,7 @@ _STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """All that a reader knows about a package before it opens an artifact.
 
     Attributes:
@@ -63,6 +63,8 @@ class Manifest:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
     """
 
+    # First: a newer version may define every other field differently.
+    format: FormatInfo = field(default_factory=FormatInfo)
     name: str
     version: str
     target: str
@@ -76,8 +78,7 @@ class Manifest:
     budget: Mapping[str, float] = field(default_factory=dict, hash=False)
     figures: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     provenance: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
-    variants: tuple[Variant, ...] = ()
-    format: FormatInfo = field(default_factory=FormatInfo)
+    variants: tuple[Variant, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_VARIANTS})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -170,27 +171,8 @@ class Manifest:
         Raises:
             ManifestError: a free field (figures, provenance, options, extra) holds what JSON cannot express.
         """
-        json: dict[str, JsonValue] = {
-            **self.extra,
-            "format": self.format.to_json(),
-            "name": self.name,
-            "version": self.version,
-            "target": self.target,
-            "inputs": [spec.to_json() for spec in self.inputs],
-            "outputs": [spec.to_json() for spec in self.outputs],
-            "artifacts": [artifact.to_json() for artifact in self.artifacts],
-            "backend": self.backend.to_json(),
-            "golden": self.golden.to_json(),
-            "preprocessing": self.preprocessing,
-            "labels": self.labels,
-            "budget": dict(self.budget),
-            "figures": dict(self.figures),
-            "provenance": dict(self.provenance),
-        }
-        if self.variants:
-            json["variants"] = [variant.to_json() for variant in self.variants]
         try:
-            return encode_json(json)
+            return encode_json(self.to_json())
         except (ValueError, TypeError, RecursionError) as cause:
             raise ManifestError(f"{MANIFEST_NAME}: cannot be written as JSON: {cause}") from cause
 
@@ -204,40 +186,8 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises:
         ManifestError: malformed, not canonical, inconsistent, or for a newer reader.
     """
-    fields = Fields(decode_json(data, MANIFEST_NAME, ManifestError), MANIFEST_NAME, ManifestError)
-    # The format comes first: a newer version may define every other field differently.
-    format_info = FormatInfo.from_json(fields.take("format"))
+    document = decode_json(data, MANIFEST_NAME, ManifestError)
     try:
-        inputs = _parse_specs(fields, "inputs")
-        outputs = _parse_specs(fields, "outputs")
-        golden = Golden.from_json(fields.take("golden"), f"{MANIFEST_NAME}: golden")
-        variants = parse_variants(fields)
+        return Manifest.from_json(document, MANIFEST_NAME)
     except DataError as cause:
         raise ManifestError(str(cause)) from cause
-    artifacts = fields.take_list("artifacts")
-    known: dict[str, Any] = {
-        key: fields.take(key)
-        for key in ("name", "version", "target", "preprocessing", "labels", "budget", "figures", "provenance")
-    }
-    backend = BackendChoice.from_json(fields.take("backend"), f"{MANIFEST_NAME}: backend")
-    return Manifest(
-        **known,
-        inputs=inputs,
-        outputs=outputs,
-        golden=golden,
-        artifacts=tuple(
-            Artifact.from_json(item, f"{MANIFEST_NAME}: artifacts[{index}]")
-            for index, item in enumerate(artifacts)
-        ),
-        backend=backend,
-        variants=variants,
-        format=format_info,
-        extra=fields.rest(),
-    )
-
-
-def _parse_specs(fields: Fields, key: str) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec.from_json(item, f"{fields.where}: {key}[{index}]")
-        for index, item in enumerate(fields.take_list(key))
-    )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.canonical_json import Fields, JsonValue, Record
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.member_names import find_name_problem
 
@@ -39,7 +39,7 @@ def require_object(value: object, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FormatInfo:
+class FormatInfo(Record):
     """Which reader the package needs.
 
     Attributes:
@@ -67,19 +67,9 @@ class FormatInfo:
             not unknown, f"format.critical needs {', '.join(unknown)}, unknown to this reader; update edgekit"
         )
 
-    @classmethod
-    def from_json(cls, value: object) -> "FormatInfo":
-        """Return the format information that a parsed JSON object states."""
-        fields = Fields(value, f"{MANIFEST_NAME}: format", ManifestError)
-        return cls(fields.take("version"), tuple(fields.take_list("critical")), fields.rest())
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this."""
-        return {**self.extra, "version": self.version, "critical": list(self.critical)}
-
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(Record):
     """One file in the package.
 
     Attributes:
@@ -94,7 +84,7 @@ class Artifact:
     """
 
     path: str
-    size_bytes: int
+    size_bytes: int = field(metadata={"key": "bytes"})
     sha256: str
     role: str
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
@@ -117,21 +107,9 @@ class Artifact:
         )
         require_token(self.role, f"artifact '{self.path}': role")
 
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "Artifact":
-        """Return the artifact that a parsed JSON object states."""
-        fields = Fields(value, where, ManifestError)
-        path, size_bytes = fields.take("path"), fields.take("bytes")
-        return cls(path, size_bytes, fields.take("sha256"), fields.take("role"), fields.rest())
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this artifact."""
-        json: dict[str, JsonValue] = {**self.extra, "path": self.path, "bytes": self.size_bytes}
-        return {**json, "sha256": self.sha256, "role": self.role}
-
 
 @dataclass(frozen=True, slots=True)
-class BackendChoice:
+class BackendChoice(Record):
     """The engine that runs an artifact, its options, and the fallback if that engine is missing.
 
     Attributes:
@@ -166,7 +144,7 @@ class BackendChoice:
         return (self, *rest)
 
     @classmethod
-    def from_json(cls, value: object, where: str, *, depth: int = 0) -> "BackendChoice":
+    def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
         """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
 
         Raises:

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue
-from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.canonical_json import JsonValue, Record
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import (
-    MANIFEST_NAME,
     BackendChoice,
     require,
     require_object,
@@ -26,7 +24,7 @@ MAX_VARIANTS: Final = 8  # beside the default; bounds what a tournament or a sel
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Record):
     """One way to run the model of a package.
 
     Attributes:
@@ -49,30 +47,6 @@ class Variant:
         require_token(self.name, "variant name")
         require_object(self.figures, f"variant '{self.name}': figures")
 
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "Variant":
-        """Return the variant that a parsed JSON object states.
-
-        Raises:
-            ManifestError: a field is missing or wrong.
-            DataError: a golden tensor is malformed.
-        """
-        fields = Fields(value, where, ManifestError)
-        name, figures = fields.take("name"), fields.take("figures")
-        backend = BackendChoice.from_json(fields.take("backend"), f"{where}.backend")
-        golden = Golden.from_json(fields.take("golden"), f"{where}.golden")
-        return cls(name, backend, golden, figures, fields.rest())
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the JSON object of this variant."""
-        return {
-            **self.extra,
-            "name": self.name,
-            "backend": self.backend.to_json(),
-            "golden": self.golden.to_json(),
-            "figures": dict(self.figures),
-        }
-
 
 def check_variants(variants: tuple[Variant, ...]) -> None:
     """Check that these can stand beside the default variant.
@@ -89,21 +63,4 @@ def check_variants(variants: tuple[Variant, ...]) -> None:
     require(
         not twice,
         f"variants: the name {', '.join(twice)} stands twice ('{DEFAULT_VARIANT}' is that of the top level)",
-    )
-
-
-def parse_variants(fields: Fields) -> tuple[Variant, ...]:
-    """Return what a manifest lists under `variants`; nothing if it has no such field.
-
-    Raises:
-        ManifestError: a field is missing or wrong.
-        DataError: a golden tensor is malformed.
-    """
-    listed = fields.take_optional("variants", [])
-    require(isinstance(listed, list), f"field 'variants' is {type(listed).__name__}, expected a list")
-    assert isinstance(listed, list)  # noqa: S101  # for the type checker
-    # Before each is read, so that a long list costs nothing.
-    require(len(listed) <= MAX_VARIANTS, f"variants holds {len(listed)}, expected at most {MAX_VARIANTS}")
-    return tuple(
-        Variant.from_json(item, f"{MANIFEST_NAME}: variants[{index}]") for index, item in enumerate(listed)
     )

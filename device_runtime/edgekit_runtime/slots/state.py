@@ -10,10 +10,10 @@ Source: docs/explanation/slots.md, section "state.json".
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.canonical_json import Fields, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import ManifestError, SlotError
 from edgekit_runtime.package.manifest_entries import require_token
 
@@ -35,7 +35,7 @@ class NewerStateError(SlotError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
+class Installed(Record):
     """One package in a slot.
 
     Attributes:
@@ -47,6 +47,8 @@ class Installed:
     Raises:
         DamagedStateError: a field has the wrong type or value.
     """
+
+    _error: ClassVar = DamagedStateError
 
     version: str
     sha256: str
@@ -62,7 +64,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(Record):
     """A version that failed here and is not installed again without permission.
 
     Attributes:
@@ -72,6 +74,8 @@ class Rejection:
     Raises:
         DamagedStateError: a field has the wrong type or value.
     """
+
+    _error: ClassVar = DamagedStateError
 
     version: str
     sha256: str
@@ -84,7 +88,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelState:
+class ModelState(Record):
     """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
@@ -98,6 +102,8 @@ class ModelState:
     Raises:
         DamagedStateError: a field has the wrong type or value, or two contradict each other.
     """
+
+    _error: ClassVar = DamagedStateError
 
     model: str
     active: Installed | None = None
@@ -129,16 +135,8 @@ class ModelState:
 
     def to_bytes(self) -> bytes:
         """Return the content of the state file."""
-        body: dict[str, JsonValue] = {
-            **self.extra,
-            "format": FORMAT,
-            "model": self.model,
-            "active": _to_json(self.active),
-            "spare": _to_json(self.spare),
-            "factory": _to_json(self.factory),
-            "pinned": self.pinned,
-            "rejected": [_to_json(item) for item in self.rejected[-MAX_REJECTIONS:]],
-        }
+        kept = replace(self, rejected=self.rejected[-MAX_REJECTIONS:])
+        body: dict[str, JsonValue] = {**kept.to_json(), "format": FORMAT}
         return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
 
 
@@ -158,37 +156,12 @@ def parse_state(data: bytes, where: str) -> ModelState:
     stated = body.pop("sha256", None)
     if stated != hashlib.sha256(encode_json(body)).hexdigest():
         raise DamagedStateError(f"{where}: does not have the digest that it states")
-    taken = Fields(body, where, DamagedStateError)
-    if (number := taken.take("format")) != FORMAT:
+    fields = Fields(body, where, DamagedStateError)
+    if (number := fields.take("format")) != FORMAT:
         newer = isinstance(number, int) and number > FORMAT
         error = NewerStateError if newer else DamagedStateError
         raise error(f"{where}: is of format {number!r}, this reader knows {FORMAT}; update edgekit")
-    slots = {name: _parse_installed(taken.take(name), where) for name in ("active", "spare", "factory")}
-    rejected = tuple(_parse_rejection(item, where) for item in taken.take_list("rejected"))
-    model, pinned = taken.take("model"), taken.take("pinned")
-    return ModelState(model=model, **slots, pinned=pinned, rejected=rejected, extra=taken.rest())
-
-
-def _parse_installed(value: object, where: str) -> Installed | None:
-    if value is None:
-        return None
-    return Installed(**_parse_fields(value, where, ("version", "sha256", "health", "begun")))
-
-
-def _parse_rejection(value: object, where: str) -> Rejection:
-    return Rejection(**_parse_fields(value, where, ("version", "sha256", "reason")))
-
-
-def _parse_fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    taken = Fields(value, where, DamagedStateError)
-    return {**{name: taken.take(name) for name in names}, "extra": taken.rest()}
-
-
-def _to_json(item: Installed | Rejection | None) -> dict[str, JsonValue] | None:
-    if item is None:
-        return None
-    known = {entry.name: getattr(item, entry.name) for entry in fields(item) if entry.name != "extra"}
-    return {**item.extra, **known}
+    return ModelState.from_json(fields.rest(), where)
 
 
 def _check_identity(version: object, sha256: object) -> None:
