@@ -1,1 +1,1 @@
-"""Which engine and which options run a package fastest on this device: tournament and tuning."""
+"""Tournament and tuning: they find the engine and the options that run a package fastest on this device."""

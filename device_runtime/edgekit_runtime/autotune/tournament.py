@@ -1,4 +1,4 @@
-"""Which engine runs a model fastest on this machine: all of them on the same inputs, in turn.
+"""The tournament: all engines of a package run the same inputs in turn, and the fastest one wins.
 
 Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
 outputs. It measures latency of one inference at a time, not throughput, memory or energy.

@@ -1,4 +1,4 @@
-"""Which options run a package best on this machine: a small grid, measured in turn, halved round by round.
+"""Tuning: a small grid of options, measured in turn on this machine and halved round by round.
 
 A few samples are enough to drop the slowest half; the better half goes on with twice as many, each time in
 several fresh processes. The winner is then measured against the package's own options in fresh processes, and

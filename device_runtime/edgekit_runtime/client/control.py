@@ -1,4 +1,4 @@
-"""What commands ask of the service that runs on the device: its index, its metrics, another version.
+"""Requests of commands to the running service: read its index or metrics, load another version.
 
 A device without a running service needs none of this: the service opens what is installed when it starts.
 """

@@ -1,4 +1,4 @@
-"""What the commands on installed models share."""
+"""Arguments and slots of the commands on installed models."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the commands share that measure a package here and keep what they found for it."""
+"""Arguments and results of the commands that measure a package: `tournament` and `tune`."""
 
 import argparse
 import logging

@@ -1,1 +1,1 @@
-"""How far a model's inputs and outputs drift from those of its calibration, without labels."""
+"""Drift statistics: how far inputs and outputs of a model are from those of its calibration; no labels."""

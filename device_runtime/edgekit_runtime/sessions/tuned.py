@@ -1,4 +1,4 @@
-"""How a package runs best on this machine, as `tune` measured it, kept until it is tuned again.
+"""The best options of a package on this machine, as `tune` found them; kept until it is tuned again.
 
 It changes options of speed only, and only for the very package, engine release and number of processors that
 were measured. A file that cannot be read is ignored.

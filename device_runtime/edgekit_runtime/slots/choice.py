@@ -1,4 +1,4 @@
-"""What to open now: the best candidate of a state whose package is whole."""
+"""The choice of the version to open: the best candidate of a state whose package is whole."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable

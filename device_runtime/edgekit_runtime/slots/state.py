@@ -1,4 +1,4 @@
-"""What a device knows of one model's versions, and its form on the disk. Pure: nothing here touches a file.
+"""The state of one model's slots, and its form on the disk. Pure: nothing here touches a file.
 
 The state names packages by the digest of their manifest, which fixes every byte of their artifacts. Its own
 digest finds damage, not malice: a user who can write the state can write the digest too. The signature of

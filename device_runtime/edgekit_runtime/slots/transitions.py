@@ -1,4 +1,4 @@
-"""What happens to a model's state: each function takes a state and returns the next one. Pure.
+"""Transitions of a model's state: each function takes a state and returns the next one. Pure.
 
 What counts is how often a version was begun, never when: a device may start without knowing the time.
 """

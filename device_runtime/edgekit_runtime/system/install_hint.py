@@ -1,4 +1,4 @@
-"""Which Python runs this, and the command that installs an optional part into it, for messages."""
+"""The command that installs an optional part into the running Python, for messages."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What this machine has to give: memory, and threads."""
+"""Memory and threads of this machine."""
 
 import os
 from pathlib import Path

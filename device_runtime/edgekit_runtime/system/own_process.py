@@ -1,4 +1,4 @@
-"""What a command of ours does to its own process: descriptors at the start, and an end at any time."""
+"""The process of a command: standard descriptors at its start, and an end at any time."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Where things lie on a device: models, caches, keys, and the socket of the service."""
+"""Paths on a device: models, caches, keys, and the socket of the service."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is signed, and the form in which it comes: in-toto statements in DSSE envelopes.
+"""Signed statements: in-toto statements in DSSE envelopes.
 
 The envelope has one canonical byte form and exactly one signature, so no byte of it is free. Nothing here
 verifies signatures (`trust_store`): that takes libraries which a service does not keep in memory, see

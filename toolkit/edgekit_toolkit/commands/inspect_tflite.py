@@ -1,4 +1,4 @@
-"""What `edgekit inspect` shows of a `.tflite` model: interface, operators, and how its layers are stored."""
+"""`edgekit inspect FILE.tflite`: interface, operators, and how its layers are stored."""
 
 from __future__ import annotations
 

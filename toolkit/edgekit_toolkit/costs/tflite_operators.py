@@ -1,4 +1,4 @@
-"""What one inference of a `.tflite` model computes and moves, operator by operator.
+"""Work of one inference of a `.tflite` model, operator by operator: arithmetic and memory traffic.
 
 The counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK runs as one kernel with the next are
 counted apart. Sizes are those of the file's first allocation: a free batch counts as one.

@@ -1,4 +1,4 @@
-"""What else the machine did while latency was measured on it: other processes, and other virtual machines.
+"""Load of this machine by other processes and virtual machines while latency was measured.
 
 Linux counts both in `/proc/stat`. Elsewhere only the load average and the spread of the runs are known.
 """

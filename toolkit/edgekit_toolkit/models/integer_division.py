@@ -1,4 +1,4 @@
-"""Whether a model divides integers by what its inputs decide.
+"""Finds integer divisions by values that a model's inputs decide.
 
 On x86 the smallest integer divided by -1 ends the process, and engines do not look for it. So the runtime
 keeps such a model in a process of its own.

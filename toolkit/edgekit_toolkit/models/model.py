@@ -1,4 +1,4 @@
-"""What the packager needs of a model, whatever its format; `OnnxModel` and `TfliteModel` implement it."""
+"""The interface of a model of any format to the packager; `OnnxModel` and `TfliteModel` implement it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias

@@ -1,4 +1,4 @@
-"""Which 8-bit products of an ONNX model saturate on this machine and not on the target.
+"""Finds which 8-bit products of an ONNX model saturate on this machine and not on the target.
 
 All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
 the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so

@@ -1,4 +1,4 @@
-"""How onnxruntime runs a model, here and on a device; the model alone says it.
+"""Options with which onnxruntime runs a model, here and on a device; they are stored in the model.
 
 A rewrite of the optimiser that changes what a model computes is noted in the model's metadata. So each form
 that is made of the model runs without that rewrite too.

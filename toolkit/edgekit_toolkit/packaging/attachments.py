@@ -1,4 +1,4 @@
-"""What travels with a model and is not computed: names of its classes, a description of its preprocessing."""
+"""Attachments of a model: names of its classes, and a description of its preprocessing."""
 
 import io
 import json

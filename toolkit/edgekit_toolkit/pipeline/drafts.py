@@ -1,4 +1,4 @@
-"""What each candidate would become: a recipe, a package, and its costs. Nothing is written."""
+"""Drafts of the candidates: recipe, package and costs of each. Nothing is written."""
 
 import hashlib
 import math

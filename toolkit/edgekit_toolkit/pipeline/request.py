@@ -1,4 +1,4 @@
-"""What a user asks of `edgekit package`, and how its phases are shown and timed."""
+"""The request to `edgekit package`, and its phases, shown and timed."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the user should know about a run of `edgekit package` beside its figures."""
+"""Warnings about a run of `edgekit package`."""
 
 import platform
 

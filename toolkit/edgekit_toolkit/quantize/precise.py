@@ -1,4 +1,4 @@
-"""Which tensors must not become codes, because an operator behind them magnifies relative errors.
+"""Operators that must stay in float, because their inputs need relative precision.
 
 A normalisation that is written out divides by the root of a variance. Eight bits hold variances down to 1/255
 of the largest one; all smaller ones become 0, and the division gives infinities. Square roots, logarithms,

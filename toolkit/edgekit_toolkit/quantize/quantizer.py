@@ -1,4 +1,4 @@
-"""What the search needs of a kind of model: one implementation for ONNX, one for LiteRT."""
+"""The interface of a quantizer to the search: one implementation for ONNX, one for LiteRT."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""What an engine accepts as a quantized model, and the arithmetic from ranges to scales.
+"""The quantized form that an engine accepts, and the arithmetic from ranges to scales.
 
 Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference, 2018, section 2.1; ONNX operator QuantizeLinear.

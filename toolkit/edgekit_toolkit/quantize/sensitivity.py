@@ -1,4 +1,4 @@
-"""Which layers lose most by being quantized, measured, and the mixed-precision forms that follow.
+"""Sensitivity of layers to quantization, measured, and the mixed-precision forms that follow.
 
 The noise of one block is measured with that block alone quantized: such noises add up, nearly, while leaving
 one block out of a quantized model shows little of a loss that many blocks share. Releasing blocks to float is

@@ -1,4 +1,4 @@
-"""Which samples calibrate and which judge: the user's, a part of them, or generated ones; never the same."""
+"""Samples that calibrate and samples that judge: the user's, a part of them, or generated; never the same."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

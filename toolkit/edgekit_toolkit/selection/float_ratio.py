@@ -1,4 +1,4 @@
-"""How fast a candidate is against the float model: as modelled for the target, and as measured here."""
+"""Latency of a candidate relative to the float model: as modelled for the target, and as measured here."""
 
 from dataclasses import dataclass
 

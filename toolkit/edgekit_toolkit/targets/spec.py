@@ -1,4 +1,4 @@
-"""What edgekit knows of a target, as frozen records that check themselves when they are made.
+"""The records of a target file; they are frozen and check themselves when they are made.
 
 Each number is a `Figure`: it carries its unit, how far it can be trusted (`status`) and the key of the
 source that it comes from. This module reads no files.

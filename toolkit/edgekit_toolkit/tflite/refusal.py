@@ -1,4 +1,4 @@
-"""What the writer refuses, by name of operator and node."""
+"""Refusals of the writer, by name of operator and node."""
 
 from dataclasses import dataclass
 

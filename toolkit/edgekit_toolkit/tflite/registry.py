@@ -1,4 +1,4 @@
-"""Which function writes which ONNX operator. The families in `ops/` register themselves on import."""
+"""Functions that write ONNX operators. The families in `ops/` register themselves on import."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is in a `.tflite` model: operators, layers and their precision, quantization of inputs and outputs."""
+"""Summary of a `.tflite` model: operators, layers and their precision, quantization of inputs and outputs."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a client has not yet read of a response."""
+"""The part of a response that is still to be sent."""
 
 import itertools
 import socket

@@ -1,6 +1,6 @@
-"""When a version that was loaded counts as good, and recording that.
+"""Confirms loaded versions in the slots, once they have served for a while.
 
-A version is confirmed once it has served for a while, since crashes come with the first requests.
+It waits because crashes come with the first requests.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Which models to unload so that another fits under the memory cap; pure.
+"""The choice of models to unload so that another fits under the memory cap; pure.
 
 The least recently used are first, and no more than needed.
 """

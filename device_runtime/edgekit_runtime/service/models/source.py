@@ -1,4 +1,4 @@
-"""What the service needs of the place where packages lie: slots, files, or what a worker was given."""
+"""The interface of a source of packages: slots, files, or the packages passed to a worker."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias

@@ -1,4 +1,4 @@
-"""Which installed versions of a model are served, and in which order a swap goes; nothing but decisions."""
+"""The choice of the versions to serve, and of the order of a swap; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

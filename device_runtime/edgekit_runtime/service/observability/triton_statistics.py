@@ -1,4 +1,4 @@
-"""What a model's statistics endpoint says, in the words of Triton's statistics extension.
+"""The body of a model's statistics endpoint, in the form of Triton's statistics extension.
 
 Inferences and the sizes of batches are counted in rows of the first dimension where that is free, all else in
 calls: a call of several rows is one success. Answers from the response cache count as successes and in the

@@ -1,4 +1,4 @@
-"""How far the answers of two versions to the same inputs agree, without labels.
+"""Metrics of how far the answers of two versions to the same inputs agree, without labels.
 
 It says how alike two versions are, not which of them is right.
 """

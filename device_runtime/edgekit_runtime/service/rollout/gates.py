@@ -1,4 +1,4 @@
-"""Whether a candidate is promoted, rolled back or observed for longer: observations, gates and the verdict.
+"""The verdict on a candidate (promote, roll back or continue), from observations and gates.
 
 These are decisions only: `canary_lane` and `shadow_lane` observe, the rollout controller acts. However often
 `judge` is asked, a candidate that keeps all limits is rolled back for missing one with a chance of at most

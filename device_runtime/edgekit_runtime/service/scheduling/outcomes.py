@@ -1,4 +1,4 @@
-"""How a lane answers calls, and how it refuses them; each refusal is counted."""
+"""Answers and refusals of calls by a lane; each refusal is counted."""
 
 import logging
 

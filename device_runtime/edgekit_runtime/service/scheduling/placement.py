@@ -1,4 +1,4 @@
-"""How long a model takes, and whether that is short enough for the thread of the event loop.
+"""Decides whether a model runs on the event loop or on a thread, by its measured time.
 
 A run is measured where it happens. On a thread the clock also counts how long the thread waits for Python's
 global lock, so many runs of the pool are judged by the least of them; a run on the loop waits for nobody, so

@@ -1,4 +1,4 @@
-"""How much memory one inference takes by the size of its inputs, and what follows: a limit, and trimming.
+"""Estimates the memory of one inference from the size of its inputs; limits it, and trims it afterwards.
 
 The estimate grows with the size of the inputs. That fits further rows, and larger images of a convolutional
 model. It is too low for attention, whose memory grows with the square of the length of a sequence.

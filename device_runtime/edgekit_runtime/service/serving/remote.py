@@ -1,4 +1,4 @@
-"""What the service uses of a version whose sessions are in worker processes; `workers` implements it."""
+"""The interface of a version whose sessions are in worker processes; `workers` implements it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

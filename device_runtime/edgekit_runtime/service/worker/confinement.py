@@ -1,4 +1,4 @@
-"""What a worker process does to itself before it loads anything: limits of memory and priority."""
+"""Limits of memory and priority that a worker process sets for itself before it loads anything."""
 
 import faulthandler
 import os

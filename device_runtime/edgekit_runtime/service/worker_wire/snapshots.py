@@ -1,4 +1,4 @@
-"""What a worker process reports of its versions to the service: counts, drift, cache, rollout."""
+"""A worker's reports on its versions to the service: counts, drift, cache, rollout."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""When the next worker starts after one has ended, and when its version is given up; only decisions."""
+"""The restart policy of workers: when the next one starts, and when the version is given up; pure."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -1,4 +1,4 @@
-"""Which operators of a float LiteRT model can become integer kernels, and which ranges they need."""
+"""Operators of a float LiteRT model that can become integer kernels, and the ranges that they need."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Where the texts of a plot stand: greedily, each where it first covers nothing. Numbers only."""
+"""Positions of the texts in a plot: each gets the first place where it covers nothing. Numbers only."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Where the largest and smallest elements are."""
+"""Indices of the largest and smallest elements: ArgMax, ArgMin and TopK."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What convolutions and pooling share: their windows, and the padding that TFLite has no word for."""
+"""Windows of convolutions and pooling, and padding that TFLite has no option for."""
 
 from collections.abc import Sequence
 from typing import Any
