@@ -25,8 +25,8 @@ from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.litert.session import LiteRtSession
+from edgekit_runtime.sessions.local_results import keep_winner, recall_order
 from edgekit_runtime.sessions.ort import OrtSession
-from edgekit_runtime.sessions.preference import keep_winner, recall_order
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer

@@ -16,7 +16,7 @@ from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import open_session, session
 from edgekit_runtime.sessions.latency import Latency
-from edgekit_runtime.sessions.tuned import Tuned, apply_tuned, keep_tuned, recall_tuned
+from edgekit_runtime.sessions.local_results import Tuned, apply_tuned, keep_tuned, recall_tuned
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 

@@ -19,7 +19,7 @@ from edgekit_runtime.package.golden import Golden, GoldenOutput
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant, parse_manifest
 from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions import EngineMissingError, open_preferred, open_session
-from edgekit_runtime.sessions.preference import keep_winner
+from edgekit_runtime.sessions.local_results import keep_winner
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer

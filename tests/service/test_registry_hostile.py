@@ -44,7 +44,7 @@ from edgekit_runtime.service.models.version_policy import Servable
 from edgekit_runtime.service.options.config import Inference
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+from edgekit_runtime.sessions.local_results import Tuned, keep_tuned
 from edgekit_runtime.slots import Permissions, Slots
 
 RETRY = Permissions(retry=True, downgrade=True)

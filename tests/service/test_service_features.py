@@ -43,8 +43,7 @@ from edgekit_runtime.service.models.version_policy import Servable
 from edgekit_runtime.service.options.config import read_config
 from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.sessions.preference import keep_winner
-from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+from edgekit_runtime.sessions.local_results import Tuned, keep_tuned, keep_winner
 from edgekit_runtime.slots import Slots
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 

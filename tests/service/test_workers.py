@@ -28,7 +28,7 @@ from tests.service.worker_parts import (
 from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.client import Client
-from edgekit_runtime.sessions.tuned import Tuned, keep_tuned
+from edgekit_runtime.sessions.local_results import Tuned, keep_tuned
 
 LINEAR = "/v2/models/linear/infer"
 

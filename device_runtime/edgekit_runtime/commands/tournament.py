@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Hold the tournament and keep its winner."""
     from edgekit_runtime.autotune.tournament import hold_tournament
-    from edgekit_runtime.sessions.preference import keep_winner
+    from edgekit_runtime.sessions.local_results import keep_winner
 
     with open_package(arguments) as package:
         result = hold_tournament(

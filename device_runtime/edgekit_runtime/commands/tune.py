@@ -14,9 +14,8 @@ from edgekit_runtime.commands.measuring import add_arguments, keep, open_package
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
-from edgekit_runtime.sessions.preference import recall_order
+from edgekit_runtime.sessions.local_results import TUNABLE, Tuned, keep_tuned, recall_order
 from edgekit_runtime.sessions.session import EngineMissingError, open_choice
-from edgekit_runtime.sessions.tuned import TUNABLE, Tuned, keep_tuned
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
-from edgekit_runtime.sessions.preference import recall_order
-from edgekit_runtime.sessions.tuned import apply_tuned
+from edgekit_runtime.sessions.local_results import apply_tuned, recall_order
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import Array, TensorSpec
 from edgekit_runtime.trust.dsse import Verifier

@@ -24,8 +24,8 @@ from edgekit_runtime.service.serving.load_deadline import Attempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
+from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.ort_memory import trim_memory
-from edgekit_runtime.sessions.preference import recall_order
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import (
@@ -34,7 +34,6 @@ from edgekit_runtime.sessions.session import (
     open_preferred,
     open_session,
 )
-from edgekit_runtime.sessions.tuned import recall_tuned
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
 from edgekit_runtime.tensors import TensorSpec
 

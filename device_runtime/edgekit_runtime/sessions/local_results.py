@@ -1,7 +1,8 @@
-"""The best options of a package on this machine, as `tune` found them; kept until it is tuned again.
+"""Results measured on this machine: the winner of a package's tournament, and its best options.
 
-It changes options of speed only, and only for the very package, engine release and number of processors that
-were measured. A file that cannot be read is ignored.
+The winner only changes the order of what the signed manifest names. Tuning changes options of speed only, and
+only for the very package, engine release and number of processors that were measured. A file that cannot be
+read is ignored.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
-from edgekit_runtime.package.manifest import BackendChoice, Manifest
+from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_cache_folder
 
@@ -58,7 +59,6 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
     Raises:
         OutputError: the folder cannot be made or written.
     """
-    path = _path(manifest, choice)
     document = {
         "package": f"{manifest.name} {manifest.version}",
         "backend": choice.name,
@@ -71,15 +71,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
         "batch": tuned.batch,
         "figures": dict(tuned.figures or {}),
     }
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as cause:
-        raise OutputError(
-            f"cannot make {path.parent}: {cause}; set EDGEKIT_CACHE to another folder"
-        ) from cause
-    with write_atomically(path, mode=0o600) as file:
-        file.write(json.dumps(document, indent=2).encode())
-    return path
+    return _keep(_find_tuned(manifest, choice), document)
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
@@ -90,7 +82,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
         choice: its backend.
     """
     try:
-        document: Any = json.loads(_path(manifest, choice).read_bytes())
+        document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != _processors():
             return None
         options, tunable = document["options"], TUNABLE.get(choice.name, ())
@@ -110,10 +102,68 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
     return replace(choice, options=options, fallback=fallback)
 
 
-def _path(manifest: Manifest, choice: BackendChoice) -> Path:
-    digest = manifest.sha256
+def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
+    """Store a backend as the first choice for this very package on this machine; return the path.
+
+    Args:
+        manifest: manifest of the package.
+        variant: name of the variant.
+        place: position of the backend in the variant's chain; two sets of options may have one backend name.
+
+    Raises:
+        OutputError: the cache folder cannot be made or written.
+    """
+    return _keep(_find_winner(manifest), {"variant": variant, "place": place})
+
+
+def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
+    """Return the variants of `manifest` with the kept winner first, in its variant and of all.
+
+    The others stand behind in their order.
+    """
+    variants = manifest.all_variants
+    if len(variants) == len(manifest.backend.chain) == 1:
+        return variants
+    try:
+        kept: Any = json.loads(_find_winner(manifest).read_bytes())
+        name, place = kept["variant"], kept["place"]
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
+        return variants
+    for variant in variants:
+        if variant.name == name and type(place) is int and 0 <= place < len(variant.backend.chain):
+            first = replace(variant, backend=_put_first(variant.backend, place))
+            return (first, *(one for one in variants if one is not variant))
+    return variants
+
+
+def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
+    choices = list(backend.chain)
+    choices.insert(0, choices.pop(place))
+    chained = replace(choices[-1], fallback=None)
+    for choice in reversed(choices[:-1]):
+        chained = replace(choice, fallback=chained)
+    return chained
+
+
+def _find_winner(manifest: Manifest) -> Path:
+    return find_cache_folder() / "tournament" / f"{manifest.sha256}.json"
+
+
+def _find_tuned(manifest: Manifest, choice: BackendChoice) -> Path:
     artifact = hashlib.sha256(choice.artifact.encode()).hexdigest()[:16]
-    return find_cache_folder() / "tuning" / f"{digest}-{choice.name}-{artifact}.json"
+    return find_cache_folder() / "tuning" / f"{manifest.sha256}-{choice.name}-{artifact}.json"
+
+
+def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(
+            f"cannot make {path.parent}: {cause}; set EDGEKIT_CACHE to another folder"
+        ) from cause
+    with write_atomically(path, mode=0o600) as file:
+        file.write(json.dumps(document, indent=2).encode())
+    return path
 
 
 def _engine_version(backend: str) -> str | None:
