@@ -515,19 +515,6 @@ def test_draining_ends_after_the_last_answer() -> None:
     assert order == ["answer", "drained"]
 
 
-def test_closing_refuses_what_waits_and_answers_what_is_under_way() -> None:
-    bench = Bench()
-    bench.submit(1)
-    bench.submit(2)
-    ended: list[bool] = []
-    bench.lane.close(lambda: ended.append(True))
-    assert isinstance(bench.client.error(2), UnavailableError)
-    assert not ended
-    bench.finish()
-    assert bench.client.value(1)[0, 0] == 2
-    assert ended == [True]
-
-
 def test_an_answer_that_cannot_be_delivered_keeps_no_other_from_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

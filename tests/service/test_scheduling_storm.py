@@ -96,11 +96,10 @@ class Storm(RuleBasedStateMachine):
         self.bench.loop.now_s += seconds
 
     @precondition(lambda self: self.ended is None and self.value > 40)
-    @rule(refuse=st.booleans())
-    def stop(self, refuse: bool) -> None:
+    @rule()
+    def stop(self) -> None:
         self.ended = ended = []
-        stop = self.bench.lane.close if refuse else self.bench.lane.drain
-        stop(lambda: ended.append(all(map(len, self.bench.client.answers.values()))))
+        self.bench.lane.drain(lambda: ended.append(all(map(len, self.bench.client.answers.values()))))
 
     @invariant()
     def nobody_is_answered_twice_or_wrongly(self) -> None:

@@ -6,6 +6,7 @@ sensor that hangs delays no request.
 
 import logging
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,6 @@ from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.resources import Power
-from edgekit_runtime.service.scheduling.fair_pool import Loop
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.system.resource_errors import check_descriptors, is_lack
 
@@ -34,7 +34,9 @@ _logger = logging.getLogger(__name__)
 class Monitor:
     """Runs the tick on a timer of the event loop."""
 
-    def __init__(self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: Loop) -> None:
+    def __init__(
+        self, models: "Catalogue", metrics: ServiceMetrics, power: Power, loop: AbstractEventLoop
+    ) -> None:
         """Start the timer.
 
         Args:

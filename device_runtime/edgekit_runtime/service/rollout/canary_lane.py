@@ -16,7 +16,7 @@ from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError, Re
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.gates import Rollback
 from edgekit_runtime.service.rollout.observer import Observer, is_of_model
-from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
+from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
@@ -41,7 +41,7 @@ class CanaryLane(Lane):
         current: Lane,
         candidate: Lane,
         observer: Observer,
-        pairs: Pairs,
+        pairs: PairedRuns,
         comparison: Comparison,
         *,
         share: float,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
@@ -49,16 +49,6 @@ class Pair:
 
 
 TakePair: TypeAlias = Callable[[Pair | None], None]
-
-
-class Pairs(Protocol):
-    """Runs both versions with the same inputs; see `PairedRuns`."""
-
-    def may_start(self) -> bool:
-        """Return whether a pair may be made now."""
-
-    def start(self, inputs: Inputs, done: TakePair) -> None:
-        """Make a pair."""
 
 
 def run_pair(
@@ -116,16 +106,8 @@ class PairedRuns:
     """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
-        *(
-            "_candidate",
-            "_compare",
-            "_current",
-            "_has_thread",
-            "_is_busy",
-            "_is_over",
-            "_queue",
-            "_call_soon",
-        ),
+        *("_call_soon", "_candidate", "_compare", "_current", "_has_thread", "_is_busy", "_is_over"),
+        "_queue",
     )
 
     def __init__(

@@ -18,7 +18,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.options.rollout import ShadowOptions
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.observer import Defer, Observer, is_of_model
-from edgekit_runtime.service.rollout.paired_runs import Pair, Pairs
+from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
@@ -42,19 +42,8 @@ class ShadowLane(Lane):
     """
 
     __slots__ = (
-        *(
-            "_armed",
-            "_asked",
-            "_candidate",
-            "_clock",
-            "_comparison",
-            "_current",
-            "_defer",
-            "_last_s",
-            "_options",
-            "_pairs",
-        ),
-        *("_pending", "_phase", "_observer", "dropped", "under_way"),
+        *("_armed", "_asked", "_candidate", "_clock", "_comparison", "_current", "_defer", "_last_s"),
+        *("_observer", "_options", "_pairs", "_pending", "_phase", "dropped", "under_way"),
     )
 
     def __init__(
@@ -62,7 +51,7 @@ class ShadowLane(Lane):
         current: Lane,
         candidate: Lane,
         observer: Observer,
-        pairs: Pairs,
+        pairs: PairedRuns,
         comparison: Comparison,
         *,
         options: ShadowOptions,

@@ -12,42 +12,14 @@ import os
 import queue
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from edgekit_runtime.service.scheduling.batch import Batch
 
 _NAME: Final = "edgekit-pool"
-
-
-class Loop(Protocol):
-    """The part of an asyncio event loop that is used here."""
-
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any:
-        """Call back in the next turn."""
-
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any:
-        """Call back after `delay` seconds; the result has `cancel()`."""
-
-    def add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> object:
-        """Call back whenever the descriptor can be read."""
-
-    def remove_reader(self, fd: int) -> bool:
-        """Stop calling back when the descriptor can be read."""
-
-
-class Executor(Protocol):
-    """Runs work elsewhere.
-
-    Attributes:
-        count: how much of it runs at once.
-    """
-
-    count: int
-
-    def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Run `work`, which raises nothing, elsewhere, and then call `finish` on the loop's thread."""
 
 
 class Threads:
@@ -55,9 +27,12 @@ class Threads:
 
     They get work through a `SimpleQueue`, and hand results back through a deque and an eventfd that the loop
     watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
+
+    Attributes:
+        count: how much work runs at once.
     """
 
-    def __init__(self, loop: Loop, count: int) -> None:
+    def __init__(self, loop: AbstractEventLoop, count: int) -> None:
         """Make the queues between the loop and the threads; no thread yet.
 
         Args:
@@ -75,7 +50,7 @@ class Threads:
         loop.add_reader(self._event, self._collect)
 
     def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Run `work` on a thread, and then call `finish` on the loop's thread."""
+        """Run `work`, which raises nothing, on a thread, and then call `finish` on the loop's thread."""
         if self._under_way == len(self._threads) < self.count:
             thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
             thread.start()
@@ -136,10 +111,10 @@ class Flow(Protocol):
 class Pool:
     """Gives threads to the models that have work."""
 
-    def __init__(self, executor: Executor) -> None:
-        """Make a pool on the threads of `executor`."""
-        self._executor = executor
-        self._idle = executor.count
+    def __init__(self, threads: Threads) -> None:
+        """Make a pool on `threads`, which nobody else uses."""
+        self._threads = threads
+        self._idle = threads.count
         self._ready: list[Flow] = []
         self._floor_s = 0.0
 
@@ -160,7 +135,7 @@ class Pool:
             self._floor_s = flow.used_s
             flow.used_s += batch.estimate_s
             self._idle -= 1
-            self._executor.start(batch.run, functools.partial(self._finish, flow, batch))
+            self._threads.start(batch.run, functools.partial(self._finish, flow, batch))
 
     def _finish(self, flow: Flow, batch: Batch) -> None:
         self._idle += 1

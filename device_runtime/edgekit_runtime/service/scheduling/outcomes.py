@@ -40,8 +40,3 @@ def cancel(call: Call, metrics: LaneMetrics) -> None:
     """Drop a call whose client has gone; lanes in front of this one still get a reply."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))
-
-
-def unloading(metrics: LaneMetrics) -> UnavailableError:
-    """Return the error of a version that accepts no more calls."""
-    return UnavailableError(f"{metrics.model}: this version is being unloaded; try again", 0.0)

@@ -148,15 +148,6 @@ class PriorityQueue:
                 return queued
         return None
 
-    def clear(self) -> list[Queued]:
-        """Remove and return all calls."""
-        everything = [queued for level in self._levels for queued in level]
-        for level in self._levels:
-            level.clear()
-        self.rows = 0
-        self.next_deadline_s = _NEVER
-        return everything
-
     def _lead(self) -> Queued | None:
         for index, level in enumerate(self._levels):
             if level and self._passes[index] >= self._max_passes:

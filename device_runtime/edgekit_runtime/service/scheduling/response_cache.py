@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import time
+from asyncio import AbstractEventLoop
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.resources import CacheLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
-from edgekit_runtime.service.scheduling.fair_pool import Loop
 from edgekit_runtime.service.scheduling.outcomes import miss, reply, shed
 from edgekit_runtime.service.scheduling.timer import Alarm
 from edgekit_runtime.tensors import Array
@@ -121,7 +121,7 @@ class CacheLane(Lane):
         self,
         cache: ResponseCache,
         lane: Lane,
-        loop: Loop,
+        loop: AbstractEventLoop,
         *,
         metrics: LaneMetrics | None = None,
         max_waiting: int = 128,

@@ -9,17 +9,18 @@ import functools
 import logging
 import math
 import time
+from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError
+from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError, UnavailableError
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import SchedulingLimits
 from edgekit_runtime.service.scheduling.batch import Batch, find_kind
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
-from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
-from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed, unloading
+from edgekit_runtime.service.scheduling.fair_pool import Pool
+from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed
 from edgekit_runtime.service.scheduling.placement import Placement, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
@@ -52,7 +53,7 @@ class Scheduler(Lane):
         limits: SchedulingLimits,
         *,
         pool: Pool,
-        loop: Loop,
+        loop: AbstractEventLoop,
         metrics: LaneMetrics,
         memory: RunMemory | None = None,
         max_batch_bytes: float = math.inf,
@@ -149,13 +150,6 @@ class Scheduler(Lane):
         self._pump()
         self._check_drained()
 
-    def close(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, refuse those that wait, and call `done` once the others are answered."""
-        self._is_open = False
-        for queued in self._waiting.clear():
-            refuse(queued.call, unloading(self.metrics), self.metrics)
-        self.drain(done)
-
     @property
     def is_idle(self) -> bool:
         """Whether no call waits, is under way or is being answered."""
@@ -165,7 +159,8 @@ class Scheduler(Lane):
     def _enqueue(self, call: Call) -> None:
         now_s, limits = self._clock(), self._limits
         if not self._is_open:
-            refuse(call, unloading(self.metrics), self.metrics)
+            reason = f"{self.metrics.model}: this version is being unloaded; try again"
+            refuse(call, UnavailableError(reason, 0.0), self.metrics)
             return
         if call.deadline_s is not None and now_s >= call.deadline_s:
             miss(call, self.metrics)

@@ -6,10 +6,9 @@ swaps.
 """
 
 import math
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any, Final
-
-from edgekit_runtime.service.scheduling.fair_pool import Loop
 
 TIMER_S: Final = 1e-3  # what epoll counts in
 
@@ -19,7 +18,7 @@ class Alarm:
 
     __slots__ = ("_at_s", "_loop", "_timer")
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: AbstractEventLoop) -> None:
         """Make a timer that is not set; `loop` keeps time."""
         self._loop = loop
         self._timer: Any = None

@@ -1,6 +1,7 @@
 """From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
 
 import logging
+from asyncio import AbstractEventLoop
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.drift.monitor import Drift
@@ -12,7 +13,7 @@ from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
-from edgekit_runtime.service.scheduling.fair_pool import Loop, Pool
+from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.response_cache import CacheLane, ResponseCache
 from edgekit_runtime.service.scheduling.run_memory import InputLimit, allowed_run_bytes, estimate_run_memory
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class LaneFactory:
     """Puts lanes in front of a loaded version."""
 
-    def __init__(self, loop: Loop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
+    def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
         """Make the response cache, which all models share.
 
         Args:

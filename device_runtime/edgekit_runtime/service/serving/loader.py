@@ -8,10 +8,10 @@ import dataclasses
 import functools
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.package.archive import OpenedPackage
@@ -42,13 +42,8 @@ _LOAD_TIMEOUT_S: Final = 120.0
 _logger = logging.getLogger(__name__)
 
 
-class OpenRemote(Protocol):
-    """Opens packages in worker processes; see `Supervisor.open`."""
-
-    def __call__(
-        self, package: OpenedPackage, options: "ModelOptions", beside: "Loaded | None"
-    ) -> "RemoteVersion":
-        """Return the version of `package`, loaded in a worker of its own or in that of `beside`."""
+OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"], RemoteVersion]
+"""Opens a package in a worker of its own, or in that of the version given; see `Supervisor.open`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
