@@ -1,4 +1,4 @@
-"""Choose a candidate, and hold it against the samples that chose nothing. Pure.
+"""Choose a candidate, and check it on the held-back samples. Pure.
 
 The rule, with the reasons in ADR 0019: a candidate is within the limit on the drop if its estimate is. The
 best one is then taken to the samples held back. Where its estimate there is over the limit, the next one is
