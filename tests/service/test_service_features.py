@@ -357,7 +357,7 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
         ("[models.m.governor]\nbatches = ['a']", "a list of whole numbers"),
         ("[models.m.governor]\nbatches = []", "batches and threads of at least 1"),
         ("[models.m.governor]\ndeadline_ms = 0", "deadline_ms is 0"),
-        ("[power]\npower_w = 3", "no model may be"),
+        ("[power]\npower_w = 3", "no model has a governor"),
         ("[power]\npower_w = 0\n[models.m.governor]", "power_w > 0"),
         ("[power]\nbattery_floor = 1\n[models.m.governor]", "floor of 0 to less than 1"),
         ("[power]\nidle_w = -1", "idle_w is -1, expected 0 to"),
