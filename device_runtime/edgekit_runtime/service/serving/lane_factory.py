@@ -47,7 +47,7 @@ class LaneFactory:
         """Return `loaded` with its lanes, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
-        metrics = LaneMetrics(manifest.name, manifest.version)
+        metrics = LaneMetrics(manifest.name, manifest.version) if remote is None else remote.metrics
         limit = self._make_input_limit(loaded)
         codec = Codec(
             manifest.name,
@@ -60,7 +60,6 @@ class LaneFactory:
             check_inputs=None if limit is None else limit.check,
         )
         if remote is not None:  # the rest is in its processes
-            remote.count_into(metrics)
             return Served(loaded, codec, metrics, remote, remote, remote)
         own_lane: DrainingLane
         governed = None

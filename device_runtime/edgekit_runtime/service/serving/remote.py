@@ -36,7 +36,13 @@ class RemoteTrial(RunningTrial, Protocol):
 
 
 class RemoteVersion(DrainingLane, Protocol):
-    """A version in worker processes; as a lane it answers the calls that no worker can take."""
+    """A version in worker processes; as a lane it answers the calls that no worker can take.
+
+    Attributes:
+        metrics: the sums over all workers.
+    """
+
+    metrics: LaneMetrics
 
     @property
     def trial(self) -> RemoteTrial | None:
@@ -44,9 +50,6 @@ class RemoteVersion(DrainingLane, Protocol):
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the present request of `connection`; returns whether one does."""
-
-    def count_into(self, metrics: LaneMetrics) -> None:
-        """Keep the sums over all workers in `metrics` from now on."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return the statistics of a worker beyond its counts; empty before it has sent any."""

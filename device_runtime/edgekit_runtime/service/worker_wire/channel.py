@@ -5,7 +5,6 @@ meaning, and raises `ChannelError` if it makes no sense.
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -111,7 +110,10 @@ class Channel:
         while True:
             end = begin + _PACKET_BYTES
             tag = kind | (_MORE if end < len(payload) else 0)
-            self._send_packet(bytes((tag,)) + payload[begin:end], passed)
+            packet = bytes((tag,)) + payload[begin:end]
+            if self._queue or not self._try_send(packet, passed):
+                self._queue.append((packet, passed))
+                self._queued_bytes += len(packet)
             begin, passed = end, None
             if begin >= len(payload):
                 return
@@ -160,7 +162,9 @@ class Channel:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
-        _close_all(self._descriptors)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
         self._queue.clear()
 
     def _stop(self, reason: str) -> None:
@@ -189,11 +193,6 @@ class Channel:
         descriptors, self._descriptors = self._descriptors, []
         self._handle(kind, payload, descriptors)
 
-    def _send_packet(self, packet: bytes, passed: Passed | None) -> None:
-        if self._queue or not self._try_send(packet, passed):
-            self._queue.append((packet, passed))
-            self._queued_bytes += len(packet)
-
     def _try_send(self, packet: bytes, passed: Passed | None) -> bool:
         """Return whether it was sent; if not, it will be tried again."""
         descriptor = -1 if passed is None else passed.fileno()
@@ -209,7 +208,6 @@ class Channel:
                 self._loop.call_later(_RETRY_S, self._on_writable)
                 return False
             # `receive` reports the reason, once it has read what the other process had sent before.
-            return True
         return True
 
     def _on_writable(self) -> None:
@@ -230,10 +228,3 @@ def _read_descriptors(extras: Sequence[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(data[: len(data) - len(data) % received.itemsize])
     return list(received)
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    descriptors.clear()

@@ -21,8 +21,9 @@ from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.rollout.gates import Arm, Promote, Rollback, may_be_promoted
 from edgekit_runtime.service.scheduling.call import Call
 from edgekit_runtime.service.serving.remote import RemoteTrial, RemoteVersion
-from edgekit_runtime.service.worker_wire.channel import ChannelError
+from edgekit_runtime.service.worker_wire.channel import ChannelError, Kind
 from edgekit_runtime.service.worker_wire.messages import (
+    ENERGY,
     HEARTBEAT_S,
     TrialMessage,
     VerifiedPackage,
@@ -35,8 +36,6 @@ from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 _RESTART_S: Final = 1.0  # about how long a start takes, for `Retry-After`
 _DRAIN_POLL_S: Final = 0.01
 _EVENTS: Final = {
-    End.CRASH: "its worker is lost",
-    End.REFUSED: "its worker is lost",
     End.UNAVAILABLE: "its process cannot be started",
     End.TRAP: "a request ended its worker",
 }
@@ -57,6 +56,7 @@ class RemoteModel(RemoteVersion):
             is cancelled by `end`.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
+        metrics: the sums over all workers.
         restarts: how often a worker was started again after it was lost.
     """
 
@@ -92,7 +92,7 @@ class RemoteModel(RemoteVersion):
         self._restart_s = 0.0  # when the next start may be, on the clock of the loop
         self._is_draining = self._is_ended = False
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._check_heartbeats)
-        self._metrics: LaneMetrics | None = None
+        self.metrics = LaneMetrics(manifest.name, manifest.version)
         self._past = LaneMetrics("", "")  # of workers that have ended, and of calls that none could take
         self._snapshots: dict[WorkerHandle, Snapshot] = {}
 
@@ -110,7 +110,7 @@ class RemoteModel(RemoteVersion):
     @property
     def is_over(self) -> bool:
         """Whether it was ended and so have all its processes."""
-        return self._is_ended and all(worker.is_over for worker in self.workers)
+        return self._is_ended and not self.workers
 
     def fileno(self) -> int:
         """Return the descriptor of the package, or -1 once it is closed."""
@@ -136,13 +136,6 @@ class RemoteModel(RemoteVersion):
         if ready := host.ready:
             self._trial.start(ready[0])
 
-    def begin_stop(self) -> None:
-        """Request all connections back, if a worker was ever ready; else end at once."""
-        if self.opened.done():
-            self.drain(lambda: None)
-        else:
-            self.end()
-
     def fail(self, error: EdgekitError) -> None:
         """End it, since it cannot be opened."""
         if not self.opened.done():
@@ -159,7 +152,7 @@ class RemoteModel(RemoteVersion):
         self._heartbeat.cancel()
         self.opened.cancel()
         for worker in self.workers:
-            worker.end()
+            worker.kill("")
         os.close(self._package)
         self._package = -1
 
@@ -195,23 +188,20 @@ class RemoteModel(RemoteVersion):
         call.reply(UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s))
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Stop lending, and call `done` once all connections have come back."""
+        """Stop lending, and call `done` once all connections have come back; unopened, end at once."""
+        if not self.opened.done():
+            self.end()
         if self.hosted is not None:
             self.drop(self.hosted)
         self._is_draining = True
         for worker in self.workers:
-            worker.retire()
+            worker.channel.send(Kind.MAIN_RETIRE)
         self._await_returns(done, self._loop.time() + self.spec.config.inference.drain_timeout_s)
 
     def close(self) -> None:
         """End all processes; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
             self._loop.call_soon_threadsafe(self.end)
-
-    def count_into(self, metrics: LaneMetrics) -> None:
-        """Keep the sums over all workers in `metrics` from now on."""
-        self._metrics = metrics
-        self._add_up()
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics of the first worker beyond its counts; empty before it has sent any."""
@@ -322,7 +312,7 @@ class RemoteModel(RemoteVersion):
             self.fail(error)
             return
         if end is not End.TRIAL:
-            _logger.error("%s: %s: %s", what, _EVENTS[end], reason)
+            _logger.error("%s: %s: %s", what, _EVENTS.get(end, "its worker is lost"), reason)
         if end in (End.CRASH, End.REFUSED) and self._policy.has_started:
             name, version = self.manifest.name, self.manifest.version
             self._report_crash(name, version, reason, is_loop=decision.is_loop)
@@ -361,8 +351,7 @@ class RemoteModel(RemoteVersion):
             trial.give_up("no process of the version in use is ready")
 
     def _add_up(self) -> None:
-        if self._metrics is not None:
-            add_up(self._metrics, [self._past, *(one.counted for one in self._snapshots.values())])
+        add_up(self.metrics, [self._past, *(one.counted for one in self._snapshots.values())])
 
 
 class WorkerTrial(RemoteTrial):
@@ -454,7 +443,7 @@ class WorkerTrial(RemoteTrial):
     def add_energy(self, candidate_j: float, current_j: float) -> None:
         """Send the worker the energy of a request to each version, in joules."""
         if self.worker is not None:
-            self.worker.send_energy(candidate_j, current_j)
+            self.worker.channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what the worker sent last."""

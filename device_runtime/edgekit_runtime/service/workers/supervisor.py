@@ -22,6 +22,7 @@ from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.rollout.trial import find_difference
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import RemoteVersion
+from edgekit_runtime.service.worker_wire.channel import Kind
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage, WorkerSpec
 from edgekit_runtime.system.resource_errors import check_lack
 
@@ -108,8 +109,7 @@ class Supervisor:
                 raise _unavailable(manifest, f"{reason}; set isolated = true, or rollout to swap")
             spec = dataclasses.replace(host.spec, package=VerifiedPackage(manifest.version, manifest.sha256))
             limit_s = spec.isolation.start_timeout_s
-        descriptor = _open_again(package)
-        opening = self._open(manifest, spec, descriptor, limit_s + _SPARE_S, host)
+        opening = self._open(manifest, spec, _open_again(package), limit_s + _SPARE_S, host)
         try:
             return asyncio.run_coroutine_threadsafe(opening, self._http.loop).result()
         except CancelledError:
@@ -131,7 +131,7 @@ class Supervisor:
         """Request all connections back, and open nothing more."""
         self._is_over = True
         for model in self.models:
-            model.begin_stop()
+            model.drain(lambda: None)
 
     async def close(self) -> None:
         """End all processes, and wait until they have ended."""
@@ -171,11 +171,11 @@ class Supervisor:
             model = RemoteModel(
                 self._http, self._regions, manifest, spec, package=package, report_crash=report_crash
             )
-            if host is not None and _has_no_trial(host.manifest, manifest):
-                return model
             self._models.append(model)
             if host is None:
                 model.begin()
+            elif manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
+                return model  # there is nothing to try, as the caller finds
             else:
                 model.begin_trial(host)
             await asyncio.wait_for(model.opened, limit_s)
@@ -220,15 +220,10 @@ class Supervisor:
 
     def _remove_region(self, name: str) -> None:
         for worker in self._workers():
-            worker.remove_region(name)
+            worker.channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
     def _workers(self) -> "list[WorkerHandle]":
         return [worker for model in self.models for worker in model.workers]
-
-
-def _has_no_trial(current: Manifest, candidate: Manifest) -> bool:
-    """Return whether there is nothing to try, as the caller of `Supervisor.open` finds."""
-    return candidate.version == current.version or find_difference(current, candidate) is not None
 
 
 def _open_again(package: OpenedPackage) -> int:

@@ -12,7 +12,7 @@ import socket
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TextIO
 
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
@@ -22,7 +22,6 @@ from edgekit_runtime.service.http.server import HttpServer
 from edgekit_runtime.service.oip.shared_memory import Region
 from edgekit_runtime.service.worker_wire.channel import CLOSED, Channel, ChannelError, Kind, Passed
 from edgekit_runtime.service.worker_wire.messages import (
-    ENERGY,
     HEARTBEAT_S,
     INDEX,
     LENT,
@@ -50,7 +49,7 @@ class _Lent:
 
 
 class WorkerOwner(Protocol):
-    """Is called when something happens to a worker; not after `WorkerHandle.end`."""
+    """Is called when something happens to a worker."""
 
     def on_ready(self, worker: "WorkerHandle") -> None:
         """Called once it has loaded its model."""
@@ -77,9 +76,9 @@ class WorkerHandle:
     """One process; all of it on the thread of the loop.
 
     Attributes:
-        owner: is called back; None after `end`.
+        owner: is called back.
         is_ready: whether it has loaded its model.
-        is_over: whether the process has ended.
+        channel: the channel to the process.
     """
 
     def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
@@ -95,24 +94,18 @@ class WorkerHandle:
             OSError: it cannot be started.
         """
         self._http, self._isolation = http, spec.isolation
-        self.owner: WorkerOwner | None = owner
+        self.owner = owner
         self._loop = http.loop
         self._begun_s, self._ready_s = self._loop.time(), 0.0
         self._silent_s = 0.0
-        self.is_ready = self.is_over = self._is_killed = False
+        self.is_ready = self._is_killed = False
         self._end, self._reason = End.CRASH, ""
         self._tried: set[str] = set()  # versions
         self._lent: dict[int, _Lent] = {}
         self._free: list[int] = []
         self._unused = spec.connections
-        leases = os.memfd_create("edgekit-leases", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(leases, spec.connections)
-            self._states = mmap.mmap(leases, spec.connections)
-            self._process, near = _start(spec, package, leases)
-        finally:
-            os.close(leases)
-        self._channel = Channel(self._loop, near, self._handle_message, self._on_channel_end)
+        near = self._start(spec, package)
+        self.channel = Channel(self._loop, near, self._handle_message, self._on_channel_end)
         self._process.call_at_end(self._loop, self._on_exit)
 
     @property
@@ -145,7 +138,7 @@ class WorkerHandle:
         Returns:
             False, with nothing done, if it can accept no more.
         """
-        if self._is_killed or self._channel.is_full or not (self._free or self._unused):
+        if self._is_killed or self.channel.is_full or not (self._free or self._unused):
             return False
         on_close, connection.on_close = connection.on_close, None
         is_local = connection.is_local
@@ -158,22 +151,14 @@ class WorkerHandle:
         self._lent[index] = _Lent(connected, is_local, on_close)
         self._http.lend(is_local=is_local)
         words = LENT.pack(index, is_local, is_default)
-        self._channel.send(Kind.MAIN_LEND, words + unread, connected)
+        self.channel.send(Kind.MAIN_LEND, words + unread, connected)
         return True
-
-    def retire(self) -> None:
-        """Request all connections back; those in use come after their responses."""
-        self._channel.send(Kind.MAIN_RETIRE)
 
     def add_region(self, region: Region) -> None:
         """Allow requests of the worker to name `region`."""
         name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))
         words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
-        self._channel.send(Kind.MAIN_REGION, words + name + key, region)
-
-    def remove_region(self, name: str) -> None:
-        """Forget a region."""
-        self._channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
+        self.channel.send(Kind.MAIN_REGION, words + name + key, region)
 
     def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
         """Make the worker try a version beside the one that it serves.
@@ -183,15 +168,11 @@ class WorkerHandle:
             package: its file, which stays the caller's.
         """
         self._tried.add(candidate.version)
-        self._channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
+        self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
         """Make the worker end its trial: continue with `version` alone, or without it."""
-        self._channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
-
-    def send_energy(self, candidate_j: float, current_j: float) -> None:
-        """Send the energy of a request to each of its two versions, in joules."""
-        self._channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
+        self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:
         """Kill the process if it hangs or loads for too long; to be called every `HEARTBEAT_S`.
@@ -212,10 +193,21 @@ class WorkerHandle:
             self._is_killed, self._reason = True, reason
             self._process.kill()
 
-    def end(self) -> None:
-        """Kill the process without calling the owner back."""
-        self.owner = None
-        self.kill("")
+    def _start(self, spec: WorkerSpec, package: int) -> socket.socket:
+        """Start the process; returns this end of its channel."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far, contextlib.ExitStack() as undo:
+            undo.enter_context(near)
+            with _create_memory("edgekit-spec") as file, _create_memory("edgekit-leases") as leases:
+                json.dump(to_plain(spec), file)
+                file.flush()
+                leases.truncate(spec.connections)
+                self._states = mmap.mmap(leases.fileno(), spec.connections)
+                passed = array("i", (file.fileno(), package, leases.fileno()))
+                near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            self._process = ChildProcess(_MODULE, output="log", channel=far)
+            undo.pop_all()
+        return near
 
     def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
         if descriptors:
@@ -224,7 +216,7 @@ class WorkerHandle:
             raise ChannelError("it sent descriptors, which no message of a worker has")
         if kind is Kind.WORKER_HEARTBEAT:
             self._silent_s = 0.0
-            if payload and self.owner is not None:
+            if payload:
                 self.owner.on_snapshots(self, payload)
         elif kind is Kind.WORKER_RETURNS:
             _, lent = self._pop_lent(payload)
@@ -235,7 +227,7 @@ class WorkerHandle:
             self._on_trial_message(read_trial_message(payload))
         elif kind is Kind.WORKER_READY and not self.is_ready:
             self.is_ready, self._ready_s = True, self._loop.time()
-            if self.owner is not None and not self._is_killed:
+            if not self._is_killed:
                 self.owner.on_ready(self)
         elif kind in (Kind.WORKER_REFUSED, Kind.WORKER_UNAVAILABLE) and not self.is_ready:
             self._end = End.REFUSED if kind is Kind.WORKER_REFUSED else End.UNAVAILABLE
@@ -246,7 +238,7 @@ class WorkerHandle:
     def _on_trial_message(self, message: TrialMessage) -> None:
         if message.version not in self._tried:
             raise ChannelError(f"it sent a verdict of version {message.version[:80]}, which it does not try")
-        if self.owner is not None and not self._is_killed:
+        if not self._is_killed:
             self.owner.on_trial_message(self, message)
 
     def _on_closed(self, index: int, lent: _Lent) -> None:
@@ -281,27 +273,24 @@ class WorkerHandle:
             self._loop.call_later(_ENDING_S, self.kill, reason)
 
     def _on_exit(self, code: int) -> None:
-        self.is_over = self._is_killed = True
-        self._channel.receive_rest()
+        self._is_killed = True
+        self.channel.receive_rest()
         if code == -signal.SIGFPE and self.is_ready:
             self._end = End.TRAP
-        self._channel.close()
+        self.channel.close()
         self._process.close()
         lent, self._lent = self._lent, {}
         for index, one in lent.items():
-            self._recover(one, self._states[index])
+            state = self._states[index]
+            if state == RESPONDING:
+                self._close(one)
+            elif state == IDLE:
+                self._adopt(one)
+            else:
+                error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
+                self._adopt(one).refuse(error)
         self._states.close()
-        if self.owner is not None:
-            self.owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
-
-    def _recover(self, lent: _Lent, state: int) -> None:
-        if state == RESPONDING:
-            self._close(lent)
-            return
-        connection = self._adopt(lent)
-        if state != IDLE:
-            error = UnavailableError("the model's process ended while it worked on this", _RETRY_AFTER_S)
-            connection.refuse(error)
+        self.owner.on_end(self, self._end, self._reason or f"it ended {describe_end(code)}")
 
     def _close(self, lent: _Lent) -> None:
         lent.connected.close()
@@ -310,25 +299,5 @@ class WorkerHandle:
         self._http.take_back(is_local=lent.is_local)
 
 
-def _start(spec: WorkerSpec, package: int, leases: int) -> tuple[ChildProcess, socket.socket]:
-    """Return a worker that was started, and this end of its channel.
-
-    Args:
-        spec: what it is to do.
-        package: descriptor of the package.
-        leases: descriptor of their memory.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with far, contextlib.ExitStack() as undo:
-        undo.enter_context(near)
-        with os.fdopen(os.memfd_create("edgekit-spec", os.MFD_CLOEXEC), "w") as file:
-            json.dump(to_plain(spec), file)
-            file.flush()
-            passed = array("i", (file.fileno(), package, leases))
-            near.sendmsg([b"open"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-        process = ChildProcess(_MODULE, output="log", channel=far)
-        undo.pop_all()
-    return process, near
+def _create_memory(name: str) -> TextIO:
+    return os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w")
