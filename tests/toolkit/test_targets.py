@@ -266,6 +266,11 @@ def test_malformed_field_is_refused_with_file_field_expected_and_got(
         read_target(own)
 
 
+def test_instructions_of_the_cpu_may_be_left_out(own: Path) -> None:
+    edit(own, re.findall(r"^isa = .*$", own.read_text(), re.MULTILINE)[0], "")
+    assert read_target(own).cpu.isa == ()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_figure_that_is_no_amount_cannot_be_made(value: float) -> None:
     with pytest.raises(TargetError, match="expected a finite number"):

@@ -54,7 +54,7 @@ class Cpu:
     model: str
     cores: Figure
     clock: Figure
-    isa: tuple[str, ...]
+    isa: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_figures(self, "1", "cores")
