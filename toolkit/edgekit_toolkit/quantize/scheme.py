@@ -17,11 +17,10 @@ class Scheme:
 
     Attributes:
         name: as the targets' files call it.
-        symmetric: activations are int8 with zero point 0; otherwise uint8 with a zero point.
-        int32_bias: biases are int32 with the scale of the product; otherwise they stay float32.
-        quantized_outputs: a kernel's output is quantized in any case, which onnxruntime needs to fuse it;
-            otherwise a tensor is quantized only where an integer kernel reads it.
-        dedicated_pairs: each reader has a Q/DQ pair of its own.
+        symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
+            has a Q/DQ pair of its own, and a tensor is quantized only where an integer kernel reads it.
+            Otherwise activations are uint8 with a zero point, biases are int32 with the scale of the product,
+            and a kernel's output is quantized in any case, which onnxruntime needs to fuse it.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 where the engine adds products of 8-bit codes in 16 bits.
         folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
@@ -29,9 +28,6 @@ class Scheme:
 
     name: str
     symmetric: bool
-    int32_bias: bool
-    quantized_outputs: bool
-    dedicated_pairs: bool
     elementwise: frozenset[str]
     weight_peak: int = 127
     folds_pixels: bool = False
@@ -40,21 +36,11 @@ class Scheme:
 ASYMMETRIC = Scheme(
     name="asymmetric",
     symmetric=False,
-    int32_bias=True,
-    quantized_outputs=True,
-    dedicated_pairs=False,
     elementwise=frozenset(
         {"Add", "Mul", "Concat", "GlobalAveragePool", "AveragePool", "Sigmoid", "LeakyRelu"}
     ),
 )
-SYMMETRIC = Scheme(
-    name="symmetric",
-    symmetric=True,
-    int32_bias=False,
-    quantized_outputs=False,
-    dedicated_pairs=True,
-    elementwise=frozenset({"Add"}),
-)
+SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}))
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
 # What LiteRT's kernels take; which operators have some is for `litert.kernels` to say.

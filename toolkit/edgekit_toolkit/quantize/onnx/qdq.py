@@ -105,7 +105,7 @@ class _Writer:
                 for name in self._activations(node):
                     self._param(name)
                 output = kernel_output(self.index, node)
-                if self.plan.scheme.quantized_outputs:
+                if not self.plan.scheme.symmetric:
                     self._param(output)
                     self.produced.add(output)
             elif self._moves(node):
@@ -245,7 +245,7 @@ class _Writer:
 
     def _pair(self, name: str, reader: onnx.NodeProto | None) -> str:
         """Name of the dequantized side of tensor `name`, writing Q and DQ where they are not there yet."""
-        dedicated = reader.output[0] if self.plan.scheme.dedicated_pairs and reader is not None else ""
+        dedicated = reader.output[0] if self.plan.scheme.symmetric and reader is not None else ""
         if (name, dedicated) not in self.pairs:
             codes = self._codes(name, dedicated)
             self.pairs[name, dedicated] = self.emitter.dequantize(
@@ -303,11 +303,11 @@ class _Writer:
         # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there. So
         # does the exact mode for x86 without VNNI (ADR 0018) where a product stays in float, because its
         # output is not quantized.
-        explicit_zero = node.op_type == "Gemm" or not self.plan.scheme.quantized_outputs
+        explicit_zero = node.op_type == "Gemm" or self.plan.scheme.symmetric
         copy.input[1] = self.emitter.constant(
             node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
         )
-        if bias is None or not self.plan.scheme.int32_bias:  # a float bias stays as it is
+        if bias is None or self.plan.scheme.symmetric:  # a float bias stays as it is
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)
