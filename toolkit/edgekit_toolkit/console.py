@@ -10,6 +10,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+# What stands for a sign on a console that may not have it.
+_ASCII = str.maketrans({"…": "~", "→": "->", "±": "+-"})
 _INDENT = 2
 _GAP = 2  # between columns
 
@@ -41,23 +43,33 @@ def _acts(char: str) -> bool:
     return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
 
 
+def is_ascii_only(console: Console) -> bool:
+    """Return whether a console may have no signs beyond ASCII."""
+    return not console.encoding.lower().startswith("utf")
+
+
 def plain(value: object, console: Console) -> str:
     """Return foreign text on one line, without characters that act or that the console cannot show."""
     text = " ".join(clean(str(value)).split())
+    if is_ascii_only(console):
+        text = text.translate(_ASCII)
     return text.encode(console.encoding, "replace").decode(console.encoding)
 
 
-def print_line(console: Console, *parts: object | tuple[object, str], indent: int = 0) -> None:
-    """Print parts with blanks between them, each a foreign text or a pair of it and a style.
+def print_line(
+    console: Console, *parts: object | tuple[object, str] | Text, first_indent: int = 0, indent: int = 0
+) -> None:
+    """Print parts with blanks between them.
 
     Args:
         console: where to print.
-        parts: what to print.
-        indent: indent of the lines after the first, in cells.
+        parts: each a foreign text, a pair of it and a style, or text that is plain already.
+        first_indent: indent of the first line, in cells.
+        indent: indent of the lines after it, in cells.
     """
-    pairs = [part if isinstance(part, tuple) else (part, "") for part in parts]
-    text = Text(" ").join(Text(plain(value, console), style) for value, style in pairs)
-    _print_wrapped(console, text, 0, indent)
+    pairs = [part if isinstance(part, (tuple, Text)) else (part, "") for part in parts]
+    texts = [one if isinstance(one, Text) else Text(plain(one[0], console), one[1]) for one in pairs]
+    _print_wrapped(console, Text(" ").join(texts), first_indent, indent)
 
 
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgekit_toolkit.console import clean
+from edgekit_toolkit.console import is_ascii_only, plain, print_line
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
@@ -76,81 +76,57 @@ def print_summary(document: Mapping[str, Any], console: Console, written: Sequen
     _print_files(report, written, console)
 
 
-def _plain(text: str) -> str:
-    """Return foreign text on one line, without control characters."""
-    return " ".join(clean(text).split())
-
-
-def _ascii_only(console: Console) -> bool:
-    return not console.encoding.lower().startswith("utf")
-
-
-def _print(console: Console, *parts: str | tuple[str, str], indent: int = 0) -> None:
-    """Print parts as plain text, never as markup: names may hold brackets."""
-    text = Text.assemble(*parts, overflow="fold")
-    if _ascii_only(console):
-        text = Text.assemble(
-            *((_to_ascii(p), "") if isinstance(p, str) else (_to_ascii(p[0]), p[1]) for p in parts)
-        )
-    for number, line in enumerate(text.wrap(console, console.width - indent)):
-        console.print(Text(" " * (indent if number else 0)) + line, soft_wrap=True)
-
-
-def _to_ascii(text: str) -> str:
-    return text.replace("…", "~").replace("→", "->").replace("±", "+-").encode("ascii", "replace").decode()
-
-
 def _print_outcome(report: Report, console: Console) -> None:
     outcome, target = report["outcome"], report["target"]
-    title = _plain(f"{report['name']} {report['version']} for {target['title']}")
     words = (target["name"], target["backend"], target["power_mode"])
-    _print(console, (title, "bold"), f" ({_plain(', '.join(word for word in words if word))})")
+    title = f"{report['name']} {report['version']} for {target['title']}"
+    print_line(console, (title, "bold"), f"({', '.join(word for word in words if word)})")
     subject = subject_of(report)
-    named = "" if subject is None else _plain(f"{subject['id']}, {subject['label']}")
+    named = "" if subject is None else f"{subject['id']}, {subject['label']}"
     if outcome["kind"] == "packaged":
-        _print(console, ("PACKAGED ", "bold green"), named, indent=9)
-        _print(console, (_plain(headline(report) or ""), "bold"))
-        _print(console, _plain(outcome["reason"]))
+        print_line(console, ("PACKAGED", "bold green"), named, indent=9)
+        print_line(console, (headline(report) or "", "bold"))
+        print_line(console, outcome["reason"])
         _print_accuracy(report["accuracy"], console)
         if outcome["latency_to_float"] is not None:
-            _print(console, _plain(show_latency_to_float(outcome["latency_to_float"])))
+            print_line(console, show_latency_to_float(outcome["latency_to_float"]))
         return
-    _print(console, ("REFUSED ", "bold red"), _plain(outcome["reason"]), indent=8)
+    print_line(console, ("REFUSED", "bold red"), outcome["reason"], indent=8)
     if outcome["binding"]:
-        _print(console, "Binding limit: ", (_plain(", ".join(outcome["binding"])), "bold"))
+        print_line(console, "Binding limit:", (", ".join(outcome["binding"]), "bold"))
     if find_candidate(report, outcome["closest"]) is not None:
-        _print(console, f"Closest candidate: {named}")
+        print_line(console, "Closest candidate:", named)
     if outcome["needed"] is not None:
-        _print(console, f"Needed: {_plain(outcome['needed'])}", indent=8)
+        print_line(console, "Needed:", outcome["needed"], indent=8)
 
 
 def _print_accuracy(accuracy: Accuracy, console: Console) -> None:
     """Print what the samples show of the drop; a limit that they do not show to be kept is printed first."""
-    said = _plain(describe_accuracy(accuracy))
+    text = describe_accuracy(accuracy)
     if accuracy["state"] in ("not resolved", "not checked"):
         word = accuracy["state"].upper()
-        _print(console, (f"{word} ", "bold yellow"), said, indent=len(word) + 1)
+        print_line(console, (word, "bold yellow"), text, indent=len(word) + 1)
     else:
-        _print(console, said)
+        print_line(console, text)
 
 
 def _print_warnings(warnings: Sequence[str], console: Console) -> None:
     if warnings:
         console.print()
     for warning in warnings:
-        _print(console, ("WARNING ", "bold yellow"), _plain(warning), indent=8)
+        print_line(console, ("WARNING", "bold yellow"), warning, indent=8)
 
 
 def _print_budget(report: Report, console: Console) -> None:
     if not report["budget"]:
         return
     console.print()
-    rows = [_budget_row(report, line, ascii_only=_ascii_only(console)) for line in report["budget"]]
+    rows = [_budget_row(report, line, console) for line in report["budget"]]
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     if sum(widths) + len(widths) - 1 > console.width:
         for state, title, value, _, *rest in rows:
-            _print(console, (state.plain, str(state.style)), f" {title} {value}", indent=3)
-            _print(console, f"   {' '.join(map(str, rest))}", indent=3)
+            print_line(console, state, title, value, indent=3)
+            print_line(console, *rest, first_indent=3, indent=3)
         return
     grid = Table.grid(padding=(0, 1))
     for column in range(len(widths)):
@@ -160,7 +136,7 @@ def _print_budget(report: Report, console: Console) -> None:
     console.print(grid)
 
 
-def _budget_row(report: Report, line: BudgetLine, *, ascii_only: bool) -> list[Text]:
+def _budget_row(report: Report, line: BudgetLine, console: Console) -> list[Text]:
     """State, name, value and limit, bar, what is left, origin of the value."""
     subject = subject_of(report)
     figure = None if subject is None else subject["figures"][line["limit"]]
@@ -174,9 +150,9 @@ def _budget_row(report: Report, line: BudgetLine, *, ascii_only: bool) -> list[T
         Text(word, style),
         Text(_SHORT[line["limit"]]),
         Text(f"{value} of {limit}" if is_checked else headroom(line)),
-        Text(_bar(line, ascii_only=ascii_only), style),
+        Text(_bar(line, ascii_only=is_ascii_only(console)), style),
         Text(headroom(line) if is_checked else ""),
-        Text("" if line["value"] is None else f"({line['label']}, {_plain(on)})"),
+        Text("" if line["value"] is None else f"({line['label']}, {plain(on, console)})"),
     ]
 
 
@@ -222,7 +198,7 @@ def _print_table(
     grid.add_column("")
     grid.add_column("Candidate", ratio=1, overflow="fold")
     for name in names:
-        grid.add_column(_heading(name, shared[name]), justify="right", no_wrap=True)
+        grid.add_column(_heading(name, shared[name], console), justify="right", no_wrap=True)
     for candidate in shown:
         grid.add_row(*_row(candidate, names, shared, console))
     console.print(grid)
@@ -236,16 +212,14 @@ def _print_stacked(
 ) -> None:
     """Print each candidate on lines of its own: its name, then its figures with theirs."""
     origins = [
-        f"{_SHORT[name]}: {one['label']}, {_plain(one['on'])}"
-        for name, one in shared.items()
-        if one is not None
+        f"{_SHORT[name]}: {one['label']}, {one['on']}" for name, one in shared.items() if one is not None
     ]
-    _print(console, ("Candidates", "bold"), *([(f" ({'; '.join(origins)})", "dim")] if origins else []))
+    print_line(console, ("Candidates", "bold"), *([(f"({'; '.join(origins)})", "dim")] if origins else []))
     for candidate in shown:
         sign, label, *cells = _row(candidate, names, shared, console)
-        _print(console, (f"{sign.plain} {label.plain}", str(label.style)), indent=2)
+        print_line(console, sign, label, indent=2)
         figures = [f"{_SHORT[name]} {cell.plain}" for name, cell in zip(names, cells, strict=True)]
-        _print(console, f"    {', '.join(figures)}", indent=4)
+        print_line(console, ", ".join(figures), first_indent=4, indent=4)
 
 
 def _columns(shown: Sequence[ReportedCandidate]) -> list[str]:
@@ -257,8 +231,10 @@ def _columns(shown: Sequence[ReportedCandidate]) -> list[str]:
     ]
 
 
-def _heading(name: str, shared: ReportedFigure | None) -> Text:
-    note = "see cells" if shared is None else f"{shared['label']}\n{shorten(_plain(shared['on']), 12)}"
+def _heading(name: str, shared: ReportedFigure | None, console: Console) -> Text:
+    note = "see cells"
+    if shared is not None:
+        note = f"{shared['label']}\n{plain(shorten(shared['on'], 12), console)}"
     return Text.assemble(_SHORT[name], "\n", (note, "not bold dim"))
 
 
@@ -268,11 +244,10 @@ def _row(
     shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> list[Text]:
-    ascii_only = _ascii_only(console)
     sign = ">" if candidate["chosen"] else " " if candidate["meets"] else "x"
     style = "bold green" if candidate["chosen"] else "" if candidate["meets"] else "dim"
-    label = shorten(_plain(f"{candidate['id']} {candidate['label']}"), _LABEL_CHARS)
-    cells = [Text(sign, style=style), Text(_to_ascii(label) if ascii_only else label, style=style)]
+    label = shorten(f"{candidate['id']} {candidate['label']}", _LABEL_CHARS)
+    cells = [Text(sign, style=style), Text(plain(label, console), style=style)]
     for name in names:
         figure = candidate["figures"][name]
         text = show(figure["value"], FIGURES[name][1]).removesuffix(" points")
@@ -280,8 +255,8 @@ def _row(
             text = f"{text} {_reach(figure['value'], candidate['drop'])}"
         broken = name in candidate["violations"]
         own = f" {figure['label'][:3]}." if shared[name] is None and figure["value"] is not None else ""
-        cell = f"{'!' if broken else ''}{text}{own}"
-        cells.append(Text(_to_ascii(cell) if ascii_only else cell, style="red" if broken else style))
+        cell = plain(f"{'!' if broken else ''}{text}{own}", console)
+        cells.append(Text(cell, style="red" if broken else style))
     return cells
 
 
@@ -299,7 +274,7 @@ def _print_key(
 ) -> None:
     if report["sizes"]:
         sizes = f"Latency, memory and energy are for {show_sizes(report['sizes'])}"
-        _print(console, (_plain(sizes), "dim"))
+        print_line(console, (sizes, "dim"))
     words = []
     if any(candidate["chosen"] for candidate in shown):
         words.append("> chosen")
@@ -311,34 +286,33 @@ def _print_key(
     if hidden:
         words.append(f"{hidden} dominated not shown")
     if words:
-        _print(console, ("; ".join(words), "dim"))
+        print_line(console, ("; ".join(words), "dim"))
     if report["set_aside"]:
-        _print(console, (_plain(f"tried and set aside: {'; '.join(report['set_aside'])}"), "dim"))
+        print_line(console, (f"tried and set aside: {'; '.join(report['set_aside'])}", "dim"))
 
 
 def _print_tournament(found: Sequence[ReportedStanding], console: Console) -> None:
     if found:
         console.print()
-        _print(console, ("Engines, in turns in fresh processes on this machine", "bold"))
+        print_line(console, ("Engines, in turns in fresh processes on this machine", "bold"))
     for one in found:
         style = "bold green" if one["kept"] else ""
         if one["label"] is None:
-            said = one["reason"]
+            text = one["reason"]
         else:
             drop = show_drop(one["drop_points"], one["drop"])
             latency, size = show(one["latency_ms"], "ms"), show(one["size_bytes"], "bytes")
-            said = f"{latency}, {size}, drop {drop}: {one['label']}"
-        _print(
-            console, (f"{'>' if one['kept'] else ' '}  {one['backend']:<7}", style), _plain(said), indent=10
-        )
+            text = f"{latency}, {size}, drop {drop}: {one['label']}"
+        name = Text(f"{'>' if one['kept'] else ' '}  {one['backend']:<6}", style)
+        print_line(console, name, text, indent=10)
 
 
 def _print_variants(found: Sequence[CarriedVariant], console: Console) -> None:
     if found:
         console.print()
-        _print(console, ("Further variants in the package", "bold"))
+        print_line(console, ("Further variants in the package", "bold"))
     for one in found:
-        _print(console, f"   {one['name']}  ", _plain(describe_variant(one)), indent=5)
+        print_line(console, one["name"], "", describe_variant(one), first_indent=3, indent=5)
 
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:
@@ -358,4 +332,4 @@ def _print_files(report: Report, written: Sequence[Path], console: Console) -> N
     if lines:
         console.print()
     for title, text in lines:
-        _print(console, f"{title:<9}", _plain(text), indent=9)
+        print_line(console, Text(f"{title:<8}"), text, indent=9)
