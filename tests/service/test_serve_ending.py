@@ -1,5 +1,6 @@
 """How `edgekit-device serve` ends: by which signals, and whatever its engines and disks are doing."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -18,6 +19,7 @@ from tests.service.wiring_parts import write
 from tests.waiting import bounded, wait_for
 
 from edgekit_runtime import Client
+from edgekit_runtime.errors import TransportError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.slot_source import InstalledModels
@@ -37,7 +39,13 @@ def test_service_that_is_ended_while_a_model_loads_does_not_wait_for_that(
     slow = write(maker, folder, "1.0.0", name="slow", backend=THIRD)
     service = Served(folder, "--package", str(slow), *(["--isolate", "slow"] if is_isolated else []))
     with bounded(service.process), Client(str(service.socket_path)) as client:
-        wait_for(lambda: service.socket_path.exists() and client.ready("linear"), "the model that is well")
+
+        def is_ready() -> bool:
+            with contextlib.suppress(TransportError):  # the socket's file is there before the service listens
+                return client.ready("linear")
+            return False
+
+        wait_for(is_ready, "the model that is well")
         code, printed = service.end()
         assert (code, "stopped" in printed) == (0, True), printed
         assert not service.socket_path.exists()
