@@ -122,11 +122,13 @@ def test_same_readings_twice_count_once_with_the_work_of_both() -> None:
 def test_sampling_reads_on_its_own_thread(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.zone(0, "cpu-thermal", 50_000)
-    with Sampling(discover(Sysfs(tmp_path)), period_s=0.001) as sampling:
-        begun_s = time.monotonic()
-        while sampling.latest.temperature_c is None and time.monotonic() - begun_s < 30:
-            time.sleep(0.001)
-        assert sampling.latest.temperature_c == pytest.approx(50.0)
+    sampling = Sampling(discover(Sysfs(tmp_path)), period_s=0.001)
+    sampling.start()
+    begun_s = time.monotonic()
+    while sampling.latest.temperature_c is None and time.monotonic() - begun_s < 30:
+        time.sleep(0.001)
+    assert sampling.latest.temperature_c == pytest.approx(50.0)
+    sampling.stop()
     assert not any(thread.name == "edgekit-sensors" for thread in threading.enumerate())
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from edgekit_runtime.sessions.latency import LatencyLimits
 from edgekit_runtime.sessions.selftest import read_golden_inputs, run_selftest
 from edgekit_runtime.sessions.session import Session, open_choice
 from edgekit_runtime.system.child_process import open_channel
-from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _PRECISION: Final = 0.01
@@ -53,7 +52,7 @@ def measure(
         announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
         try:
             sessions = _open(package, setting, order.threads, opened)
-            batch = inputs if setting.batch == 1 else _repeat(inputs, setting.batch)
+            batch = {name: np.concatenate([array] * setting.batch) for name, array in inputs.items()}
             begin_s = time.monotonic()
             sessions[0].run(batch)  # another variant's golden inputs may have other sizes
             once_s += time.monotonic() - begin_s
@@ -68,10 +67,6 @@ def measure(
     for place, latency in take_turns(runners, limits, seed=order.seed).items():
         answers[int(place)] = latency.median_s
     return answers
-
-
-def _repeat(inputs: Mapping[str, Array], batch: int) -> dict[str, Array]:
-    return {name: np.concatenate([array] * batch) for name, array in inputs.items()}
 
 
 def _open(

@@ -78,14 +78,11 @@ def _vary(
                 scaled[name] = (array if array.any() else np.ones_like(array)) * array.dtype.type(factor)
         return scaled
 
-    others = [{name: a[i : i + 1] for name, a in inputs.items()} for i in range(1, _fewest_rows(inputs))]
+    rows = min(3, *(len(array) for array in inputs.values()))
+    others = [{name: a[i : i + 1] for name, a in inputs.items()} for i in range(1, rows)]
     judged = first, scale(mixed, 1 / _FACTOR), scale(first, 0.0, np.min)
     large = scale(first, _FACTOR, np.max), scale(mixed, -_FACTOR, np.min)
     return judged, (large[0], *others, large[1])
-
-
-def _fewest_rows(inputs: Mapping[str, Array]) -> int:
-    return min(3, *(len(array) for array in inputs.values()))
 
 
 def _agree(alone: Array, together: Array, usual: Array) -> bool:

@@ -60,7 +60,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         preprocessing=None
         if options["preprocessing"] is None
         else read_preprocessing(options["preprocessing"]),
-        threads=options["threads"] or _threads(),
+        threads=options["threads"] or max(1, min(4, len(os.sched_getaffinity(0)))),
         search_s=options["search_s"],
         backend=_backend(options["backend"], target, model),
         variants=options["variants"],
@@ -122,10 +122,6 @@ def command_line(ctx: click.Context) -> str:
 
 def _without_folders(path: Path | str) -> str:
     return Path(path).name or str(path)
-
-
-def _threads() -> int:
-    return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
 def _dims(items: tuple[str, ...]) -> dict[str, int]:

@@ -147,9 +147,9 @@ def score_candidates(
     runs = [_named(run, names) for run in (source, *candidates)]
     metric = find_metric(metric_name, runs[0](first[0]), part.labelled)
     alone = alone or isinstance(metric, SetMetric)
-    judging = _Judging(
-        part, 1 if alone else _batch(first[0]), stacked=Batching.of(inputs).stacked, progress=progress
-    )
+    is_small = sum(array.nbytes for array in first[0].values()) <= _SMALL_INPUT_BYTES
+    batch = _BATCH if is_small and not alone else 1
+    judging = _Judging(part, batch, stacked=Batching.of(inputs).stacked, progress=progress)
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
 
 
@@ -369,7 +369,3 @@ def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, i
             alike = got.ndim > 0 and len(got) == count
             rows[name] = int(strange.reshape(count, -1).any(axis=1).sum()) if alike else count
     return rows
-
-
-def _batch(feeds: Feeds) -> int:
-    return _BATCH if sum(array.nbytes for array in feeds.values()) <= _SMALL_INPUT_BYTES else 1

@@ -61,7 +61,9 @@ def body_model(
     Raises:
         ModelError: the type of something that it reads is not known.
     """
-    known = {**types, **{name: _type_of(tensor) for name, tensor in initializers.items()}}
+    known = dict(types)
+    for name, tensor in initializers.items():
+        known[name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
     own = _input_types(node, known)
     outer = sorted(captured(body))
     if any(name not in known for name in outer):
@@ -103,10 +105,6 @@ def _without(kind: onnx.TypeProto, axis: int) -> onnx.TypeProto:
     if step.tensor_type.HasField("shape"):
         del step.tensor_type.shape.dim[axis]
     return step
-
-
-def _type_of(tensor: onnx.TensorProto) -> onnx.TypeProto:
-    return helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
 
 
 def check_steady(node: onnx.NodeProto, body: onnx.ModelProto) -> None:

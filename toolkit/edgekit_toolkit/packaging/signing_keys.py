@@ -110,11 +110,8 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
         SignatureError: a file there is not what its name says.
     """
     folder = folder or find_keys_folder()
-    keys = []
-    for path in sorted(folder.glob(f"*{PUBLIC_KEY_SUFFIX}")):
-        name = path.name.removesuffix(PUBLIC_KEY_SUFFIX)
-        keys.append(KeyInfo(name, read_public_key(path).keyid, _find_means(name, folder)))
-    return tuple(keys)
+    trusted = trusted_keys.list_trusted(folder)
+    return tuple(KeyInfo(key.name, key.key_id, _find_means(key.name, folder)) for key in trusted)
 
 
 def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:

@@ -10,7 +10,6 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.measurement.arithmetic import measures_here, score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.recipe import tool_versions
-from edgekit_toolkit.passes.optimiser import PassResult
 from edgekit_toolkit.pipeline.publish import Published, host_facts, now
 from edgekit_toolkit.pipeline.run import Carried, EngineResult, JudgedCandidate, Run
 from edgekit_toolkit.report.document import SCHEMA_ID
@@ -41,7 +40,10 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "tournament": [_engine_result(result) for result in run.tournament],
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
-        "steps": [_step(step) for step in run.prepared.steps],
+        "steps": [
+            {name: value for name, value in asdict(step).items() if name != "form"}
+            for step in run.prepared.steps
+        ],
         "sizes": _sizes(run),
         "candidates": [_candidate(run, one) for one in run.candidates],
         "budget": _budget(run),
@@ -146,17 +148,12 @@ def _package(published: Published) -> dict[str, Any]:
 
 def _provenance(run: Run) -> dict[str, Any]:
     return {
-        "tools": tool_versions(*(one.request.backend for one in _runs(run))),
+        "tools": tool_versions(*(one.request.backend for one in (run, *(each.run for each in run.variants)))),
         "host": host_facts(),
         "load": asdict(run.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
         "recipe_sha256": None if run.packaged is None else run.packaged.recipe.sha256,
     }
-
-
-def _runs(run: Run) -> list[Run]:
-    """The run, and those of other engines that it carries variants of."""
-    return [run, *(carried.run for carried in run.variants)]
 
 
 def _source(run: Run) -> dict[str, Any]:
@@ -220,10 +217,6 @@ def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
         "drop": _drop(one),
         "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,
     }
-
-
-def _step(step: PassResult) -> dict[str, Any]:
-    return {name: value for name, value in asdict(step).items() if name != "form"}
 
 
 def _figure(value: float | None, label: str, on: str) -> dict[str, Any]:

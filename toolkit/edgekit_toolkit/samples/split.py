@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,7 +203,8 @@ def read_ranges(
     found: dict[str, tuple[float, float]] = {}
     for feeds, _ in islice(open_data(path, inputs, decoding=decoding).stream(1), _RANGE_FEEDS):
         for name, value in feeds.items():
-            if value.dtype.kind not in "fiu" or not value.size or (first and _stands_alone(value)):
+            kind, is_one = value.dtype.kind, value.size == 1 and value.dtype.kind != "f"
+            if kind not in "fiu" or not value.size or (first and is_one):
                 continue
             low, high = found.get(name, (float("inf"), float("-inf")))
             found[name] = (min(low, float(value.min())), max(high, float(value.max())))
@@ -213,7 +213,3 @@ def read_ranges(
         floats = {name for name in found if first[name].dtype.kind == "f"}
         found |= dict.fromkeys(floats, DEFAULT_RANGE)
     return first, found
-
-
-def _stands_alone(value: NDArray[Any]) -> bool:
-    return value.size == 1 and value.dtype.kind != "f"

@@ -60,16 +60,13 @@ def check_size(builder: Builder) -> None:
     Raises:
         ConversionError: they do not.
     """
-    total = sum(_data_bytes(tensor) for tensor in builder.tensors)
+    stored = [tensor for tensor in builder.tensors if tensor.data is not None]
+    total = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in stored)
     if total > MAX_DATA_BYTES:
         raise ConversionError(
             f"the weights have {total} bytes, and a TFLite file holds at most {MAX_DATA_BYTES}; choose a"
             " smaller model for a device"
         )
-
-
-def _data_bytes(tensor: Tensor) -> int:
-    return 0 if tensor.data is None else math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

@@ -6,7 +6,6 @@ their `at_s` shows.
 
 import threading
 import time
-from types import TracebackType
 from typing import Final
 
 from edgekit_runtime.power.sensors.discovery import Sensors
@@ -43,15 +42,3 @@ class Sampling:
         while not self._stop.is_set():
             self.latest = self._sensors.read(time.monotonic())
             self._stop.wait(self._period_s)
-
-    def __enter__(self) -> "Sampling":
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()

@@ -56,7 +56,7 @@ class RolloutController:
         if model.trial is not None:
             if model.trial.candidate.version == newest.version:
                 return True
-            # Not waited for: the room is locked, and no other model waits for the calls of this one.
+            # Not waited for: this holds a reservation, and no other model waits for the calls of this one.
             self._start(self._lifecycle.retire([model.end_trial(model.trial)]))
         if model.default is None and not await self._bring_back(model, newest, options):
             return False

@@ -103,7 +103,7 @@ def apply_to_ranges(
 def _balance(
     index: GraphIndex, conv: onnx.NodeProto, readers: Sequence[onnx.NodeProto], found: Range
 ) -> NDArray[np.float32] | None:
-    span = _span(found)
+    span = np.maximum(found.high, 0) - np.minimum(found.low, 0)
     channels = _weight(index, conv).shape[0]
     if span.shape != (channels,) or any(_input_channels(index, reader) != channels for reader in readers):
         return None
@@ -147,10 +147,6 @@ def _has_own_weights(index: GraphIndex, conv: onnx.NodeProto) -> bool:
 
 def _weight(index: GraphIndex, conv: onnx.NodeProto) -> NDArray[np.float64]:
     return np.asarray(index.constant(conv.input[1]), np.float64)
-
-
-def _span(item: Range) -> NDArray[np.float64]:
-    return np.maximum(item.high, 0) - np.minimum(item.low, 0)
 
 
 def _input_channels(index: GraphIndex, conv: onnx.NodeProto) -> int:

@@ -93,7 +93,7 @@ def _grid(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:
     parts: list[Markup] = []
     for tick in x.ticks:
         at, _ = _place(x, y, tick, y.low)
-        decimals = max(0, -_exponent(tick)) if x.log else x.decimals
+        decimals = max(0, -int(f"{tick:e}".split("e")[1])) if x.log else x.decimals
         parts += [_line(at, _TOP, at, _BOTTOM, "grid")]
         parts += [_text(at, _BOTTOM + 18, f"{tick:,.{decimals}f}", "tick", "middle")]
     for tick in y.ticks:
@@ -113,10 +113,6 @@ def _grid(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:
         text_anchor="middle",
     )
     return el("g", *parts, vertical, aria_hidden="true")
-
-
-def _exponent(value: float) -> int:
-    return int(f"{value:e}".split("e")[1])
 
 
 def _shades(x: Axis, y: Axis, cost: Quantity, score: Quantity, key: str) -> Markup:

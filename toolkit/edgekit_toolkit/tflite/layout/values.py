@@ -107,7 +107,8 @@ class Values:
                 f" inference says {list(expected)}"
             )
         if not tensor.name:
-            tensor.name = name if form == plain(len(form)) else f"{name};{''.join(_letter(a) for a in form)}"
+            letters = "".join("_" if axis == NEW else str(axis) for axis in form)
+            tensor.name = name if form == plain(len(form)) else f"{name};{letters}"
         self._held.setdefault(name, {})[form] = tensor
 
     def is_held(self, name: str) -> bool:
@@ -150,7 +151,3 @@ def _order(source: Form, wanted: Form) -> list[int]:
     for place, axis in enumerate(source):
         places.setdefault(axis, []).append(place)
     return [places[axis].pop(0) for axis in wanted]
-
-
-def _letter(axis: int) -> str:
-    return "_" if axis == NEW else str(axis)

@@ -35,7 +35,8 @@ def write_conv_transpose(step: Step) -> None:
     kernel = weights.shape[2:]
     sizes, outputs = _image(step.shape(0)[2:]), _image(step.out_shape()[2:])
     strides = _image(step.attribute("strides") or [1] * (len(step.shape(0)) - 2))
-    crops = _image_pads(_begin_pads(step))
+    begins = _begin_pads(step)
+    crops = (begins[0], begins[1]) if len(begins) == 2 else (0, begins[0])
     whole = tuple((n - 1) * s + k for n, s, k in zip(sizes, strides, kernel, strict=True))
     tensor = step.read(0)
     batch, channels = tensor.shape[0], weights.shape[1]
@@ -63,10 +64,6 @@ def _image(values: Any) -> tuple[int, int]:
     """Return two values an image has, from those of an image or of a signal."""
     found = tuple(int(value) for value in values)
     return (found[0], found[1]) if len(found) == 2 else (1, found[0])
-
-
-def _image_pads(begins: list[int]) -> tuple[int, int]:
-    return (begins[0], begins[1]) if len(begins) == 2 else (0, begins[0])
 
 
 def _begin_pads(step: Step) -> list[int]:
