@@ -144,9 +144,9 @@ def test_recurrent_layer_on_a_gpu_takes_at_least_the_start_of_each_step(directio
 
 def test_loop_takes_at_least_the_start_of_each_kernel_of_each_step():
     target = load_target("rpi5")
-    cost = model_cost(node_costs(keras_lstm(250)), target)
-    assert cost.kernels >= 250 * 10
-    assert cost.latency_s >= 250 * 10 * target.costs.kernel_overhead.value
+    kernels = node_costs(keras_lstm(250))
+    assert sum(kernel.repeats for kernel in kernels) >= 250 * 10
+    assert model_cost(kernels, target).latency_s >= 250 * 10 * target.costs.kernel_overhead.value
 
 
 def test_package_of_a_loop_that_cannot_be_counted_has_no_modelled_latency(tmp_path: Path):

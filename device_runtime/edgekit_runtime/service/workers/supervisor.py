@@ -112,7 +112,7 @@ class Supervisor:
         opening = self._open(manifest, spec, _open_again(package), limit_s + _SPARE_S, host)
         try:
             return asyncio.run_coroutine_threadsafe(opening, self._http.loop).result()
-        except CancelledError:
+        except (CancelledError, RuntimeError):  # the latter where the loop is closed already
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
