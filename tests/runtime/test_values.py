@@ -10,7 +10,6 @@ import pytest
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import Choice, Permissions
-from edgekit_runtime.slots.folder import Reading
 from edgekit_runtime.slots.state import Installed, ModelState, Rejection
 from edgekit_runtime.slots.store import Receipt
 from edgekit_runtime.trust.dsse import Envelope, Statement
@@ -45,7 +44,7 @@ def test_value_takes_no_other_attribute(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Limits, Manifest, Choice, Permissions, Reading, Installed, Rejection, ModelState, Receipt]
+    "kind", [Limits, Manifest, Choice, Permissions, Installed, Rejection, ModelState, Receipt]
 )
 def test_value_of_many_fields_takes_them_by_name_only(kind: type[Any]) -> None:
     with pytest.raises(TypeError, match="takes 1 positional argument"):

@@ -10,13 +10,13 @@ import contextlib
 import functools
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import Limits, OpenedPackage, read_package
+from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
@@ -30,7 +30,6 @@ from edgekit_runtime.slots.state import (
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 from edgekit_runtime.system.resource_errors import check_lack
-from edgekit_runtime.trust.dsse import Verifier
 
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
@@ -38,37 +37,6 @@ _MAX_STATE_BYTES: Final = 64 << 10
 _MAX_FOUND: Final = 16  # packages read to rebuild a state; two slots and what an interruption left are fewer
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Rules by which packages are accepted.
-
-    Attributes:
-        trust: the verifier of signatures.
-        limits: bounds on sizes and counts.
-        target: target of this device, or None if it is not known.
-    """
-
-    trust: Verifier
-    limits: Limits
-    target: str | None
-
-    def open(self, path: Path) -> OpenedPackage:
-        """Return the package at `path` after all of it has been verified.
-
-        Raises:
-            PackageError: of a subclass that says what is wrong with it.
-            SlotError: it is for another target.
-        """
-        package = read_package(path, self.trust, self.limits)
-        if self.target is not None and package.manifest.target != self.target:
-            package.close()
-            raise SlotError(
-                f"{path}: is for target '{package.manifest.target}', this device is '{self.target}'"
-                " (EDGEKIT_TARGET)"
-            )
-        return package
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +72,13 @@ class ModelFolder:
         model: its name.
     """
 
-    __slots__ = ("_disk", "_reading", "model", "path")
+    __slots__ = ("_disk", "_read", "model", "path")
 
-    def __init__(self, path: Path, reading: Reading, disk: Disk) -> None:
+    def __init__(self, path: Path, read: Callable[[Path], OpenedPackage], disk: Disk) -> None:
+        """Make the folder at `path`; `read` verifies a package, and `disk` carries changes out."""
         self.path = path
         self.model = path.name
-        self._reading = reading
+        self._read = read
         self._disk = disk
 
     def has_content(self) -> bool:
@@ -245,7 +214,7 @@ class ModelFolder:
             raise PackageError(f"{path}: {cause.strerror}; install the package again") from cause
         if not stat.S_ISREG(status.st_mode) or not belongs_to_us(status):
             raise SlotError(f"{path}: is a link, no file, or of another user; install the package again")
-        package = self._reading.open(path)
+        package = self._read(path)
         found = package.manifest
         if found.name != self.model or (item is not None and identify(found).sha256 != item.sha256):
             package.close()

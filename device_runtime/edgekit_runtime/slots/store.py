@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import EdgekitError, ManifestError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage
+from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
 from edgekit_runtime.slots.choice import Choice, NothingToOpenError, begin, open_first, select
-from edgekit_runtime.slots.folder import FoundState, ModelFolder, Reading, identify
+from edgekit_runtime.slots.folder import FoundState, ModelFolder, identify
 from edgekit_runtime.slots.state import REJECTED, Installed, ModelState
 from edgekit_runtime.slots.transitions import Permissions
 from edgekit_runtime.system.atomic_files import DISK, Disk
@@ -326,7 +326,7 @@ class Slots:
             SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
             EdgekitError: from `check`.
         """
-        with self._reading.open(path) as package:
+        with self._read(path) as package:
             if check is not None:
                 check(package.manifest)
             new = identify(package.manifest)
@@ -370,9 +370,21 @@ class Slots:
     def _models(self) -> Path:
         return self.folder / _MODELS
 
-    @property
-    def _reading(self) -> Reading:
-        return Reading(trust=self.trust, limits=self.limits, target=self.target)
+    def _read(self, path: Path) -> OpenedPackage:
+        """Return the package at `path` after all of it has been verified.
+
+        Raises:
+            PackageError: of a subclass that says what is wrong with it.
+            SlotError: it is for another target.
+        """
+        package = read_package(path, self.trust, self.limits)
+        if self.target is not None and package.manifest.target != self.target:
+            package.close()
+            raise SlotError(
+                f"{path}: is for target '{package.manifest.target}', this device is '{self.target}'"
+                " (EDGEKIT_TARGET)"
+            )
+        return package
 
     def _find(self, model: str) -> ModelFolder:
         """Return the folder of `model`.
@@ -393,7 +405,7 @@ class Slots:
             raise SlotError(f"{path}: cannot be read: {cause.strerror}") from cause
         self._check_folders()
         check_private(path)
-        return ModelFolder(path, self._reading, self.disk)
+        return ModelFolder(path, self._read, self.disk)
 
     def _make(self, model: str) -> ModelFolder:
         """Return the folder of `model`, which is made where it is missing.
@@ -416,7 +428,7 @@ class Slots:
     def _has_content(self, path: Path) -> bool:
         """Return whether a model lies at `path`; one behind a link is listed, though it is not opened."""
         try:
-            return ModelFolder(path, self._reading, self.disk).has_content()
+            return ModelFolder(path, self._read, self.disk).has_content()
         except OSError:
             if path.is_symlink():  # the others are readable all the same
                 return True

@@ -1,5 +1,6 @@
 """Packages that are served straight from files, without slots."""
 
+import contextlib
 import logging
 import os
 import stat
@@ -70,18 +71,13 @@ class PackageFiles(Source):
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
-        opened = self._open_packages(name, policy)
         loaded: list[Loaded] = []
-        try:
+        with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
+            opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
             for package in opened:
-                loaded.append(load(package))  # noqa: PERF401
-        except BaseException:
-            for one in loaded:
-                one.close()
-            raise
-        finally:
-            for package in opened:
-                package.close()
+                loaded.append(load(package))
+                undo.callback(loaded[-1].close)
+            undo.pop_all()
         self._opened.update((name, package.manifest.version) for package in opened)
         return loaded
 

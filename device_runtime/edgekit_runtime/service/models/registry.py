@@ -179,7 +179,7 @@ class Registry:
             if is_promoted:
                 await self.rollouts.promote(model, trial)
             else:
-                await self.rollouts.drop(model, trial)
+                await self._lifecycle.retire([model.end_trial(trial)])
 
     async def wait_for(self, name: str) -> None:
         """Return once a model that was unloaded for others is loaded again.

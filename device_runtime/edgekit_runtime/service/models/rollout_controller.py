@@ -156,7 +156,3 @@ class RolloutController:
                 "%s %s is rolled back, but this cannot be recorded: %s", model.name, version, error
             )
         await self._lifecycle.retire([candidate])
-
-    async def drop(self, model: ModelEntry, trial: Trial) -> None:
-        """Send all calls to the version in use, and free the candidate; with the lock of `model` held."""
-        await self._lifecycle.retire([model.end_trial(trial)])

@@ -4,6 +4,7 @@ Which version is opened is decided by `slots`; a version that fails here is reje
 takes its place.
 """
 
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
@@ -57,14 +58,11 @@ class InstalledModels(Source):
         if not policy.specific:
             return [self._open_active(name, load)]
         opened: list[Loaded] = []
-        try:
+        with contextlib.ExitStack() as undo:
             for version in policy.ordered():
-                choice = self._begin(name, version)
-                opened.append(self._load(choice, load))
-        except BaseException:
-            for loaded in opened:
-                loaded.close()
-            raise
+                opened.append(self._load(self._begin(name, version), load))
+                undo.callback(opened[-1].close)
+            undo.pop_all()
         return opened
 
     def open_again(self, package: Servable, load: Load) -> Loaded:

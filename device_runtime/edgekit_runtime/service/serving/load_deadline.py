@@ -6,6 +6,7 @@ the thread runs until the process ends; the error says so, and the thread is cou
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Final, Generic, TypeVar
 
 from edgekit_runtime.errors import BackendError
@@ -35,9 +36,7 @@ class Attempt(Generic[Result]):
         self._what, self._work, self._discard = what, work, discard
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._is_abandoned = False
-        self._result: Result | None = None
-        self._error: BaseException | None = None
+        self._future: Future[Result] = Future()  # cancelled when the load is abandoned
 
     def result_within(self, limit_s: float) -> Result:
         """Return the result of the work.
@@ -47,16 +46,13 @@ class Attempt(Generic[Result]):
             BaseException: whatever the work raised.
         """
         self._thread.start()
-        self._thread.join(limit_s)
+        wait([self._future], limit_s)
         with self._lock:
-            self._is_abandoned = self._result is None and self._error is None
+            is_late = self._future.cancel()
             opened = tuple(self._sessions)
-        if self._is_abandoned:
+        if is_late:
             raise BackendError(f"{self._what}: {self._stop(opened, limit_s)}")
-        if self._result is None:
-            assert self._error is not None  # noqa: S101  # for the type checker: one of both is there
-            raise self._error
-        return self._result
+        return self._future.result()
 
     def note(self, session: Session) -> Session:
         """Return `session`, and interrupt it if this load is abandoned.
@@ -65,7 +61,7 @@ class Attempt(Generic[Result]):
             BackendError: the load was abandoned already; the session is closed.
         """
         with self._lock:
-            if not self._is_abandoned:
+            if not self._future.cancelled():
                 self._sessions.append(session)
                 return session
         session.close()
@@ -80,11 +76,13 @@ class Attempt(Generic[Result]):
             error = cause
         with self._lock:
             self._sessions.clear()
-            is_late = self._is_abandoned
+            is_late = not self._future.set_running_or_notify_cancel()
+        if error is not None:
             if not is_late:
-                self._result, self._error = result, error
-        if is_late and result is not None:
-            self._discard(result)
+                self._future.set_exception(error)
+        elif result is not None:
+            deliver = self._discard if is_late else self._future.set_result
+            deliver(result)
 
     def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
         """Interrupt the sessions; return the result as a sentence."""

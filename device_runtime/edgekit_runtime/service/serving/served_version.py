@@ -19,19 +19,17 @@ if TYPE_CHECKING:
 
 
 class TrialView(Protocol):
-    """A trial as the versions in it show it."""
+    """A trial as the versions in it show it.
 
-    @property
-    def current(self) -> "Served":
-        """The version in use."""
+    Attributes:
+        current: the version in use.
+        candidate: the version on trial.
+        running: what compares the two.
+    """
 
-    @property
-    def candidate(self) -> "Served":
-        """The version on trial."""
-
-    @property
-    def running(self) -> RunningTrial:
-        """What compares the two."""
+    current: "Served"
+    candidate: "Served"
+    running: RunningTrial
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return what was observed, for `/v2` statistics."""
