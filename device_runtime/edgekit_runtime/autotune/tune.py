@@ -180,75 +180,73 @@ def search(
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.
     """
-    return _Search(measure, settings, manifest, end_s, clock=clock, report=report).run(objective)
+    trials = {setting: SettingResult(setting) for setting in settings}
+    return _Search(measure, trials, manifest, end_s, clock, report).run(objective)
 
 
+@dataclass(slots=True)
 class _Search:
-    def __init__(
-        self,
-        measure: Measure,
-        settings: Sequence[RunSetting],
-        manifest: Manifest,
-        end_s: float,
-        *,
-        clock: Callable[[], float],
-        report: Callable[[str], None],
-    ) -> None:
-        self._measure, self._manifest, self._end_s = measure, manifest, end_s
-        self._clock, self._report = clock, report
-        self._own = settings[0]
-        self._trials = {setting: SettingResult(setting) for setting in settings}
-        self._is_complete = True
+    measure: Measure
+    trials: dict[RunSetting, SettingResult]  # the package's own setting first
+    manifest: Manifest
+    end_s: float
+    clock: Callable[[], float]
+    report: Callable[[str], None]
+    is_complete: bool = True
+
+    @property
+    def own(self) -> RunSetting:
+        return next(iter(self.trials))
 
     def run(self, objective: Objective) -> Tuning:
-        left = list(self._trials)[1:]
+        left = list(self.trials)[1:]
         rounds = _FIRST_ROUNDS
-        while len(left) > 1 and self._clock() < self._end_s:
+        while len(left) > 1 and self.clock() < self.end_s:
             left = self._halve(left, rounds)
             rounds *= 2
-        best, interval = self._own, (1.0, 1.0)
+        best, interval = self.own, (1.0, 1.0)
         if len(left) == 1:
             needed = _NEEDED_GAIN_SPINNING if ("spinning", True) in left[0].options else _NEEDED_GAIN
             found = self._compare(left[0])
             if found[1] <= 1 - needed:
                 best, interval = left[0], found
         elif left:
-            self._is_complete = False
-        return Tuning(objective, tuple(self._trials.values()), best, interval, self._is_complete)
+            self.is_complete = False
+        return Tuning(objective, tuple(self.trials.values()), best, interval, self.is_complete)
 
     def _halve(self, left: list[RunSetting], rounds: int) -> list[RunSetting]:
         """Return the better half of the settings that run."""
-        begin_s = self._clock()
-        time_s = (self._end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
+        begin_s = self.clock()
+        time_s = (self.end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(left)))
         limits = ContestLimits(_PROCESSES, _PROCESSES, rounds, begin_s + time_s)
         found = self._contest(left, limits)
-        ratios = {setting: found[setting].ratio_to(found[self._own]) for setting in left if setting in found}
-        return rank(ratios, self._manifest)[: (len(ratios) + 1) // 2]
+        ratios = {setting: found[setting].ratio_to(found[self.own]) for setting in left if setting in found}
+        return rank(ratios, self.manifest)[: (len(ratios) + 1) // 2]
 
     def _compare(self, setting: RunSetting) -> tuple[float, float]:
         """Return the 95 % interval of a setting's time as a share of the package's own, or (1, 1)."""
         most = _MOST_FINAL_PROCESSES
-        found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self._end_s))
+        found = self._contest([setting], ContestLimits(most, most, _FINAL_ROUNDS, self.end_s))
         if setting not in found:
             return 1.0, 1.0
         if len(found[setting].seconds) < _FEWEST_FINAL_PROCESSES:
-            self._is_complete = False
+            self.is_complete = False
             return 1.0, 1.0
-        return found[setting].ratio_interval_to(found[self._own])
+        return found[setting].ratio_interval_to(found[self.own])
 
     def _contest(self, others: Sequence[RunSetting], limits: ContestLimits) -> dict[RunSetting, Latency]:
         """Return the latencies of the package's own setting and of those of the others that run."""
-        settings = (self._own, *others)
-        found = hold_contest(self._measure, settings, limits, clock=self._clock, report=self._report)
-        own = found[self._own]
+        settings = (self.own, *others)
+        found = hold_contest(self.measure, settings, limits, clock=self.clock, report=self.report)
+        own = found[self.own]
         if isinstance(own, str):
             raise BackendError(f"as packaged: {own}")
         latencies = {setting: one for setting, one in found.items() if isinstance(one, Latency)}
         for setting, one in found.items():
-            trial = self._trials[setting]
+            trial = self.trials[setting]
             if isinstance(one, str):
-                self._trials[setting] = SettingResult(setting, reason=one)
+                self.trials[setting] = SettingResult(setting, reason=one)
             else:
                 count = trial.processes + len(one.seconds)
-                self._trials[setting] = SettingResult(setting, one, one.ratio_to(own), count)
+                self.trials[setting] = SettingResult(setting, one, one.ratio_to(own), count)
         return latencies

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.system.machine import MAX_THREADS
 
 Precision = Literal["int8", "fp16", "fp32"]
@@ -48,11 +48,8 @@ class TensorRtOptions:
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the options that the engine depends on."""
-        shapes: dict[str, JsonValue] = {
-            name: [list(shape) for shape in shapes] for name, shapes in self.shapes.items()
-        }
-        precisions: JsonValue = None if self.precisions is None else list(self.precisions)
-        return {"precisions": precisions, "shapes": shapes, "workspace_bytes": self.workspace_bytes}
+        stated = to_plain(self)
+        return {name: stated[name] for name in ("precisions", "shapes", "workspace_bytes")}
 
 
 def _is_range(shapes: Shapes) -> bool:
