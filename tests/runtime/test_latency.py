@@ -118,13 +118,13 @@ def test_what_settles_a_session_is_not_timed():
     clock = FakeClock()
     settled = []
 
-    def settle(name):
+    def before_each(name):
         settled.append(name)
         clock.now_s += 100
 
     limits = LatencyLimits(warmup_rounds=1, min_rounds=4, max_rounds=4, time_limit_s=1e6)
     sessions = {"a": clock.session("a", 1), "b": clock.session("b", 2)}
-    result = measure_latency(sessions, limits, clock=clock, settle=settle)
+    result = measure_latency(sessions, limits, clock=clock, before_each=before_each)
     assert (result["a"].seconds, result["b"].seconds) == ((1,) * 4, (2,) * 4)
     assert sorted(settled) == ["a"] * 5 + ["b"] * 5
 

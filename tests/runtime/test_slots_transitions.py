@@ -121,7 +121,7 @@ def test_start_of_an_unproven_version_alone_is_counted(health: str, begun: int) 
     [(UNPROVEN, 2, 1), (UNPROVEN, 1, 0), (UNPROVEN, 0, 0), (HEALTHY, 2, 2), (REJECTED, 2, 2)],
 )
 def test_start_that_is_taken_back_is_counted_no_more(health: str, before: int, after: int) -> None:
-    taken = transitions.take_back_start(state(put("2", health, before), put("1", UNPROVEN, 1)), "2")
+    taken = transitions.undo_start(state(put("2", health, before), put("1", UNPROVEN, 1)), "2")
     assert [item.begun for item in taken.installed] == [after, 1]
 
 

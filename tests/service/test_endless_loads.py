@@ -35,7 +35,7 @@ from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.models.version_policy import Servable
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.serving.load_deadline import Attempt, count_hung
+from edgekit_runtime.service.serving.load_deadline import LoadAttempt, count_hung
 from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0
@@ -245,11 +245,11 @@ def test_engine_that_cannot_be_stopped_is_left_behind_and_said(
 def test_what_is_loaded_too_late_is_freed() -> None:
     may_end, freed = threading.Event(), []
 
-    def work(_attempt: Attempt[str]) -> str:
+    def work(_attempt: LoadAttempt[str]) -> str:
         assert may_end.wait(60)
         return "late"
 
-    attempt = Attempt("a model", work, freed.append)
+    attempt = LoadAttempt("a model", work, freed.append)
     with pytest.raises(BackendError, match=r"a model: .* longer than 0.01 s .* restart the service"):
         attempt.result_within(0.01)
     assert count_hung() == 1

@@ -61,13 +61,13 @@ def take_turns(
     with ThreadPoolExecutor() as threads:
         runs = {name: _count_runs(runner, threads, clock) for name, runner in runners.items()}
 
-        def settle(name: str) -> None:
+        def before_each(name: str) -> None:
             if runs[name] > 1:  # longer runs need no such care
                 time.sleep(_PAUSE_S)
                 _run(runners[name], 1, threads)
 
         turns = {name: partial(_run, runner, runs[name], threads) for name, runner in runners.items()}
-        found = measure_latency(turns, limits, clock=clock, seed=seed, settle=settle)
+        found = measure_latency(turns, limits, clock=clock, seed=seed, before_each=before_each)
     return {
         name: Latency(tuple((np.array(latency.seconds) / (runs[name] * runners[name].rows)).tolist()))
         for name, latency in found.items()

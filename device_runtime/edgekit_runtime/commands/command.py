@@ -15,7 +15,7 @@ class Outcome:
         document: document for `--json`, one object.
         lines: the same as text.
         exit_code: exit code of the process.
-        has_ended: whether nothing of it goes on on other threads, for which Python would wait at its end.
+        has_ended: whether its work has ended on all threads; Python would wait for them at its exit.
     """
 
     document: dict[str, Any]

@@ -54,7 +54,7 @@ class Service:
         Args:
             config: configuration of the service.
             source: where packages lie.
-            regions: shared memory of clients that somebody else fills, or None.
+            regions: shared memory of clients, registered by the caller; None to make it here.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -116,7 +116,7 @@ class Service:
         """Answer what is under way, then free everything.
 
         Returns:
-            whether all has ended; what has not goes on on threads of its own until the process ends.
+            whether all work has ended; the rest continues on its threads until the process ends.
         """
         if self._tls is not None:
             self._tls.close()

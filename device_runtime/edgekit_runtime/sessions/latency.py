@@ -106,7 +106,7 @@ def measure_latency(
     *,
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
-    settle: Callable[[str], None] = lambda _: None,
+    before_each: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
     """Latency of each session; a round runs each once, in a new random order.
 
@@ -115,7 +115,7 @@ def measure_latency(
         limits: when to stop; by default `LatencyLimits()`.
         clock: seconds since any moment; grows.
         seed: seed of the random orders.
-        settle: called with the name before each inference, and not timed.
+        before_each: called with the name before each inference, and not timed.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)
@@ -123,7 +123,7 @@ def measure_latency(
     seconds: dict[str, list[float]] = {name: [] for name in names}
     start = clock()
     for _ in range(limits.warmup_rounds):
-        _round(sessions, names, clock, settle)
+        _round(sessions, names, clock, before_each)
     for count in range(limits.max_rounds):
         if count >= limits.min_rounds and (
             clock() - start >= limits.time_limit_s
@@ -131,7 +131,7 @@ def measure_latency(
         ):
             break
         order = [names[index] for index in orders.permutation(len(names))]
-        for name, elapsed_s in _round(sessions, order, clock, settle).items():
+        for name, elapsed_s in _round(sessions, order, clock, before_each).items():
             seconds[name].append(elapsed_s)
     return {name: Latency(tuple(values)) for name, values in seconds.items()}
 
@@ -140,11 +140,11 @@ def _round(
     sessions: Mapping[str, Callable[[], object]],
     order: Sequence[str],
     clock: Callable[[], float],
-    settle: Callable[[str], None],
+    before_each: Callable[[str], None],
 ) -> dict[str, float]:
     elapsed_s = {}
     for name in order:
-        settle(name)
+        before_each(name)
         begin = clock()
         sessions[name]()
         elapsed_s[name] = clock() - begin

@@ -151,7 +151,7 @@ class ModelFolder:
         """Return the path of the package of an entry of `state`."""
         return self.path / _file_name(item, factory=item is state.factory)
 
-    def keep(self, package: OpenedPackage, item: Installed, *, factory: bool) -> bool:
+    def write(self, package: OpenedPackage, item: Installed, *, factory: bool) -> bool:
         """Write a verified package under its name, and verify what was written; False if it lay there whole.
 
         Raises:
@@ -175,12 +175,12 @@ class ModelFolder:
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
 
-    def drop(self, item: Installed, *, factory: bool) -> None:
+    def remove(self, item: Installed, *, factory: bool) -> None:
         """Remove the package of an entry that no state names, if that is possible."""
         with contextlib.suppress(OSError):
             self._disk.remove(self.path / _file_name(item, factory=factory))
 
-    def sweep(self, state: ModelState) -> None:
+    def remove_leftovers(self, state: ModelState) -> None:
         """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
 
         Nobody else may be writing here; `state` is what lies in the folder.

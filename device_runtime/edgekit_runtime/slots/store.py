@@ -212,7 +212,7 @@ class Slots:
 
         return begin(self._find(model), decide, counted)
 
-    def take_back_start(self, choice: Choice) -> None:
+    def undo_start(self, choice: Choice) -> None:
         """Undo the count of a start, if it was counted: it ended for a reason outside the version.
 
         Args:
@@ -222,10 +222,10 @@ class Slots:
             SlotError: no such model, or it cannot be recorded.
         """
         if choice.is_counted:
-            self._change(choice.model, lambda state: transitions.take_back_start(state, choice.version))
+            self._change(choice.model, lambda state: transitions.undo_start(state, choice.version))
 
     def confirm(self, model: str, version: str) -> None:
-        """Record that `version` passed its self-test and served; nothing happens where it has left the slots.
+        """Record that `version` passed its self-test and served; no effect if it is not installed any more.
 
         Raises:
             SlotError: no such model, or it cannot be recorded.
@@ -343,16 +343,16 @@ class Slots:
                     loaded = folder.load()
                     change(loaded.state)  # refuses before anything is written
                     loaded.check_replaceable()
-                    folder.sweep(loaded.state)
-                is_new = folder.keep(package, new, factory=factory)
+                    folder.remove_leftovers(loaded.state)
+                is_new = folder.write(package, new, factory=factory)
                 try:
                     state = self._change(model, change, written=new if is_new else None)
                 except SlotError:
                     if is_new and not folder.may_name(new):
-                        folder.drop(new, factory=factory)
+                        folder.remove(new, factory=factory)
                     raise
                 with folder.lock():
-                    folder.sweep(folder.load().state)
+                    folder.remove_leftovers(folder.load().state)
         active = state.current is not None and state.current.sha256 == new.sha256
         return Receipt(model=model, version=new.version, active=active, state=state)
 

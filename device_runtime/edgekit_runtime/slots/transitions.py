@@ -87,7 +87,7 @@ def count_start(state: ModelState, version: str) -> ModelState:
     return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
 
 
-def take_back_start(state: ModelState, version: str) -> ModelState:
+def undo_start(state: ModelState, version: str) -> ModelState:
     """Return the state without the last start of `version`, which was no evidence for or against it."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 

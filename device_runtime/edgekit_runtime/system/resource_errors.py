@@ -1,6 +1,6 @@
 """Errors of a machine that is out of descriptors or memory now; they say nothing of what was to be read.
 
-A full disk is none of it: reading needs no space, and what cannot be written says so by `OutputError`.
+A full disk does not count: reading needs no space, and a write that fails raises `OutputError`.
 """
 
 import errno

@@ -63,7 +63,7 @@ def list_command(*, as_json: bool) -> None:
 @click.argument("file", type=_a_file)
 @_json_option
 def export(name: str, file: Path, *, as_json: bool) -> None:
-    """Write the public key NAME to FILE, for those who shall trust it; FILE must not exist."""
+    """Write the public key NAME to FILE, so that others can trust it; FILE must not exist."""
     from edgekit_runtime.errors import OutputError
     from edgekit_toolkit.packaging.signing_keys import export_key
 

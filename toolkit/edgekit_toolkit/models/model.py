@@ -34,7 +34,7 @@ class ModelSize(NamedTuple):
 
 
 class Model(Protocol):
-    """A model that nobody changes.
+    """An immutable model.
 
     Attributes:
         engine: runs it on this machine.

@@ -115,7 +115,7 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
 
 
 def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:
-    """Write the public key `name` to `destination`, for the devices and people who shall trust it.
+    """Write the public key `name` to `destination`, so that others can trust it.
 
     Raises:
         SignatureError: there is no such key.

@@ -1,6 +1,6 @@
 """The chain of optimisation passes, with a parity check after every one.
 
-A pass whose result differs, grows or cannot be run is dropped and reported; the chain goes on without it.
+A pass whose result differs, grows or cannot be run is dropped and reported; the chain continues without it.
 """
 
 import contextlib

@@ -266,7 +266,7 @@ def _candidate(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
 
 
 def _subject(run: Run) -> JudgedCandidate:
-    """The candidate that the budget lines and layers speak of: the chosen one, or the closest."""
+    """The candidate of the budget lines and layers: the chosen one, else the closest."""
     return run.candidate(run.choice.chosen or run.choice.closest or run.candidates[0].id)
 
 

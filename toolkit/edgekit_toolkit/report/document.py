@@ -306,6 +306,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the candidate that the budget speaks of: the chosen one, or the closest after a refusal."""
+    """Return the candidate of the budget lines: the chosen one, or the closest after a refusal."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

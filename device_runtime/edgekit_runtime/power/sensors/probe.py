@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """One number that a device can give; faults of its sensor are logged, and raised to nobody.
+    """One number that a device can give; faults of its sensor are logged, never raised.
 
     Attributes:
         name: unique on the device, such as `ina3221/VDD_IN`.

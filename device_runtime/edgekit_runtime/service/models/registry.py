@@ -19,7 +19,7 @@ from edgekit_runtime.service.models.version_policy import Servable, VersionPolic
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import ModelMemory
-from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, explained, settle
+from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, map_exceptions, trim_after_start
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.service.serving.served_version import Served
 
@@ -121,7 +121,7 @@ class Registry:
         await asyncio.gather(*loads)
         if not self.models.served():
             await self._lifecycle.list_names()  # raises where a source has found that no package is whole
-        await self._lifecycle.on_thread(settle)
+        await self._lifecycle.on_thread(trim_after_start)
 
     async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
         """Serve the versions of `name` that its policy asks for, and no others.
@@ -141,7 +141,7 @@ class Registry:
         async with model.lock:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
-                with explained(f"model '{name}'"):
+                with map_exceptions(f"model '{name}'"):
                     await self._swap(model, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"] += 1
@@ -169,7 +169,7 @@ class Registry:
             self.metrics.swaps[name, "unloaded"] += 1
             await self._lifecycle.retire(model.withdraw())
 
-    async def settle(self, name: str, version: str, *, is_promoted: bool) -> None:
+    async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
         """End the trial of a version with a verdict from outside, if it is on trial."""
         model = self.models.by_name[name]
         async with model.lock:

@@ -110,7 +110,7 @@ class InstalledModels(Source):
                 return load(package)
         except (UnavailableError, EngineMissingError):
             try:
-                self._slots.take_back_start(choice)
+                self._slots.undo_start(choice)
             except EdgekitError as error:
                 _logger.warning(
                     "%s %s: a start is counted although the version was not tried: %s",

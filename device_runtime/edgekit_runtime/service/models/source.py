@@ -84,7 +84,7 @@ def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPack
     """Return a package that was listed, verified.
 
     Raises:
-        PackageError: it is not whole, or another one lies there by now; see `read_package` for the others.
+        PackageError: it is damaged, or another file has replaced it; see `read_package` for the others.
     """
     package = read_package(listed.path, trust, limits)
     if package.manifest.sha256 != listed.sha256:

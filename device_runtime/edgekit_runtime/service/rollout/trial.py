@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether answers are compared in a way that nothing but the shape of an output speaks for."""
+        """Whether the way to compare answers was chosen by the shape of an output alone."""
         comparison = self.to_json().get("comparison")
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 

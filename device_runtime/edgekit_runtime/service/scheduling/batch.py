@@ -66,7 +66,7 @@ class Batch:
     """Calls of one kind, and their run in one session.
 
     Attributes:
-        session: session to run; nobody else may use it meanwhile.
+        session: session to run; used by this batch alone until it ends.
         queued: the calls.
         estimate_s: how long it is expected to take.
         ran: what the run returned, once it has run.

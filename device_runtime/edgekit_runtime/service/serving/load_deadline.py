@@ -19,11 +19,11 @@ _NAME: Final = "edgekit-load"
 _HUNG_NAME: Final = "edgekit-hung-load"
 
 
-class Attempt(Generic[Result]):
+class LoadAttempt(Generic[Result]):
     """A load that may take too long."""
 
     def __init__(
-        self, what: str, work: "Callable[[Attempt[Result]], Result]", discard: Callable[[Result], None]
+        self, what: str, work: "Callable[[LoadAttempt[Result]], Result]", discard: Callable[[Result], None]
     ) -> None:
         """Make a load, which `result_within` starts.
 

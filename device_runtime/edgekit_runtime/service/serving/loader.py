@@ -20,7 +20,7 @@ from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.serving.integer_division import can_trap
-from edgekit_runtime.service.serving.load_deadline import Attempt
+from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
@@ -102,7 +102,7 @@ class Loaded:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def map_exceptions(what: str) -> Iterator[None]:
     """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
 
     Without this, they could end the loop that serves all models.
@@ -142,7 +142,7 @@ def load(
         beside: the version in use, if this one is to be tried beside it; it is opened in the same process.
 
     Raises:
-        BackendError: no engine for it is here, the engine refused it or raised what nobody expects, it
+        BackendError: no engine for it is here, the engine refused it or raised an unexpected exception, it
             computes something else than the package promises, or it takes too long.
         UnavailableError: it cannot be opened now, which says nothing of it.
     """
@@ -154,7 +154,7 @@ def load(
         if not options.isolated and not is_beside_remote:
             open_remote = None
     try:
-        with explained(what):
+        with map_exceptions(what):
             if open_remote is not None:
                 remote = open_remote(package, options, beside)
                 loaded = Loaded(manifest, package.path, options.scheduling, remote=remote)
@@ -162,7 +162,7 @@ def load(
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
-                loaded = Attempt(what, work, Loaded.close).result_within(_find_limit(package, options))
+                loaded = LoadAttempt(what, work, Loaded.close).result_within(_find_limit(package, options))
                 sessions = loaded.session_count
             memory_bytes = model_bytes(manifest, package.path, options, sessions)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
@@ -200,7 +200,7 @@ def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
     return BUILD_TIME_LIMIT_S + _LOAD_TIMEOUT_S
 
 
-def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[Loaded]) -> Loaded:
+def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttempt[Loaded]) -> Loaded:
     governor = options.governor
     threads = governor.threads[0] if governor is not None and governor.threads else 0
     variant, session = open_preferred(package, threads or options.threads)
@@ -222,7 +222,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: Attempt[L
     return Loaded(package.manifest, package.path, scheduling, tuple(ways))
 
 
-def settle() -> None:
+def trim_after_start() -> None:
     """Free the memory that starting left, and exempt what stays from garbage collection."""
     gc.collect()
     gc.freeze()
@@ -240,7 +240,7 @@ def _prove(
     package: OpenedPackage,
     way: tuple[str, int],
     options: ModelOptions,
-    attempt: Attempt[Loaded],
+    attempt: LoadAttempt[Loaded],
     first: Session | None = None,
 ) -> LoadedWay:
     """Open a variant with a number of threads (0 for that of the options), and test it."""

@@ -219,7 +219,7 @@ class _Worker:
 
     async def _settle(self, version: str, *, is_promoted: bool) -> None:
         over = [each for each in self._source.versions if (each != version) == is_promoted]
-        await self._registry.settle(self._name, version, is_promoted=is_promoted)
+        await self._registry.settle_trial(self._name, version, is_promoted=is_promoted)
         self._source.remove(over)
 
     def _send_verdict(self, _model: ModelEntry, trial: Trial, verdict: Promote | Rollback) -> None:

@@ -265,7 +265,7 @@ class RemoteModel(RemoteVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrial") -> bool:
-        """Put the candidate in use if its worker still runs, which goes on with it alone."""
+        """Put the candidate in use if its worker still runs; that worker then serves it alone."""
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None

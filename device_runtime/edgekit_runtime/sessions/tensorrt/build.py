@@ -48,7 +48,7 @@ def build_engines(
         model: ONNX, whole.
         options: what to build.
         timings: timing caches to start from.
-        stop: set when nobody wants the engines any more.
+        stop: set when the engines are not needed any more.
         library: name of the TensorRT module.
         compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU.
 

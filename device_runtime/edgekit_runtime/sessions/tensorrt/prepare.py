@@ -109,7 +109,7 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
     Args:
         job: which engine.
         machine: what builds and runs it.
-        stop: set when nobody wants it any more.
+        stop: set when it is not needed any more.
 
     Raises:
         StoppedError: `stop` was set.
