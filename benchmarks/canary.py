@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_runtime.drift.monitor import Drift
-from edgekit_runtime.service.options.rollout import Gates, ShadowOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
 from edgekit_runtime.service.rollout.comparison import Compare, choose_comparison
 from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
@@ -119,7 +119,8 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
         later = Later()
         watch = Observer(gates, lambda _verdict: None, defer=later)
         canary = CanaryLane(
-            Instant(), Instant(), watch, NoPairs(), choose_comparison([LOGITS], {}), share=share
+            *(Instant(), Instant(), watch, NoPairs(), choose_comparison([LOGITS], {})),
+            options=CanaryOptions(share=share),
         )
         lanes[f"canary {share:.0%}"] = (canary, later)
     for share in (0.01, 0.1):
@@ -276,7 +277,8 @@ def print_alike(runs: int, samples: int, share: float) -> None:
     for _ in range(runs):
         later = Later()
         watch = Observer(gates, lambda _verdict: None, defer=later)
-        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, comparison, share=share)
+        options = CanaryOptions(share=share)
+        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, comparison, options=options)
         for place in range(samples):
             lane.submit(Call({name: images[place & 63]}, lambda _answer: None))
             if watch.verdict is not None:

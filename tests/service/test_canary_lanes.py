@@ -42,9 +42,7 @@ class Bench:
     def canary(self, share: float = 0.5, *, retry: bool = True, compared_share: float = 0.25) -> CanaryLane:
         return CanaryLane(
             *(self.current, self.candidate, self.watch, self.pairs, SIMILAR),
-            share=share,
-            compared_share=compared_share,
-            retry=retry,
+            options=CanaryOptions(share=share, compared_share=compared_share, retry=retry),
             clock=self.clock,
         )
 
@@ -420,9 +418,9 @@ def test_statistics_say_how_it_stands() -> None:
 @pytest.mark.parametrize("share", [0.0, 1.1, float("nan")])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     bench = Bench()
-    with pytest.raises(ManifestError):
+    with pytest.raises(ValueError, match="share"):
         bench.canary(share)
-    with pytest.raises(ManifestError):
+    with pytest.raises(ValueError, match="share"):
         bench.canary(compared_share=share)
     with pytest.raises(ValueError, match="share"):
         CanaryOptions(compared_share=share)
@@ -480,8 +478,9 @@ def cached_canary(bench: Bench, **options: Any) -> CanaryLane:
     """A canary over two versions, each with a cache in front of it."""
     cache = ResponseCache()
     lanes = [CacheLane(cache, one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
+    stated = CanaryOptions(**{"share": 0.5, **options})
     return CanaryLane(
-        *(lanes[0], lanes[1], bench.watch, bench.pairs, SIMILAR), share=0.5, clock=bench.clock, **options
+        *(lanes[0], lanes[1], bench.watch, bench.pairs, SIMILAR), options=stated, clock=bench.clock
     )
 
 
@@ -545,7 +544,8 @@ def test_lanes_stand_in_front_of_each_other() -> None:
     for behind in (bench.current, bench.candidate):
         drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
         stacks.append(DriftLane(drifts[-1], CacheLane(cache, behind, LOOP)))
-    lane = CanaryLane(stacks[0], stacks[1], bench.watch, bench.pairs, SIMILAR, share=0.5, clock=bench.clock)
+    options = CanaryOptions(share=0.5)
+    lane = CanaryLane(*stacks, bench.watch, bench.pairs, SIMILAR, options=options, clock=bench.clock)
     for number in range(400):
         lane.submit(bench.client.call(inputs(1.0, float(number % 10))))
     for number, mine in enumerate(bench.client.answers):

@@ -118,19 +118,17 @@ class Lifecycle:
             await free()
 
     def _free(self, served: Served) -> "asyncio.Future[None]":
-        freed = self._start(served.loaded.close)
+        freed = self.on_thread(served.loaded.close)
         freed.add_done_callback(lambda _: self.leaving.discard(served))
         return freed
 
-    async def on_thread(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Return what `work` returns on a thread of its own."""
-        return await self._start(functools.partial(work, *args))
-
-    def _start(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
+    def on_thread(self, work: Callable[..., Result], *args: Any) -> "asyncio.Future[Result]":
+        """Start `work` on a thread of its own, and return its result to come."""
         done: Future[Result] = Future()
         self._working.add(done)
         done.add_done_callback(self._working.discard)
-        threading.Thread(target=_work, args=(work, done), name="edgekit-change", daemon=True).start()
+        arguments = (done, work, *args)
+        threading.Thread(target=_work, args=arguments, name="edgekit-change", daemon=True).start()
         return asyncio.wrap_future(done)
 
     async def shutdown(self) -> None:
@@ -143,10 +141,10 @@ class Lifecycle:
         self._disk.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(work: Callable[[], Result], done: "Future[Result]") -> None:
+def _work(done: "Future[Result]", work: Callable[..., Result], *args: Any) -> None:
     if done.set_running_or_notify_cancel():
         try:
-            result = work()
+            result = work(*args)
         except BaseException as error:  # raised where the result is waited for
             done.set_exception(error)
         else:

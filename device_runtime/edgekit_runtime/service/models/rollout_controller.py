@@ -94,8 +94,7 @@ class RolloutController:
         candidate = fresh
         if options.rollout == "shadow" and fresh.loaded.remote is None:
             # On a thread: a call that arrives while it runs does not wait for it.
-            limits = dataclasses.replace(fresh.loaded.scheduling, short_s=0.0)
-            candidate = self._lifecycle.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+            candidate = self._remake(fresh, short_s=0.0)
         settle = functools.partial(self.report, model)
         try:
             model.trial = Trial(current, candidate, options, settle)
@@ -133,15 +132,16 @@ class RolloutController:
             # As it was loaded: on the loop where it is short enough.
             trial.end()
             await self._lifecycle.drain(fresh)
-            limits = dataclasses.replace(
-                fresh.loaded.scheduling, short_s=trial.current.loaded.scheduling.short_s
-            )
-            fresh = self._lifecycle.make_served(dataclasses.replace(fresh.loaded, scheduling=limits))
+            fresh = self._remake(fresh, short_s=trial.current.loaded.scheduling.short_s)
         old = model.withdraw()
         model.publish([fresh])
         self._metrics.swaps[model.name, "promoted"] += 1
         self._lifecycle.confirmations.confirm(model.name, fresh.version)
         await self._lifecycle.retire([served for served in old if served is not trial.candidate])
+
+    def _remake(self, served: Served, short_s: float) -> Served:
+        limits = dataclasses.replace(served.loaded.scheduling, short_s=short_s)
+        return self._lifecycle.make_served(dataclasses.replace(served.loaded, scheduling=limits))
 
     async def _roll_back(self, model: ModelEntry, trial: Trial, verdict: Rollback) -> None:
         version, reason = trial.candidate.version, f"{verdict.gate}: {verdict.reason}"

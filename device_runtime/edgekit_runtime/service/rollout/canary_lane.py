@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
-from edgekit_runtime.errors import BackendError, EdgekitError, ManifestError, RefusedInputError
+from edgekit_runtime.errors import BackendError, EdgekitError, RefusedInputError
+from edgekit_runtime.service.options.rollout import CanaryOptions
 from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
 from edgekit_runtime.service.rollout.gates import Rollback
 from edgekit_runtime.service.rollout.observer import Observer, is_of_model
@@ -44,9 +45,7 @@ class CanaryLane(Lane):
         pairs: PairedRuns,
         comparison: Comparison,
         *,
-        share: float,
-        compared_share: float = 0.25,
-        retry: bool = True,
+        options: CanaryOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Put a candidate beside the current version.
@@ -61,34 +60,24 @@ class CanaryLane(Lane):
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             comparison: how they compare answers.
-            share: share of the calls that go to the candidate, more than 0 and at most 1.
-            compared_share: share of those calls that both versions run again.
-            retry: whether a failed answer of the candidate is replaced by one of the current version, where
-                the call's deadline has not passed.
+            options: how many calls the candidate gets, how many of them both versions run again, and whether
+                its failures are made good, where the call's deadline has not passed.
             clock: the clock of the deadlines.
-
-        Raises:
-            ManifestError: a share is out of range.
         """
-        if not (0 < share <= 1 and 0 < compared_share <= 1):
-            raise ManifestError(
-                f"canary: share is {share} and compared_share {compared_share}, expected more than 0 and at"
-                " most 1"
-            )
         self._current = current
         self._candidate = candidate
         self._observer = observer
         self._pairs = pairs
         self._comparison = comparison
-        self._compared = share * compared_share
+        self._compared = options.share * options.compared_share
         self._is_pairing, self.skipped = False, 0
-        self._unpaired, self._most_unpaired = 0, math.ceil(_AHEAD / compared_share)
-        self._retry = retry
+        self._unpaired, self._most_unpaired = 0, math.ceil(_AHEAD / options.compared_share)
+        self._retry = options.retry
         self._clock = clock
         self._phase = 0.0
-        self._share = share
+        self._share = options.share
         # As many calls of the current version are measured as the candidate gets: more say little more.
-        self._measured = min(2 * share, 1.0)
+        self._measured = min(2 * options.share, 1.0)
 
     def submit(self, call: Call) -> None:
         """Accept `call`, which one of the two versions answers; raises nothing."""

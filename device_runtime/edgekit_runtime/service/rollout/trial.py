@@ -111,27 +111,17 @@ class _LocalTrial:
         self._current, self._observer = current, observer
         manifest, outputs = candidate.loaded.manifest, candidate.codec.outputs
         comparison = choose_comparison(outputs, manifest.figures, name=_parts(options).comparison)
-        self._lane: CanaryLane | ShadowLane
-        sessions = (current.loaded.instances[0], candidate.loaded.instances[0])
         self._pairs = PairedRuns(
-            *sessions,
-            comparison.compare,
+            *(current.loaded.instances[0], candidate.loaded.instances[0], comparison.compare),
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
         )
+        parts = (current.stack, candidate.stack, observer, self._pairs, comparison)
+        self._lane: CanaryLane | ShadowLane
         if options.rollout == "canary":
-            self._lane = CanaryLane(
-                *(current.stack, candidate.stack, observer, self._pairs, comparison),
-                share=options.canary.share,
-                compared_share=options.canary.compared_share,
-                retry=options.canary.retry,
-            )
+            self._lane = CanaryLane(*parts, options=options.canary)
         else:
-            self._lane = ShadowLane(
-                *(current.stack, candidate.stack, observer, self._pairs, comparison),
-                options=options.shadow,
-                defer=loop.call_later,
-            )
+            self._lane = ShadowLane(*parts, options=options.shadow, defer=loop.call_later)
         current.lane = self._lane
 
     def look(self) -> None:
