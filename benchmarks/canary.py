@@ -119,7 +119,7 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
         later = Later()
         watch = Observer(gates, lambda _verdict: None, defer=later)
         canary = CanaryLane(
-            *(Instant(), Instant(), watch, NoPairs(), choose_comparison([LOGITS], {})),
+            *(Instant(), Instant(), watch, NoPairs()),
             options=CanaryOptions(share=share),
         )
         lanes[f"canary {share:.0%}"] = (canary, later)
@@ -127,8 +127,7 @@ def make_lanes() -> dict[str, tuple[Lane, Later]]:
         later = Later()
         watch = Observer(gates, lambda _verdict: None, defer=later)
         options = ShadowOptions(share=share, quiet_s=0.0)
-        comparison = choose_comparison([LOGITS], {})
-        shadow = ShadowLane(Instant(), Instant(), watch, NoPairs(), comparison, options=options, defer=later)
+        shadow = ShadowLane(Instant(), Instant(), watch, NoPairs(), options=options, defer=later)
         lanes[f"shadow {share:.0%}"] = (shadow, later)
     lanes["cache, every call new"] = (CacheLane(ResponseCache(), Instant(), LOOP), Later())
     lanes["cache, every call known"] = (CacheLane(ResponseCache(), Instant(), LOOP), Later())
@@ -278,7 +277,7 @@ def print_alike(runs: int, samples: int, share: float) -> None:
         later = Later()
         watch = Observer(gates, lambda _verdict: None, defer=later)
         options = CanaryOptions(share=share)
-        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, comparison, options=options)
+        lane = CanaryLane(Direct(first), Direct(second), watch, pairs, options=options)
         for place in range(samples):
             lane.submit(Call({name: images[place & 63]}, lambda _answer: None))
             if watch.verdict is not None:

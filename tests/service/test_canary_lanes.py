@@ -13,7 +13,7 @@ from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, ManifestError, RefusedInputError
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.service.rollout.canary_lane import CanaryLane
-from edgekit_runtime.service.rollout.comparison import Comparison, choose_comparison, same_class, similarity
+from edgekit_runtime.service.rollout.comparison import choose_comparison, same_class, similarity
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.observer import Observer
 from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
@@ -22,7 +22,6 @@ from edgekit_runtime.service.scheduling.response_cache import CacheLane, Respons
 from edgekit_runtime.tensors import TensorSpec
 
 LOOP = FakeLoop()  # where no call has a deadline, nothing happens on it
-SIMILAR = Comparison("similarity", "the configuration says so", is_guess=False, compare=similarity)
 # Gates that fake latencies pass and a few answers are enough for.
 QUICK = Gates(min_samples=10, max_p99_ratio=0, max_extra_errors=0.4, alpha=0.4)
 
@@ -41,7 +40,7 @@ class Bench:
 
     def canary(self, share: float = 0.5, *, retry: bool = True, compared_share: float = 0.25) -> CanaryLane:
         return CanaryLane(
-            *(self.current, self.candidate, self.watch, self.pairs, SIMILAR),
+            *(self.current, self.candidate, self.watch, self.pairs),
             options=CanaryOptions(share=share, compared_share=compared_share, retry=retry),
             clock=self.clock,
         )
@@ -49,7 +48,7 @@ class Bench:
     def shadow(self, **options: Any) -> ShadowLane:
         stated = ShadowOptions(**{"share": 1.0, **options})
         return ShadowLane(
-            *(self.current, self.candidate, self.watch, self.pairs, SIMILAR),
+            *(self.current, self.candidate, self.watch, self.pairs),
             options=stated,
             defer=self.clock.defer,
             clock=self.clock,
@@ -410,7 +409,6 @@ def test_statistics_say_how_it_stands() -> None:
     assert stated["verdict"] == "continue"
     assert "agreement" in stated["undecided"]  # type: ignore[operator]
     assert stated["compared"] == 20
-    assert stated["comparison"] == SIMILAR.to_json()
     bench.watch.blame(not_finite=True)
     assert bench.watch.to_json()["gate"] == "not_finite"
 
@@ -479,9 +477,7 @@ def cached_canary(bench: Bench, **options: Any) -> CanaryLane:
     cache = ResponseCache()
     lanes = [CacheLane(cache, one, LOOP, clock=bench.clock) for one in (bench.current, bench.candidate)]
     stated = CanaryOptions(**{"share": 0.5, **options})
-    return CanaryLane(
-        *(lanes[0], lanes[1], bench.watch, bench.pairs, SIMILAR), options=stated, clock=bench.clock
-    )
+    return CanaryLane(*(lanes[0], lanes[1], bench.watch, bench.pairs), options=stated, clock=bench.clock)
 
 
 def test_answers_from_a_cache_do_not_count_in_a_canary() -> None:
@@ -545,7 +541,7 @@ def test_lanes_stand_in_front_of_each_other() -> None:
         drifts.append(Drift([spec], [TensorSpec("y", "float32", ("N", 2))], {}))
         stacks.append(DriftLane(drifts[-1], CacheLane(cache, behind, LOOP)))
     options = CanaryOptions(share=0.5)
-    lane = CanaryLane(*stacks, bench.watch, bench.pairs, SIMILAR, options=options, clock=bench.clock)
+    lane = CanaryLane(*stacks, bench.watch, bench.pairs, options=options, clock=bench.clock)
     for number in range(400):
         lane.submit(bench.client.call(inputs(1.0, float(number % 10))))
     for number, mine in enumerate(bench.client.answers):
@@ -637,7 +633,7 @@ def test_real_sessions_of_one_model_agree() -> None:
     bench.pairs.compare = compare.compare
     options = ShadowOptions(share=1.0)
     shadow = ShadowLane(
-        *(bench.current, bench.candidate, bench.watch, bench.pairs, compare),
+        *(bench.current, bench.candidate, bench.watch, bench.pairs),
         options=options,
         defer=bench.clock.defer,
         clock=bench.clock,

@@ -87,7 +87,7 @@ class EnergyMeter:
         if busy_s < _IDLE_BUSY_SHARE * seconds:
             self._learn_idle(energy_j / seconds)
             return {}
-        if not self.idle_measured or self.idle_w is None:
+        if self.idle_w is None or self._idle_seen < _IDLE_SAMPLES:
             return {}
         above_j = max(0.0, energy_j - self.idle_w * seconds)
         shares = {name: above_j * one.busy_s / busy_s for name, one in work.items()}
@@ -95,11 +95,6 @@ class EnergyMeter:
             self._joules[name] = self._joules.get(name, 0.0) + shares[name]
             self._requests[name] = self._requests.get(name, 0) + one.requests
         return {name: EnergyShare(shares[name], one.requests) for name, one in work.items() if one.requests}
-
-    @property
-    def idle_measured(self) -> bool:
-        """Whether the idle power was measured often enough to be subtracted."""
-        return self._idle_seen >= _IDLE_SAMPLES
 
     def request_j(self, model: str) -> float | None:
         """Return the mean energy of a request above idle since the start, joules; None if not measured."""

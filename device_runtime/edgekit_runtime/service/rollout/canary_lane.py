@@ -14,7 +14,7 @@ from typing import Final
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, EdgekitError, RefusedInputError
 from edgekit_runtime.service.options.rollout import CanaryOptions
-from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
+from edgekit_runtime.service.rollout.comparison import all_finite
 from edgekit_runtime.service.rollout.gates import Rollback
 from edgekit_runtime.service.rollout.observer import Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
@@ -33,7 +33,7 @@ class CanaryLane(Lane):
     """
 
     __slots__ = (
-        *("_candidate", "_clock", "_compared", "_comparison", "_current", "_measured", "_pairs", "_phase"),
+        *("_candidate", "_clock", "_compared", "_current", "_measured", "_pairs", "_phase"),
         *("_is_pairing", "_most_unpaired", "_retry", "_share", "_unpaired", "_observer", "skipped"),
     )
 
@@ -43,7 +43,6 @@ class CanaryLane(Lane):
         candidate: Lane,
         observer: Observer,
         pairs: PairedRuns,
-        comparison: Comparison,
         *,
         options: CanaryOptions,
         clock: Callable[[], float] = time.monotonic,
@@ -59,7 +58,6 @@ class CanaryLane(Lane):
             candidate: the one on trial.
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
-            comparison: how they compare answers.
             options: how many calls the candidate gets, how many of them both versions run again, and whether
                 its failures are made good, where the call's deadline has not passed.
             clock: the clock of the deadlines.
@@ -68,7 +66,6 @@ class CanaryLane(Lane):
         self._candidate = candidate
         self._observer = observer
         self._pairs = pairs
-        self._comparison = comparison
         self._compared = options.share * options.compared_share
         self._is_pairing, self.skipped = False, 0
         self._unpaired, self._most_unpaired = 0, math.ceil(_AHEAD / options.compared_share)
@@ -180,7 +177,6 @@ class CanaryLane(Lane):
         """Return what was observed, for `/v2` statistics."""
         return {
             **self._observer.to_json(),
-            "comparison": self._comparison.to_json(),
             "skipped": self.skipped,
         }
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.options.rollout import ShadowOptions
-from edgekit_runtime.service.rollout.comparison import Comparison, all_finite
+from edgekit_runtime.service.rollout.comparison import all_finite
 from edgekit_runtime.service.rollout.observer import Defer, Observer, is_of_model
 from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
@@ -42,7 +42,7 @@ class ShadowLane(Lane):
     """
 
     __slots__ = (
-        *("_armed", "_asked", "_candidate", "_clock", "_comparison", "_current", "_defer", "_last_s"),
+        *("_armed", "_asked", "_candidate", "_clock", "_current", "_defer", "_last_s"),
         *("_observer", "_options", "_pairs", "_pending", "_phase", "dropped", "under_way"),
     )
 
@@ -52,7 +52,6 @@ class ShadowLane(Lane):
         candidate: Lane,
         observer: Observer,
         pairs: PairedRuns,
-        comparison: Comparison,
         *,
         options: ShadowOptions,
         defer: Defer,
@@ -65,7 +64,6 @@ class ShadowLane(Lane):
             candidate: the one on trial.
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
-            comparison: how they compare answers, see `agreement.choose_comparison`.
             options: when calls are copied.
             defer: calls something later on the loop's thread.
             clock: the clock of the deadlines.
@@ -74,7 +72,6 @@ class ShadowLane(Lane):
         self._candidate = candidate
         self._observer = observer
         self._pairs = pairs
-        self._comparison = comparison
         self._options = options
         self._defer = defer
         self._clock = clock
@@ -196,7 +193,6 @@ class ShadowLane(Lane):
         """Return what was observed, for `/v2` statistics."""
         return {
             **self._observer.to_json(),
-            "comparison": self._comparison.to_json(),
             "dropped": self.dropped,
             "waiting": len(self._pending),
         }

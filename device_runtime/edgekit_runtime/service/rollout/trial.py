@@ -103,7 +103,7 @@ class Trial:
 class _LocalTrial:
     """A lane in front of both versions, and its observer."""
 
-    __slots__ = ("_current", "_lane", "_observer", "_pairs")
+    __slots__ = ("_comparison", "_current", "_lane", "_observer", "_pairs")
 
     def __init__(self, current: Served, candidate: Served, options: ModelOptions, report: Report) -> None:
         loop = asyncio.get_running_loop()
@@ -116,7 +116,8 @@ class _LocalTrial:
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
         )
-        parts = (current.stack, candidate.stack, observer, self._pairs, comparison)
+        self._comparison = comparison
+        parts = (current.stack, candidate.stack, observer, self._pairs)
         self._lane: CanaryLane | ShadowLane
         if options.rollout == "canary":
             self._lane = CanaryLane(*parts, options=options.canary)
@@ -138,7 +139,7 @@ class _LocalTrial:
         self._pairs.close()
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        return self._lane.to_json()
+        return {**self._lane.to_json(), "comparison": self._comparison.to_json()}
 
 
 def _parts(options: ModelOptions) -> CanaryOptions | ShadowOptions:
