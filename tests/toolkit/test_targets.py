@@ -271,6 +271,10 @@ def test_instructions_of_the_cpu_may_be_left_out(own: Path) -> None:
     assert read_target(own).cpu.isa == ()
 
 
+def test_figure_that_is_a_whole_number_in_toml_is_a_float() -> None:
+    assert isinstance(load_target("rpi5").cpu.cores.value, float)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_figure_that_is_no_amount_cannot_be_made(value: float) -> None:
     with pytest.raises(TargetError, match="expected a finite number"):

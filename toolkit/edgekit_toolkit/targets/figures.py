@@ -59,6 +59,7 @@ class Figure:
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or self.value < 0:
             raise TargetError(f"value: expected a finite number of at least 0, got {self.value}")
+        object.__setattr__(self, "value", float(self.value))  # TOML also has whole numbers
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
