@@ -244,7 +244,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
         (
             "free = { value = 3000000000",
             "free = { value = 9e9",
-            "memory.free: expected at most total (4294967296), got 9000000000.0",
+            "memory.free: expected at most total (4294967296.0), got 9000000000.0",
         ),
         ("uncertainty = { value = 2", "uncertainty = { value = 0.5", "costs.uncertainty: expected a factor"),
         ('arch = "aarch64"', 'arch = "riscv64"', "arch is 'riscv64', expected one of aarch64, x86_64"),
