@@ -52,7 +52,9 @@ def measure(
         announce(_BUILDING_S if setting.find_choice(package.manifest).name == "tensorrt" else _OPENING_S)
         try:
             sessions = _open(package, setting, order.threads, opened)
-            batch = {name: np.concatenate([array] * setting.batch) for name, array in inputs.items()}
+            batch = dict(inputs)
+            if setting.batch > 1:  # an input without axes cannot be repeated, and has no batch
+                batch = {name: np.concatenate([array] * setting.batch) for name, array in inputs.items()}
             begin_s = time.monotonic()
             sessions[0].run(batch)  # another variant's golden inputs may have other sizes
             once_s += time.monotonic() - begin_s

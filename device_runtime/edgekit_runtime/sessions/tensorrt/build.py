@@ -75,8 +75,8 @@ def build_engines(
 def _run_child(folder: Path, stop: threading.Event) -> None:
     end_s = time.monotonic() + BUILD_TIME_LIMIT_S
     with ChildProcess("edgekit_runtime.sessions.tensorrt.child", folder=folder) as child:
-        while (code := child.wait(_POLL_S)) is None:
-            if stop.is_set():
+        while (code := child.wait(0)) is None:
+            if stop.wait(_POLL_S):
                 raise StoppedError
             if time.monotonic() > end_s:
                 raise BackendError(f"building engines took over {BUILD_TIME_LIMIT_S:g} s; shrink the model")
