@@ -1,4 +1,4 @@
-"""What the runtime knows of packages, signatures and slots stands in values that nobody changes."""
+"""The records of packages, signatures and slots are immutable."""
 
 import dataclasses
 import importlib

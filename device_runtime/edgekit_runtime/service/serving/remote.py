@@ -52,7 +52,7 @@ class RemoteVersion(DrainingLane, Protocol):
         """Let a worker answer the present request of `connection`; returns whether one does."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return the statistics of a worker beyond its counts; empty before it has sent any."""
+        """Return the statistics of a worker beyond its counts; empty until the first report arrives."""
 
     def close(self) -> None:
         """End the worker processes; from any thread."""

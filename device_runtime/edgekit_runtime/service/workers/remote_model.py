@@ -204,7 +204,7 @@ class RemoteModel(RemoteVersion):
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics of the first worker beyond its counts; empty before it has sent any."""
+        """Return the statistics of the first worker beyond its counts; empty until one arrives."""
         found = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if found is None else found.details
 
@@ -364,7 +364,7 @@ class WorkerTrial(RemoteTrial):
         host: the version in use.
         deadline_s: until when the candidate must be open, on the clock of the loop.
         worker: the worker that tries it, or None as long as none was ready.
-        found: what the worker knows of the rollout; empty before it has sent any.
+        found: the rollout's statistics in the worker; empty until the first report arrives.
         report: gets the verdict; None before `begin` and after the end.
     """
 

@@ -55,14 +55,14 @@ class WorkerOwner(Protocol):
         """Called once it has loaded its model."""
 
     def on_snapshots(self, worker: "WorkerHandle", payload: bytes) -> None:
-        """Called with what it knows of its versions, see `read_snapshots`.
+        """Receive the statistics of the worker's versions; `read_snapshots` decodes them.
 
         Raises:
             ChannelError: that cannot be read; it ends the worker.
         """
 
     def on_trial_message(self, worker: "WorkerHandle", message: TrialMessage) -> None:
-        """Called with what it reports of a version on trial.
+        """Receive a report about a version on trial.
 
         Raises:
             ChannelError: that makes no sense now; it ends the worker.
