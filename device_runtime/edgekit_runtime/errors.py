@@ -168,3 +168,9 @@ class ConfigError(EdgekitError):
     """A configuration file is malformed, or asks for what is unsafe."""
 
     exit_code = 17
+
+
+class CutError(EdgekitError):
+    """A graph cannot be split as asked, or no split keeps the limits."""
+
+    exit_code = 18

@@ -1,0 +1,77 @@
+"""What it costs to place kernels on tiers: numbers of one unit, seconds or joules, that are added up."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.graph import KernelGraph
+from edgekit_runtime.errors import CutError
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a graph on two tiers (device, server) or more, one link between each two.
+
+    A tensor is sent over a link at most once, however many kernels read it behind the link. Kernels flow
+    forward only: what a kernel reads was made on its tier or on one nearer to the device.
+
+    Attributes:
+        compute: float64 [kernels, tiers], 0 or more; infinity where a kernel cannot run.
+        upload: float64 [tensors, links], 0 or more: encoding, sending and decoding a tensor; infinity where a
+            tensor must not cross.
+        download: float64 [tensors, links]: the way back to the device of an output made behind the link.
+        setup: float64 [links]: paid once where anything runs behind the link, such as a round trip.
+    """
+
+    compute: NDArray[np.float64]
+    upload: NDArray[np.float64]
+    download: NDArray[np.float64]
+    setup: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        """Check shapes and values."""
+        tiers = self.tiers
+        links = tiers - 1
+        if tiers < 2 or self.setup.shape != (links,):
+            raise CutError(f"costs: {tiers} tiers need {links} set-up costs, got shape {self.setup.shape}")
+        if self.upload.shape != self.download.shape or self.upload.shape[1:] != (links,):
+            raise CutError(f"costs: transfers need one column for each of {links} links")
+        for name in ("compute", "upload", "download", "setup"):
+            values = getattr(self, name)
+            if np.isnan(values).any() or (values < 0).any():
+                raise CutError(f"costs: {name} holds a negative number or NaN")
+        if not np.isfinite(self.download).all() or not np.isfinite(self.setup).all():
+            raise CutError("costs: download and setup must be finite")
+
+    @property
+    def tiers(self) -> int:
+        """The number of machines in a row."""
+        return int(self.compute.shape[1])
+
+    def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
+        """Return what each of several placements costs: infinity where it is forbidden or flows backward.
+
+        Args:
+            graph: the graph whose costs these are.
+            placements: int8 [placements, kernels], the tier of each kernel; 0 is the device.
+
+        Returns:
+            float64 [placements].
+        """
+        total = np.zeros(len(placements))
+        for number, before in enumerate(graph.predecessors):
+            total += self.compute[number, placements[:, number]]
+            for earlier in before:
+                total[placements[:, earlier] > placements[:, number]] = np.inf
+        for link in range(self.tiers - 1):
+            far = placements > link
+            total += np.where(far.any(axis=1), self.setup[link], 0.0)
+            for row, tensor in enumerate(graph.tensors):
+                producer, consumers = graph.producer.get(tensor), list(graph.consumers[tensor])
+                read_far = far[:, consumers].any(axis=1)
+                made_far = np.zeros(len(far), np.bool_) if producer is None else far[:, producer]
+                total[read_far & ~made_far] += self.upload[row, link]
+                if tensor in graph.outputs:
+                    total[made_far] += self.download[row, link]
+        return total

@@ -1,0 +1,326 @@
+"""The cheapest placement of a graph on device and server, proved to be the cheapest.
+
+Placing kernels on tiers that data flows through in one direction is a minimum cut (a project-selection
+problem), also with more than two tiers, with one cost a tensor however many kernels read it, and with a
+set-up cost a link. It is solved as the linear program whose matrix is totally unimodular, so that the
+optimum is a placement. A limit on memory, on another cost, or the slowest stage of a pipeline instead of the
+sum make it a mixed-integer program of the same variables. HiGHS solves both.
+
+Not the construction of DADS (Hu et al., INFOCOM 2019, algorithm 1): without edges from consumers back to
+producers its minimum cut may place a kernel on the device that reads what the server made, at no cost.
+
+Source: J.-C. Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+from typing import Final
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.costs import Costs
+from edgekit_offload.graph import KernelGraph
+from edgekit_runtime.errors import CutError
+
+MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
+_GAP: Final = 1e-9  # of the optimum: what rounding may leave between a plan and its bound
+_LARGEST: Final = 1e4  # to which costs are scaled
+_OPTIONS: Final = {
+    "output_flag": False,
+    "presolve": "off",  # costs more than it saves, and each solution starts from the last one
+    "threads": 1,
+    "time_limit": 10.0,  # seconds of a mixed-integer program; what it has then carries its gap
+    "mip_rel_gap": 0.0,
+    "mip_feasibility_tolerance": _GAP,
+    "primal_feasibility_tolerance": _GAP,
+    "dual_feasibility_tolerance": _GAP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A sum over what is placed that may not exceed a bound.
+
+    Attributes:
+        costs: what is added up, such as the bytes of weights on the device or seconds of latency.
+        at_most: the bound, in the unit of `costs`.
+        name: for messages, such as "memory of the device".
+    """
+
+    costs: Costs
+    at_most: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each kernel runs, what that costs, and how sure it is that nothing is cheaper.
+
+    Attributes:
+        tiers: the tier of each kernel; 0 is the device.
+        cost: in the unit of the costs.
+        bound: no placement costs less than this.
+        proof: "enumerated" (all placements were tried), or "dual" (a solution of the dual program that was
+            checked here), or "solver" (the bound of the branch-and-bound search).
+    """
+
+    tiers: tuple[int, ...]
+    cost: float
+    bound: float
+    proof: str
+
+    @property
+    def gap(self) -> float:
+        """By which share of its cost the placement may be dearer than the best one."""
+        return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
+
+
+@dataclass
+class _Rows:
+    """Sparse rows of a linear program; each says that a weighted sum of variables is at most a number."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    at_most: list[float] = field(default_factory=list)
+
+    def add(self, terms: Sequence[tuple[int, float]], at_most: float = 0.0) -> None:
+        self.columns.extend(column for column, _ in terms)
+        self.values.extend(value for _, value in terms)
+        self.starts.append(len(self.columns))
+        self.at_most.append(at_most)
+
+
+class Cuts:
+    """Placements of one graph on a row of tiers, for whatever they cost.
+
+    The constraints depend on the graph alone and are built once. When only costs change, as along a range of
+    bandwidths, the next solution starts from the last one.
+
+    Variables, all in 0..1: whether a kernel runs before a link, [kernels, links]; whether a tensor is sent
+    over a link, [tensors, links]; whether a link is used, [links].
+
+    Args:
+        graph: the kernels and the tensors between them.
+        tiers: machines in a row, 2 or more; the first is the device.
+    """
+
+    def __init__(self, graph: KernelGraph, tiers: int = 2) -> None:
+        self.graph = graph
+        self._links = links = tiers - 1
+        kernels, tensors = len(graph.kernels), len(graph.tensors)
+        self._before = np.arange(kernels * links, dtype=np.int32).reshape(kernels, links)
+        self._sent = np.arange(tensors * links, dtype=np.int32).reshape(tensors, links) + self._before.size
+        self._used = np.arange(links, dtype=np.int32) + self._before.size + self._sent.size
+        self._columns = self._before.size + self._sent.size + links
+        self._rows = self._constraints()
+        self._solver: highspy.Highs | None = None
+
+    def cheapest(self, costs: Costs, limits: Sequence[Limit] = ()) -> Placement:
+        """Return the placement that costs least.
+
+        Args:
+            costs: what is minimised, such as seconds or joules.
+            limits: sums that must stay below a bound. Without them the result is exact in polynomial time.
+
+        Raises:
+            CutError: no placement is possible; the message names the limits.
+        """
+        weights, constant = self._weights(costs)
+        if limits:
+            return self._search([costs], limits, weights, constant)
+        values, bound = self._solve_linear(costs, weights)
+        return self._placement([costs], values, bound + constant, "dual")
+
+    def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
+        """Return the placement whose slowest stage takes least: requests overlap, so it decides the rate.
+
+        Args:
+            stages: what each stage costs, such as the device, the link and the server, in seconds a request.
+            limits: sums that must stay below a bound.
+
+        Raises:
+            CutError: no placement is possible; the message names the limits.
+        """
+        return self._search(stages, limits, None, 0.0)
+
+    def confirm(self, found: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
+        """Try all placements where there are at most `MAX_ENUMERATED`, and return the best with that proof.
+
+        Args:
+            found: what `cheapest` (one stage) or `fastest_pipeline` returned.
+            stages: the costs of the one stage, or of all.
+            limits: the same as for `found`.
+        """
+        every = list(islice(self.graph.placements(self._links + 1), MAX_ENUMERATED + 1))
+        if len(every) > MAX_ENUMERATED:
+            return found
+        placements = np.array(every, np.int8).reshape(len(every), -1)
+        costs = np.max([stage.of(self.graph, placements) for stage in stages], axis=0)
+        for limit in limits:
+            costs[limit.costs.of(self.graph, placements) > limit.at_most * (1 + _GAP)] = np.inf
+        least = float(costs.min())
+        tiers = found.tiers if found.cost <= least * (1 + _GAP) else every[int(costs.argmin())]
+        return Placement(tiers, least, least, "enumerated")
+
+    def _constraints(self) -> _Rows:
+        """Return what makes values of the variables a placement."""
+        graph, before = self.graph, self._before
+        rows = _Rows()
+        last = set(range(len(before))) - {kernel for kernels in graph.predecessors for kernel in kernels}
+        for number, link in product(range(len(before)), range(1, self._links)):
+            # A kernel is on the tier between two links where this is 1; a bound of 0 forbids that.
+            rows.add([(before[number, link], 1.0), (before[number, link - 1], -1.0)], 1.0)
+        for link in range(self._links):
+            for number, earlier in enumerate(graph.predecessors):
+                if link:  # what runs before a link runs before the next one
+                    rows.add([(before[number, link - 1], 1.0), (before[number, link], -1.0)])
+                for kernel in earlier:  # data flows forward only
+                    rows.add([(before[number, link], 1.0), (before[kernel, link], -1.0)])
+                if number in last:  # a link is used where a kernel runs behind it; then a last one does too
+                    rows.add([(before[number, link], -1.0), (self._used[link], -1.0)], -1.0)
+            for row, tensor in enumerate(graph.tensors):
+                for consumer in graph.consumers[tensor]:  # sent where it is made before and read behind
+                    terms = [(before[consumer, link], -1.0), (self._sent[row, link], -1.0)]
+                    if tensor in graph.producer:
+                        rows.add([(before[graph.producer[tensor], link], 1.0), *terms])
+                    else:
+                        rows.add(terms, -1.0)
+        return rows
+
+    def _weights(self, costs: Costs) -> tuple[NDArray[np.float64], float]:
+        """Return `costs` as weights of the variables and a constant; `_model` forbids what is infinite."""
+        weights = np.zeros(self._columns)
+        compute = np.where(np.isfinite(costs.compute), costs.compute, 0.0)
+        weights[self._before] = compute[:, :-1] - compute[:, 1:]
+        weights[self._sent] = np.where(np.isfinite(costs.upload), costs.upload, 0.0)
+        weights[self._used] = costs.setup
+        constant = float(compute[:, -1].sum())
+        for row, tensor in enumerate(self.graph.tensors):
+            if tensor in self.graph.outputs and tensor in self.graph.producer:
+                weights[self._before[self.graph.producer[tensor]]] -= costs.download[row]
+                constant += float(costs.download[row].sum())
+        return weights, constant
+
+    def _model(self, stages: Sequence[Costs], weights: NDArray[np.float64]) -> highspy.HighsLp:
+        """Return the program that minimises `weights`; what is infinite in `stages` cannot be chosen."""
+        rows = self._rows
+        lower, upper = np.zeros(self._columns), np.ones(self._columns)
+        at_most = np.array(rows.at_most)
+        between = len(self._before) * (self._links - 1)  # the rows that can forbid a tier between two links
+        for costs in stages:
+            upper[self._sent[np.isinf(costs.upload)]] = 0.0
+            upper[self._before[np.isinf(costs.compute[:, 0]), 0]] = 0.0
+            lower[self._before[np.isinf(costs.compute[:, -1]), -1]] = 1.0
+            at_most[:between][np.isinf(costs.compute[:, 1:-1]).ravel()] = 0.0
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = self._columns, len(at_most)
+        model.col_cost_, model.col_lower_, model.col_upper_ = weights, lower, upper
+        model.row_lower_, model.row_upper_ = np.full(len(at_most), -np.inf), at_most
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(rows.starts, np.int32)
+        model.a_matrix_.index_ = np.array(rows.columns, np.int32)
+        model.a_matrix_.value_ = np.array(rows.values)
+        return model
+
+    def _solve_linear(self, costs: Costs, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Return the variables of the best placement and a bound that is computed here from its dual."""
+        scale = _LARGEST / max(float(np.abs(weights).max()), 1e-300)  # the solver's tolerances are absolute
+        model = self._model([costs], weights * scale)
+        if self._solver is None:
+            self._solver = _make_solver()
+            self._solver.passModel(model)
+        else:  # from the solution of the last costs
+            columns = np.arange(self._columns, dtype=np.int32)
+            rows = np.arange(model.num_row_, dtype=np.int32)
+            self._solver.changeColsCost(self._columns, columns, np.array(model.col_cost_))
+            self._solver.changeColsBounds(
+                self._columns, columns, np.array(model.col_lower_), np.array(model.col_upper_)
+            )
+            self._solver.changeRowsBounds(
+                model.num_row_, rows, np.array(model.row_lower_), np.array(model.row_upper_)
+            )
+        values = _run(self._solver, ())
+        duals = np.array(self._solver.getSolution().row_dual)
+        return values, _dual_bound(model, duals) / scale
+
+    def _search(
+        self,
+        stages: Sequence[Costs],
+        limits: Sequence[Limit],
+        weights: NDArray[np.float64] | None,
+        constant: float,
+    ) -> Placement:
+        """Solve the integer program: the sum of `weights`, or where that is None the slowest of `stages`."""
+        minimised = np.zeros(self._columns) if weights is None else weights
+        parts = [self._weights(costs) for costs in stages]
+        largest = max(float(np.abs(part).max()) + abs(offset) for part, offset in parts)
+        scale = _LARGEST / max(largest, 1e-300)
+        solver = _make_solver()
+        solver.passModel(self._model(stages, minimised * scale))
+        columns = np.arange(self._columns, dtype=np.int32)
+        solver.changeColsIntegrality(
+            self._columns, columns, np.full(self._columns, highspy.HighsVarType.kInteger)
+        )
+        if weights is None:
+            solver.addCol(1.0, 0.0, highspy.kHighsInf, 0, [], [])
+            for part, offset in parts:
+                index = np.append(columns, self._columns)
+                solver.addRow(
+                    -highspy.kHighsInf, -offset * scale, len(index), index, np.append(part * scale, -1.0)
+                )
+        for limit in limits:
+            part, offset = self._weights(limit.costs)
+            unit = max(abs(limit.at_most), float(np.abs(part).max()), 1e-300)
+            solver.addRow(
+                -highspy.kHighsInf, (limit.at_most - offset) / unit, len(columns), columns, part / unit
+            )
+        values = _run(solver, limits)
+        bound = float(solver.getInfo().mip_dual_bound) / scale
+        return self._placement(stages, values, bound + constant, "solver")
+
+    def _placement(
+        self, stages: Sequence[Costs], values: NDArray[np.float64], bound: float, proof: str
+    ) -> Placement:
+        before = np.rint(values[self._before])
+        tiers = tuple(int(tier) for tier in self._links - before.sum(axis=1))
+        cost = max(float(costs.of(self.graph, np.array([tiers], np.int8))[0]) for costs in stages)
+        return Placement(tiers, cost, cost if cost - bound <= _GAP * cost else bound, proof)
+
+
+def _make_solver() -> highspy.Highs:
+    solver = highspy.Highs()
+    for name, value in _OPTIONS.items():
+        solver.setOptionValue(name, value)
+    return solver
+
+
+def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
+    """Solve, and return the variables."""
+    solver.run()
+    found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    if not found:
+        names = (
+            ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
+        )
+        raise CutError(
+            f"no placement of the kernels keeps the limits ({names}): {solver.getModelStatus().name}"
+        )
+    return np.array(solver.getSolution().col_value)
+
+
+def _dual_bound(model: highspy.HighsLp, duals: NDArray[np.float64]) -> float:
+    """Return what no solution of the program can cost less than, by the weak duality of linear programs.
+
+    It holds for any `duals`, also wrong ones: so the bound does not rest on the solver.
+    """
+    duals = np.minimum(duals, 0.0)  # of rows that are at most a number
+    rows = np.repeat(np.arange(model.num_row_), np.diff(np.array(model.a_matrix_.start_)))
+    reduced = np.array(model.col_cost_)
+    columns = np.array(model.a_matrix_.index_, np.int32)
+    np.subtract.at(reduced, columns, duals[rows] * np.array(model.a_matrix_.value_))
+    least = np.minimum(reduced * np.array(model.col_lower_), reduced * np.array(model.col_upper_))
+    return float(duals @ np.array(model.row_upper_) + least.sum())

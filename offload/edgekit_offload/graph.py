@@ -1,0 +1,102 @@
+"""A model as a graph of kernels: what an engine runs after fusion, and the tensors between them.
+
+It holds names only. Costs of kernels and tensors are in `costs`, since they vary with machines and links.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from edgekit_runtime.errors import CutError
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One step of the engine.
+
+    Attributes:
+        name: unique in its graph.
+        reads: tensors that it needs; weights are not among them.
+        writes: tensors that it makes.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """Kernels in an order in which they can run.
+
+    Attributes:
+        kernels: each reads what the inputs give or what earlier kernels wrote.
+        inputs: tensors that the application gives; they are on the device.
+        outputs: tensors that the application wants on the device.
+
+    Raises:
+        CutError: a tensor is read before it is written, written twice or never, or a name is not unique.
+    """
+
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the order is one in which the kernels can run."""
+        if len({kernel.name for kernel in self.kernels}) != len(self.kernels):
+            raise CutError("graph of kernels: two kernels have the same name")
+        known = set(self.inputs)
+        for kernel in self.kernels:
+            for tensor in kernel.reads:
+                if tensor not in known:
+                    raise CutError(f"kernel {kernel.name!r} reads {tensor!r}, which nothing before it writes")
+            for tensor in kernel.writes:
+                if tensor in known:
+                    raise CutError(f"kernel {kernel.name!r} writes {tensor!r}, which is there already")
+                known.add(tensor)
+        for tensor in self.outputs:
+            if tensor not in known:
+                raise CutError(f"output {tensor!r} is never written")
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Inputs and written tensors, in the order in which they come to be."""
+        return (*self.inputs, *(tensor for kernel in self.kernels for tensor in kernel.writes))
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """The number of the kernel that writes a tensor; inputs are missing."""
+        return {tensor: number for number, kernel in enumerate(self.kernels) for tensor in kernel.writes}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of the kernels that read a tensor."""
+        readers: dict[str, list[int]] = {tensor: [] for tensor in self.tensors}
+        for number, kernel in enumerate(self.kernels):
+            for tensor in dict.fromkeys(kernel.reads):
+                readers[tensor].append(number)
+        return {tensor: tuple(numbers) for tensor, numbers in readers.items()}
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel the numbers of the kernels whose tensors it reads."""
+        return tuple(
+            tuple(sorted({self.producer[tensor] for tensor in kernel.reads if tensor in self.producer}))
+            for kernel in self.kernels
+        )
+
+    def placements(self, tiers: int) -> Iterator[tuple[int, ...]]:
+        """Yield every placement in which data flows forward only: the tier of each kernel, 0 is the device.
+
+        There may be exponentially many: take as many as you can afford.
+        """
+        count = len(self.kernels)
+        stack: list[tuple[int, ...]] = [()]
+        while stack:
+            placed = stack.pop()
+            if len(placed) == count:
+                yield placed
+                continue
+            first = max((placed[before] for before in self.predecessors[len(placed)]), default=0)
+            stack.extend((*placed, tier) for tier in range(first, tiers))
