@@ -165,6 +165,15 @@ class OpenedPackage:
         manifest = self.manifest.select(variant)
         return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
 
+    def select_submodel(self, name: str) -> "OpenedPackage":
+        """Return this package as if a submodel were its model; closing either closes both.
+
+        Raises:
+            PackageError: there is no submodel of that name.
+        """
+        manifest = self.manifest.select_submodel(name)
+        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+
     def close(self) -> None:
         """Release the mapping; it is freed with the last view that `read` returned."""
         self._view.release()

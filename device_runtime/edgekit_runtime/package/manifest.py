@@ -25,6 +25,7 @@ from edgekit_runtime.package.manifest_entries import (
     require_token,
 )
 from edgekit_runtime.package.member_names import find_names_problem
+from edgekit_runtime.package.submodels import MAX_SUBMODELS, Submodel, check_submodels, served_name
 from edgekit_runtime.package.variants import DEFAULT_VARIANT, MAX_VARIANTS, Variant, check_variants
 from edgekit_runtime.tensors import TensorSpec
 
@@ -35,6 +36,7 @@ __all__ = [
     "BackendChoice",
     "FormatInfo",
     "Manifest",
+    "Submodel",
     "Variant",
     "parse_manifest",
 ]
@@ -58,6 +60,7 @@ class Manifest(Record):
         figures: what was measured and does not vary from run to run.
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
+        submodels: parts of the model for a device that offloads to a server.
 
     Raises:
         ManifestError: a field has the wrong type or value, or two fields contradict each other.
@@ -79,6 +82,7 @@ class Manifest(Record):
     figures: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     provenance: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     variants: tuple[Variant, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_VARIANTS})
+    submodels: tuple[Submodel, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_SUBMODELS})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +106,9 @@ class Manifest(Record):
         check_variants(self.variants)
         for variant in self.all_variants:
             self._check_variant(variant)
+        check_submodels(self.submodels)
+        for submodel in self.submodels:
+            self._check_submodel(submodel)
         if self.preprocessing is not None:
             self._find(self.preprocessing, "preprocessing", "preprocessing")
         if self.labels is not None:
@@ -117,11 +124,26 @@ class Manifest(Record):
         of = "" if variant.name == DEFAULT_VARIANT else f"variant '{variant.name}': "
         for choice in variant.backend.chain:
             self._find(choice.artifact, "model", f"{of}backend '{choice.name}'")
+        self._check_golden(variant.golden, self.inputs, self.outputs, of)
+
+    def _check_submodel(self, submodel: Submodel) -> None:
+        of = f"submodel '{submodel.name}': "
+        for choice in submodel.backend.chain:
+            self._find(choice.artifact, "submodel", f"{of}backend '{choice.name}'")
+            if "weights" in choice.options:
+                weights = choice.options["weights"]
+                require(isinstance(weights, str), f"{of}weights must be a path")
+                self._find(str(weights), "model", f"{of}weights")
+        self._check_golden(submodel.golden, submodel.inputs, submodel.outputs, of)
+
+    def _check_golden(
+        self, golden: Golden, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], of: str
+    ) -> None:
         try:
-            variant.golden.check(self.inputs, self.outputs)
+            golden.check(inputs, outputs)
         except DataError as cause:
             raise ManifestError(f"{MANIFEST_NAME}: {of}{cause}") from cause
-        tensors: list[GoldenInput | GoldenOutput] = [*variant.golden.inputs, *variant.golden.outputs]
+        tensors: list[GoldenInput | GoldenOutput] = [*golden.inputs, *golden.outputs]
         for tensor in tensors:
             artifact = self._find(tensor.path, "golden", f"{of}golden tensor '{tensor.name}'")
             require(
@@ -158,6 +180,31 @@ class Manifest(Record):
         chosen = named[variant]
         return replace(
             self, backend=chosen.backend, golden=chosen.golden, figures=chosen.figures, variants=()
+        )
+
+    def select_submodel(self, name: str) -> "Manifest":
+        """Return the manifest as if a submodel were the model, under the name that a server serves it under.
+
+        Raises:
+            PackageError: there is no submodel of that name.
+        """
+        named = {one.name: one for one in self.submodels}
+        if name not in named:
+            there = ", ".join(named) or "none"
+            raise PackageError(f"{self.file_name}: no submodel '{name}', there are: {there}")
+        chosen = named[name]
+        return Manifest(
+            name=served_name(self.name, chosen, {one.path: one for one in self.artifacts}),
+            version=self.version,
+            target=self.target,
+            inputs=chosen.inputs,
+            outputs=chosen.outputs,
+            # As models: the file of a submodel is the model now.
+            artifacts=tuple(
+                replace(one, role="model") if one.role == "submodel" else one for one in self.artifacts
+            ),
+            backend=chosen.backend,
+            golden=chosen.golden,
         )
 
     @property

@@ -76,7 +76,7 @@ class Artifact(Record):
         path: name of the ZIP member.
         size_bytes: its size.
         sha256: its digest, 64 hexadecimal digits in lower case.
-        role: `model`, `golden`, `labels`, `preprocessing`; a reader verifies and otherwise ignores other
+        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and otherwise ignores other
             roles.
 
     Raises:

@@ -1,0 +1,86 @@
+"""A submodel: a part of a package's model that runs by itself, on the device or on a server.
+
+Heads run on the device, tails on a server. A head writes exactly what its tail reads, also where a tensor is
+sent in 8 or 4 bits: the coding is part of both graphs.
+
+Source: docs/reference/package-format.md, section "Submodels".
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue, Record
+from edgekit_runtime.package.golden import Golden
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, require, require_token
+from edgekit_runtime.tensors import TensorSpec
+
+MAX_SUBMODELS: Final = 64
+_MODEL_CHARS: Final = 30  # of a model's name in the name that its tail is served under
+_HASH_CHARS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Submodel(Record):
+    """A part of a package's model with inputs and outputs of its own.
+
+    Attributes:
+        name: unique among the submodels of a package, such as `cut3-int8.tail`.
+        inputs, outputs: its tensors.
+        backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
+            whole model, which the graph then names as its external data.
+        golden: inputs with the outputs that it must reproduce.
+
+    Raises:
+        ManifestError: a field has the wrong type or value.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    backend: BackendChoice
+    golden: Golden
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        require_token(self.name, "submodel name")
+        for what, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            names = [spec.name for spec in specs]
+            require(len(names) > 0, f"submodel '{self.name}': {what} is empty, expected at least one tensor")
+            require(len(set(names)) == len(names), f"submodel '{self.name}': {what} holds a name twice")
+
+
+def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact]) -> str:
+    """Return the name under which a server serves a submodel.
+
+    It holds a digest of everything that the submodel computes with, so a device never gets the answer of
+    another version: a server without this one answers 404.
+
+    Args:
+        model: name of the package.
+        submodel: the submodel.
+        artifacts: path -> artifact of the package, at least those of the roles `model` and `submodel`.
+    """
+    paths = [choice.artifact for choice in submodel.backend.chain]
+    weights = submodel.backend.options.get("weights")
+    if isinstance(weights, str):
+        paths.append(weights)
+    digests = "\n".join(artifacts[path].sha256 for path in paths)
+    digest = hashlib.sha256(digests.encode()).hexdigest()[:_HASH_CHARS]
+    return f"{model[:_MODEL_CHARS]}.{submodel.name[:20]}.{digest}"
+
+
+def check_submodels(submodels: tuple[Submodel, ...]) -> None:
+    """Check that these can stand in one package.
+
+    Raises:
+        ManifestError: there are too many, or a name stands twice.
+    """
+    require(
+        len(submodels) <= MAX_SUBMODELS,
+        f"submodels holds {len(submodels)}, expected at most {MAX_SUBMODELS}",
+    )
+    names = [submodel.name for submodel in submodels]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    require(not twice, f"submodels: the name {', '.join(twice)} stands twice")

@@ -1,0 +1,160 @@
+"""The cut table of a package: the few plans that can be best under some conditions, each with its costs.
+
+A plan is one way to run the model: all of it on the device, all of it on a server, or split. The table is an
+artifact of the package, so the package's signature covers it. Nothing here chooses (`choose`) or measures.
+
+Source: docs/reference/package-format.md, section "Cut table".
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeAlias
+
+from edgekit_runtime.dataclass_json import Range, from_plain
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.package.archive import OpenedPackage
+
+CUT_TABLE_NAME: Final = "cut-table.json"
+CUT_TABLE_ROLE: Final = "cut-table"
+MAX_PLANS: Final = 64
+LOCAL: Final = "local"
+
+Compression: TypeAlias = Literal["identity", "zstd"]
+Objective: TypeAlias = Literal["latency", "energy", "throughput", "capacity"]
+_Bytes: TypeAlias = Annotated[float, Range(0, 1 << 40)]
+_Seconds: TypeAlias = Annotated[float, Range(0, 3600)]
+_Joules: TypeAlias = Annotated[float, Range(0, 10**6)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCosts:
+    """What one request costs with a plan, without the link; measured for one row on unloaded machines.
+
+    Attributes:
+        device_s: time on the device: kernels, and coding of what is sent and received.
+        server_s: time on the server: kernels and decoding.
+        upload_bytes, download_bytes: bodies of request and response, compressed, the mean of the samples.
+        device_j: energy of the device while it computes, above idle; None where nothing measured it.
+        is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
+    """
+
+    device_s: _Seconds
+    server_s: _Seconds = 0.0
+    upload_bytes: _Bytes = 0.0
+    download_bytes: _Bytes = 0.0
+    device_j: _Joules | None = None
+    is_measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """When a cascade sends a request to the server: where its small model is not sure.
+
+    Attributes:
+        output: the output of the head that holds scores of classes in its last axis.
+        least_margin: the difference of the two highest scores from which on the head's answer is taken.
+        share: share of the calibration samples that go to the server.
+    """
+
+    output: str
+    least_margin: Annotated[float, Range(-1e6, 1e6)]
+    share: Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """One way to run the model.
+
+    Attributes:
+        name: unique in the table; `local` runs the whole model on the device.
+        costs: what a request costs.
+        head: the submodel that runs on the device first; None where the inputs are sent as they are.
+        tail: the name of the model on the server; None where nothing is sent.
+        media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
+        compression: of the request's body.
+        escalation: of a cascade; then `head` answers by itself where it is sure.
+        accuracy_change: against the whole model, as a share of the evaluation samples; None if unknown.
+        leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if
+            unknown, or nothing is sent.
+
+    Raises:
+        ValueError: the fields contradict each other.
+    """
+
+    name: str
+    costs: PlanCosts
+    head: str | None = None
+    tail: str | None = None
+    media: Mapping[str, str] = field(default_factory=dict)
+    compression: Compression = "identity"
+    escalation: Escalation | None = None
+    accuracy_change: Annotated[float, Range(-1, 1)] | None = None
+    leakage_db: Annotated[float, Range(-1000, 1000)] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that this can be run."""
+        if (self.name == LOCAL) != (self.tail is None):
+            raise ValueError(f"plan '{self.name}': only the plan '{LOCAL}' has no tail")
+        if self.tail is None and (self.head is not None or self.escalation is not None):
+            raise ValueError(f"plan '{self.name}' sends nothing, so it has neither head nor escalation")
+        if self.escalation is not None and self.head is None:
+            raise ValueError(f"plan '{self.name}': a cascade needs a head")
+
+
+@dataclass(frozen=True, slots=True)
+class CutTable:
+    """The plans of a package.
+
+    Attributes:
+        plans: at least one, the names differ.
+        objective: what the plans were chosen for.
+        device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
+        version: of this format.
+
+    Raises:
+        ValueError: there are no plans, too many, or two of one name.
+    """
+
+    plans: tuple[OffloadPlan, ...]
+    objective: Objective = "latency"
+    device: str = ""
+    server: str = ""
+    version: Annotated[int, Range(1, 1)] = 1
+
+    def __post_init__(self) -> None:
+        """Check names and number."""
+        names = [plan.name for plan in self.plans]
+        if not 1 <= len(names) <= MAX_PLANS:
+            raise ValueError(f"holds {len(names)} plans, expected 1 to {MAX_PLANS}")
+        if len(set(names)) != len(names):
+            raise ValueError(f"two plans have the same name: {', '.join(names)}")
+
+    @property
+    def local(self) -> OffloadPlan | None:
+        """The plan that sends nothing; None where the model is too large for the device."""
+        return next((plan for plan in self.plans if plan.tail is None), None)
+
+
+def read_cut_table(package: OpenedPackage) -> CutTable | None:
+    """Return the cut table of a verified package, or None if it has none.
+
+    Raises:
+        CutError: it is malformed, or names a submodel that the package does not have.
+    """
+    paths = [one.path for one in package.manifest.artifacts if one.role == CUT_TABLE_ROLE]
+    if not paths:
+        return None
+    where = f"{package.path}: {paths[0]}"
+    try:
+        plain = json.loads(bytes(package.read(paths[0])))
+    except (ValueError, RecursionError) as cause:
+        raise CutError(f"{where}: no JSON: {cause}; package the model again") from cause
+    table = from_plain(CutTable, plain, where, CutError)
+    known = {submodel.name for submodel in package.manifest.submodels}
+    for plan in table.plans:
+        if plan.head is not None and plan.head not in known:
+            raise CutError(
+                f"{where}: plan '{plan.name}' needs the submodel '{plan.head}', the package has none"
+            )
+    return table

@@ -1,0 +1,85 @@
+"""How long a request takes with a plan under the conditions of the moment. Pure: it measures nothing.
+
+The planner on the host and the choice on the device use the same model, so that they agree.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_runtime.remote.cut_table import OffloadPlan
+
+_BITS: Final = 8
+_FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes, with which TCP starts (RFC 6928)
+_MAX_ROUNDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A connection to a server as it is now.
+
+    Attributes:
+        up_bits_per_s, down_bits_per_s: bandwidth to and from the server; 0 is a link that is down.
+        rtt_s: round trip of a small message.
+        window_bytes: what TCP may send before the first acknowledgement; that of a connection that has been
+            in use is larger than at its start.
+    """
+
+    up_bits_per_s: float
+    down_bits_per_s: float
+    rtt_s: float
+    window_bytes: float = _FIRST_WINDOW_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a choice depends on.
+
+    Attributes:
+        link: the connection, or None if the server cannot be used now.
+        device_slowdown: time of the device's kernels as a multiple of what was measured without load.
+        server_slowdown: the same of the server.
+        server_wait_s: how long a request waits on the server before it runs.
+    """
+
+    link: LinkState | None
+    device_slowdown: float = 1.0
+    server_slowdown: float = 1.0
+    server_wait_s: float = 0.0
+
+
+def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
+    """Return the latency of one request in seconds; infinity where the plan cannot run now."""
+    costs = plan.costs
+    device_s = costs.device_s * conditions.device_slowdown
+    if plan.tail is None:
+        return device_s
+    link = conditions.link
+    if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
+        return float("inf")
+    remote_s = (
+        transfer_s(costs.upload_bytes, link.up_bits_per_s, link.rtt_s, link.window_bytes)
+        + conditions.server_wait_s
+        + costs.server_s * conditions.server_slowdown
+        + transfer_s(costs.download_bytes, link.down_bits_per_s, link.rtt_s, link.window_bytes)
+        + link.rtt_s
+    )
+    return device_s + remote_s * (plan.escalation.share if plan.escalation is not None else 1.0)
+
+
+def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
+    """Return how long a body takes beyond the half round trip of its last byte.
+
+    TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
+    covers what the link holds. From then on the bandwidth alone decides.
+
+    Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
+    """
+    bytes_per_s = bits_per_s / _BITS
+    elapsed_s, window, rest = 0.0, max(window_bytes, 1.0), size_bytes
+    for _ in range(_MAX_ROUNDS):
+        if rest <= window or window >= bytes_per_s * rtt_s:
+            break
+        elapsed_s += rtt_s  # the window left the sender faster than this; it waits
+        rest -= window
+        window *= 2
+    return elapsed_s + rest / bytes_per_s
