@@ -1,1 +1,1 @@
-"""Splitting a graph between device and cloud. Nothing is implemented here yet."""
+"""Offload: split a model between device and server, from measured costs."""

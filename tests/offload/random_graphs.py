@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from edgekit_offload.costs import Costs
-from edgekit_offload.graph import Kernel, KernelGraph
+from edgekit_offload.cuts.costs import Costs
+from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
 
 
 def random_graph(rng: random.Random, kernels: int) -> KernelGraph:

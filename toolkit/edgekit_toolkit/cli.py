@@ -4,13 +4,11 @@ Each command is one file in `commands/` that exposes `command`. Help, version an
 them, so that they answer at once. It does no work of its own. Exit codes: `docs/reference/exit-codes.md`.
 """
 
-import importlib
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 from click.shell_completion import shell_complete
@@ -18,6 +16,7 @@ from click.shell_completion import shell_complete
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit import commands
+from edgekit_toolkit.lazy_commands import OrderedGroup, lazy_commands
 
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
@@ -31,43 +30,15 @@ COMMANDS = {
     "inspect": "Show what a package holds.",
     "verify": "Check a package's form, digests and signature.",
     "run": "Run a verified package on its golden inputs or on yours.",
+    "offload": "Split a model between device and server.",
     "keys": "Make and list the keys that sign packages.",
     "completion": "Print the completion script of a shell.",
 }
 
 
-class LazyCommand(click.Command):
-    """Stands for a command in help and completion; the command's module is imported when it is called."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Make the context of the real command, with which click continues."""
-        module = importlib.import_module(f"{commands.__name__}.{self.name}")
-        command: click.Command = module.command
-        return command.make_context(info_name, args, parent, **extra)
-
-
-def lazy_commands(names: Mapping[str, str]) -> list[click.Command]:
-    """The commands that this install holds, in the order of `names` (name -> short help)."""
-    return [
-        LazyCommand(name, short_help=text)
-        for name, text in names.items()
-        if importlib.util.find_spec(f"{commands.__name__}.{name}")
-    ]
-
-
-class OrderedGroup(click.Group):
-    """Lists its commands as they were given, not by the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names, in the order of a first use."""
-        return list(self.commands)
-
-
 cli = OrderedGroup(
     "edgekit",
-    commands=lazy_commands(COMMANDS),
+    commands=lazy_commands(COMMANDS, commands.__name__),
     help="Package a trained model for a device, under its budget, with proof.",
     epilog="Exit codes: docs/reference/exit-codes.md. With --json, output and errors are for programs.",
     params=[

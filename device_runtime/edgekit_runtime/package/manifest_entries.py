@@ -76,8 +76,8 @@ class Artifact(Record):
         path: name of the ZIP member.
         size_bytes: its size.
         sha256: its digest, 64 hexadecimal digits in lower case.
-        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and otherwise ignores other
-            roles.
+        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`; a reader verifies and
+            otherwise ignores other roles.
 
     Raises:
         ManifestError: a field has the wrong type or value.

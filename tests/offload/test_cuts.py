@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tests.offload.random_graphs import random_costs, random_graph
 
-from edgekit_offload.costs import Costs
-from edgekit_offload.cut import Cuts, Limit, Placement
-from edgekit_offload.graph import Kernel, KernelGraph
+from edgekit_offload.cuts.costs import Costs
+from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
+from edgekit_offload.cuts.solver import Cuts, Limit, Placement
 from edgekit_runtime.errors import CutError
 
 RELATIVE = 1e-9  # costs are sums of at most some dozen numbers in float64

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.graph import KernelGraph
+from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
 
 

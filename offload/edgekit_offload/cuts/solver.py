@@ -21,8 +21,8 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.costs import Costs
-from edgekit_offload.graph import KernelGraph
+from edgekit_offload.cuts.costs import Costs
+from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan

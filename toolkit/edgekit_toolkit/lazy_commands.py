@@ -1,0 +1,47 @@
+"""Groups of commands whose modules are imported when a command is called, so that help answers at once."""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyCommand(click.Command):
+    """Stands for a command in help and completion; the command's module is imported when it is called.
+
+    Args:
+        folder: the package that holds the module.
+        name: name of command and module.
+        short_help: what the list of commands shows.
+    """
+
+    def __init__(self, folder: str, name: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self._folder = folder
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Make the context of the real command, with which click continues."""
+        module = importlib.import_module(f"{self._folder}.{self.name}")
+        command: click.Command = module.command
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def lazy_commands(names: Mapping[str, str], folder: str) -> list[click.Command]:
+    """The commands in a package that this install holds, in the order of `names` (name -> short help)."""
+    return [
+        LazyCommand(folder, name, text)
+        for name, text in names.items()
+        if importlib.util.find_spec(f"{folder}.{name}")
+    ]
+
+
+class OrderedGroup(click.Group):
+    """Lists its commands as they were given, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names, in the order of a first use."""
+        return list(self.commands)
