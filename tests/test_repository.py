@@ -146,5 +146,5 @@ def test_excluded_packages_are_in_no_requirements_file(kind: str, python: str) -
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_host_environment_has_at_most_twenty_packages(python: str) -> None:
-    assert len(installed("host", python)) <= 20
+def test_host_environment_has_at_most_22_packages(python: str) -> None:
+    assert len(installed("host", python)) <= 22  # 20 before offload, which needs a solver and zstd

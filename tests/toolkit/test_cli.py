@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from edgekit_runtime import __version__, errors
 from edgekit_runtime.errors import EdgekitError, RequestError, SignatureError
-from edgekit_toolkit import cli as cli_module
+from edgekit_toolkit import lazy_commands
 from edgekit_toolkit.cli import COMMANDS, cli, main
 
 EDGEKIT = [sys.executable, "-m", "edgekit_toolkit"]
@@ -84,7 +84,9 @@ def test_help_lists_the_installed_commands_in_order_of_first_use() -> None:
 
 
 def test_command_without_module_is_not_offered() -> None:
-    offered = cli_module.lazy_commands({"completion": "here", "teleport": "no such module"})
+    offered = lazy_commands.lazy_commands(
+        {"completion": "here", "teleport": "no such module"}, "edgekit_toolkit.commands"
+    )
     assert [command.name for command in offered] == ["completion"]
 
 
