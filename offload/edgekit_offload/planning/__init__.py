@@ -1,0 +1,1 @@
+"""Plans: which ways to run a model between device and server are best somewhere, from measured costs."""
