@@ -9,9 +9,9 @@ from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 
 def test_json_of_a_result_reads_back_equal() -> None:
     local = OffloadPlan("local", PlanCosts(0.1))
-    cut = OffloadPlan("cut1-int8", PlanCosts(0.02, 0.01, 1e4, 1e2), "cut1-int8.head", "m.cut1-int8.tail.0")
+    cut = OffloadPlan("cut1-int8", PlanCosts(0.02, 0.01, 1e4, 1e2), "cut1.head", "m.cut1.tail.0")
     ways = (
-        Way("local", local, "measured", (), ((100.0, 100.0),), ((100.0, 100.0),), (WinRange(20, 1, 1),), True),
+        Way("local", local, "measured", (), ((100.0, 100.0),), ((100.0, 100.0),), (WinRange(20, 1, 1),)),
         Way("cut", cut, "modelled", (), ((120.0, 60.0),), ((120.0, 60.0),), (WinRange(20, 10, 10),), True,
             certificate=Certificate("dual", 0.06, 0.06, 0.0, 0, 10.0, 20.0)),
     )  # fmt: skip

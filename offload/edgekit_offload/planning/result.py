@@ -35,7 +35,8 @@ class Certificate:
     """How sure it is that no placement costs less, at one setting of the link.
 
     Attributes:
-        proof: `enumerated` (every placement was tried), `dual` (checked bound) or `solver` (bound of a search).
+        proof: `enumerated` (every placement was tried), `dual` (a checked bound) or `solver`
+            (the bound of a search).
         cost, bound: of the model of costs, in `unit`; no placement costs less than `bound`.
         gap: by which share of its cost the cut may be dearer than the best one.
         placements: how many were tried one by one; 0 where the proof is a bound.
