@@ -1,0 +1,44 @@
+"""Run a command inside a network namespace and a cgroup: `enter NAMESPACE|- CGROUP_PROCS|- COMMAND...`.
+
+The command takes this process over, so it has its process id, and it is killed when its parent ends.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.system.child_process import end_with_parent
+
+CLONE_NEWNET: Final = 0x4000_0000
+NOTHING: Final = "-"
+
+
+def enter_network(descriptor: int) -> None:
+    """Move the calling thread into the network namespace behind an open descriptor.
+
+    Raises:
+        OSError: it is no namespace, or this process may not enter it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` is there from Python 3.12 on
+    if libc.setns(descriptor, CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot enter the network namespace: {os.strerror(code)}")
+
+
+def main() -> None:
+    """Enter, then become the command."""
+    end_with_parent()
+    namespace, procs_file, *command = sys.argv[1:]
+    if procs_file != NOTHING:
+        Path(procs_file).write_text(str(os.getpid()))
+    if namespace != NOTHING:
+        descriptor = os.open(namespace, os.O_RDONLY)
+        enter_network(descriptor)
+        os.close(descriptor)
+    os.execvp(command[0], command)  # noqa: S606  # an argument list, no shell
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The process of a TCP proxy that is slow as a link; `Testbed` starts it where there is no root.
+
+All connections through it share the bandwidth of each direction. It delays bytes, not packets: no loss, no
+start window of TCP, and a handshake costs no round trip. A block holds the bytes back until it ends.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edgekit_runtime.system.child_process import open_channel
+
+HOST: Final = "127.0.0.1"
+_MOST_CHUNK_BYTES: Final = 16_384
+_CHUNK_S: Final = 0.005  # of the link's time
+_LEAST_CHUNK_BYTES: Final = 256
+_MOST_LATE_S: Final = 0.05
+_MOST_CHUNKS: Final = 32  # on the way, beside what a round trip holds
+
+
+class SharedWire:
+    """One direction of the link.
+
+    Attributes:
+        bytes_per_s: of payload.
+        delay_s: half a round trip.
+        is_open: clear while the link is blocked.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_s, self.delay_s = 1.0, 0.0
+        self.is_open = asyncio.Event()
+        self._free_at = 0.0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How many bytes pass at once."""
+        return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
+
+    async def send(self, size_bytes: int, *, were_ready: bool) -> float:
+        """Wait until the wire has taken these bytes; return when they arrive.
+
+        Args:
+            size_bytes: how many.
+            were_ready: whether they stood in line before the wire was free, so that the time by which this
+                process woke up late is not lost.
+        """
+        now = time.monotonic()
+        is_late = were_ready and now - self._free_at < _MOST_LATE_S
+        self._free_at = (
+            self._free_at if is_late else max(now, self._free_at)
+        ) + size_bytes / self.bytes_per_s
+        mine = self._free_at
+        await asyncio.sleep(mine - time.monotonic())
+        return mine + self.delay_s
+
+
+class ProxyLink:
+    """Proxies of the server's ports."""
+
+    def __init__(self) -> None:
+        self._up, self._down = SharedWire(), SharedWire()
+        self._servers: list[asyncio.Server] = []
+        self._pairs: set[asyncio.Task[None]] = set()
+
+    async def listen(self, port: int) -> int:
+        """Return the port whose connections go to `port`."""
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101  # streams start a task for each connection
+            self._pairs.add(task)
+            try:
+                await self._connect(port, reader, writer)
+            finally:
+                self._pairs.discard(task)
+
+        server = await asyncio.start_server(accept, HOST, 0, limit=_MOST_CHUNK_BYTES)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def apply(self, order: Mapping[str, Any]) -> None:
+        """Change the link; connections stay."""
+        for wire, rate in ((self._up, "up_bits_per_s"), (self._down, "down_bits_per_s")):
+            if order["is_blocked"]:
+                wire.is_open.clear()
+                continue
+            wire.bytes_per_s, wire.delay_s = order[rate] / 8, order["rtt_s"] / 2
+            wire.is_open.set()
+
+    async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection; if either side breaks off, so does the other."""
+        try:
+            server_reader, server_writer = await asyncio.open_connection(HOST, port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = (
+            asyncio.ensure_future(_carry(reader, server_writer, self._up)),
+            asyncio.ensure_future(_carry(server_reader, writer, self._down)),
+        )
+        try:
+            await asyncio.gather(*ways)
+        except OSError:
+            pass
+        finally:
+            for way in ways:
+                way.cancel()
+            server_writer.transport.abort()
+            writer.transport.abort()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wire: SharedWire) -> None:
+    """Carry the bytes of one direction to their end."""
+    on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)
+
+    async def deliver() -> None:
+        while True:
+            due, chunk = await on_the_way.get()
+            await asyncio.sleep(due - time.monotonic())
+            await wire.is_open.wait()
+            if not chunk:
+                with contextlib.suppress(OSError):  # closed already
+                    writer.write_eof()
+                return
+            writer.write(chunk)
+            await writer.drain()
+
+    delivery = asyncio.ensure_future(deliver())
+    were_ready = False
+    try:
+        while True:
+            most_bytes = wire.chunk_bytes
+            chunk = await reader.read(most_bytes)
+            await wire.is_open.wait()
+            await on_the_way.put((await wire.send(len(chunk), were_ready=were_ready), chunk))
+            were_ready = len(chunk) == most_bytes
+            if not chunk:
+                break
+        await delivery
+    finally:
+        delivery.cancel()
+
+
+async def _serve() -> None:
+    """Obey orders until the channel closes."""
+    reader, writer = await asyncio.open_connection(sock=open_channel())
+    link = ProxyLink()
+    while line := await reader.readline():
+        order = json.loads(line)
+        if "port" in order:
+            answer = {"port": await link.listen(order["port"])}
+        else:
+            link.apply(order)
+            answer = {}
+        writer.write(f"{json.dumps(answer)}\n".encode())
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())
