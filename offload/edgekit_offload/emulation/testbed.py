@@ -149,7 +149,7 @@ class Testbed:
             raise ConfigError(f"the emulated link ended {end}") from cause
         if "error" in answer:
             raise ConfigError(
-                f"network namespaces need root, /dev/net/tun, and `ip` and `tc` of iproute2: {answer['error']}; "
+                f"network namespaces need root, /dev/net/tun, `ip` and `tc` (iproute2): {answer['error']}; "
                 "run as root, or use the proxy"
             )
         return answer
